@@ -1,0 +1,45 @@
+# Two commands do everything: `make demo` and `make test`. Each first makes .venv, with uv where it is present.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.PHONY: setup demo test lint types format clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	  || { echo "jaxddp needs Python 3.11 to 3.13; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@if command -v uv >/dev/null; then \
+	  echo "setting up .venv with uv"; \
+	  uv venv --quiet --clear --python "$$(command -v $(PYTHON))" .venv && \
+	  uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[demo,dev]'; \
+	else \
+	  echo "setting up .venv with pip (a few minutes the first time)"; \
+	  $(PYTHON) -m venv --clear .venv && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'; \
+	fi
+	@touch $@
+
+demo: setup
+	@rm -rf runs/demo
+	@$(BIN)/python launch/digits.py runs/digits
+	$(BIN)/jaxddp train digits --data.path runs/digits --workdir runs/demo --parallel.cpu-devices 4
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: setup
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv runs

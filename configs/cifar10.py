@@ -1,0 +1,25 @@
+"""ResNet-18 with the small stem on CIFAR-10 (JPEG in the ILSVRC layout), 30 epochs.
+
+    jaxddp train cifar10 --data.path DIR
+
+BUILD_NOTES.md has what a network of width 16 reached on a CPU; at width 64 it has not been run.
+"""
+
+from jaxddp.config import Config
+
+
+def get_config() -> Config:
+    return Config().replace(
+        data={
+            "image_size": 32,
+            "crop": "whole",
+            "resize": 32,
+            "pad": 4,
+            "mean": (0.4914, 0.4822, 0.4465),
+            "std": (0.2470, 0.2435, 0.2616),
+        },
+        model={"name": "resnet18", "stem": "small"},
+        train={"batch_size": 256, "duration": "30 epochs"},
+        optimizer={"learning_rate": 0.2, "warmup": "10%", "weight_decay": 5e-4},
+        eval={"batch_size": 512},
+    )

@@ -1,0 +1,19 @@
+"""A small ResNet on scikit-learn's handwritten digits, the data of `make demo`.
+
+python launch/digits.py data/digits && jaxddp train digits --data.path data/digits --parallel.cpu-devices 4
+
+x% top-1
+"""
+
+from jaxddp.config import Config, load
+
+
+def get_config() -> Config:
+    return load("cifar10").replace(
+        data={"flip": False, "pad": 2, "mean": (0.3, 0.3, 0.3), "std": (0.4, 0.4, 0.4)},
+        model={"width": 8},
+        train={"batch_size": 32, "duration": "6 epochs"},
+        optimizer={"name": "adamw", "learning_rate": 0.005, "weight_decay": 0.05},
+        eval={"batch_size": 128},
+        log={"every": "15 steps"},
+    )

@@ -1,0 +1,12 @@
+"""ResNet-34 on ImageNet: as ResNet-50, with the smaller network.
+
+    jaxddp train imagenet_resnet34 --data.path /data/imagenet
+
+It has not been run at full scale. BUILD_NOTES.md has an epoch over a sample of 200 photographs.
+"""
+
+from jaxddp.config import Config, load
+
+
+def get_config() -> Config:
+    return load("imagenet_resnet50").replace(model={"name": "resnet34"})

@@ -1,0 +1,172 @@
+"""The notebook's door: make a run ready, look at it, train it, and look at what came out.
+
+setup = prepare_training(model, train_table, None, optax.sgd(0.1, momentum=0.9), 32, epochs=5)
+state, history = train(softmax_cross_entropy, setup, val=val_table)
+history
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxddp.config import Config, DataConfig
+from jaxddp.data.batch import Batch
+from jaxddp.data.order import SampleOrder
+from jaxddp.engine.objective import Loss, cross_entropy, top_k
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import make_predict
+from jaxddp.errors import InputError
+from jaxddp.parallel.environment import find_job, join
+from jaxddp.parallel.topology import Device, Topology
+from jaxddp.run.setup import RunSetup, Table, prepare
+from jaxddp.run.setup import train as train_setup
+from jaxddp.runtime import workdir as files
+from jaxddp.runtime.checkpoint import Checkpoints
+from jaxddp.runtime.listeners.history import History
+from jaxddp.runtime.listeners.jsonl import JsonLines
+from jaxddp.runtime.listeners.screen import progress
+from jaxddp.runtime.plan import Plan
+from jaxddp.runtime.records import Listener
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+softmax_cross_entropy = cross_entropy()
+"""The usual loss: (logits float[B, K], labels int32[B]) -> float[B]."""
+
+
+def prepare_training(
+    model: Any,
+    table: Table,
+    devices: int | Sequence[Device] | None,
+    optimizer: optax.GradientTransformation,
+    batch_size_per_device: int,
+    *,
+    epochs: float = 1,
+    data: DataConfig | None = None,
+    seed: int = 0,
+) -> RunSetup:
+    """Lay a model, its data and its optimizer out over the devices.
+
+    In a script that a launcher started, this also joins the job's processes: call it before anything else asks JAX for
+    its devices.
+
+    Args:
+        model: a Linen or an NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`. It need
+            not know of devices or axes.
+        table: from `train_solutions`, or an `ArrayTable` of images in memory.
+        devices: how many of this job's devices, or which; None for all.
+        optimizer: any optax optimizer.
+        batch_size_per_device: of the global batch, each device's share.
+        epochs: how long `train` trains.
+        data: how images become input (sizes, crops, flips, normalization). The default leaves arrays as they are but
+            for normalizing, and takes files through random-area crops and flips to 224 pixels.
+
+    Returns:
+        A `RunSetup`; printed, it shows which slice of a batch each device gets.
+
+    Raises:
+        InputError: names the argument, its value, and what would do.
+    """
+    join(find_job())
+    topology = Topology.create(devices)
+    data = data or DataConfig(flip=not hasattr(table, "images"))
+    order = SampleOrder(len(table), batch_size_per_device * topology.num_devices, seed)
+    return prepare(model, table, optimizer, topology, order, data=data, epochs=epochs)
+
+
+def train(
+    loss: Loss,
+    setup: RunSetup,
+    *,
+    val: Table | None = None,
+    schedule: optax.Schedule | None = None,
+    listeners: Sequence[Listener] | None = None,
+    evaluators: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
+    workdir: str | Path | None = None,
+    log_every: str = "10 steps",
+    eval_every: str = "1 epoch",
+    save_every: str = "1 epoch",
+) -> tuple[TrainState, History]:
+    """Train a setup for its epochs. The setup stays as it was: training it again repeats the run.
+
+    Args:
+        loss: any function of (logits, labels), of each example or averaged over them.
+        val: measured each `eval_every` and at the end.
+        schedule: multiplies the optimizer's updates, as a function of the step (0 first).
+        listeners: told of the start, logged steps, evaluations and the end; see `jaxddp.runtime.records.Listener`. A
+            live progress display where absent; () watches in silence.
+        evaluators: functions of the state, whose figures join each evaluation's.
+        workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed.
+        log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
+
+    Returns:
+        The trained state, and a history that draws itself in a notebook.
+
+    Raises:
+        InputError, NonFiniteError: see `jaxddp.errors`.
+    """
+    config = Config().replace(
+        train={"batch_size": setup.order.batch_size, "duration": f"{setup.epochs} epochs"},
+        log={"every": log_every},
+        eval={"every": eval_every},
+        checkpoint={"every": save_every},
+    )
+    history = History()
+    objective = setup.objective(loss)
+    evaluator = None if val is None else setup.evaluator(objective, val, extra=evaluators)
+    # The step consumes the state that it is given, and the setup's is to be used again.
+    again = dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
+    settings = {"evaluator": evaluator, "schedule": schedule}
+    plan = Plan.of(config, len(setup.table))
+    watching = [*([progress()] if listeners is None else listeners), history]
+    if workdir is None:
+        return train_setup(again, objective, plan, listeners=watching, **settings), history
+    with Checkpoints(files.create(Path(workdir)) / "checkpoints") as checkpoints:
+        settings |= {"checkpoints": checkpoints, "resume_step": checkpoints.latest()}
+        state = train_setup(again, objective, plan, listeners=[*watching, JsonLines(Path(workdir))], **settings)
+    return state, history
+
+
+def evaluate(state: TrainState, setup: RunSetup, table: Table, loss: Loss = softmax_cross_entropy) -> dict[str, float]:
+    """Means of the loss, top-1 and top-5 over a table, each example once, with their `count`."""
+    return setup.evaluator(setup.objective(loss), table)(state)
+
+
+def topk_accuracy(state: TrainState, setup: RunSetup, table: Table, k: Sequence[int] = (1, 5, 10)) -> dict[int, float]:
+    """The share of a table's examples whose label is among the k largest logits, for each k.
+
+    Raises:
+        InputError: a k below 1 or above the number of classes.
+    """
+    for each in k:
+        if not 1 <= each <= table.num_classes:
+            raise InputError(f"k={each}: expected 1 to {table.num_classes}, the number of classes")
+    metrics = {f"top{each}": top_k(each) for each in k}
+    figures = setup.evaluator(setup.objective(softmax_cross_entropy, metrics), table)(state)
+    return {each: figures[f"top{each}"] for each in k}
+
+
+def show_predictions(state: TrainState, setup: RunSetup, table: Table, count: int = 12) -> "Figure":
+    """The first `count` examples of a table with label, prediction and probability, as a figure for a notebook."""
+    # A machine that only trains needs no matplotlib.
+    from jaxddp.runtime.pictures import prediction_grid
+
+    predict = make_predict(setup.objective(softmax_cross_entropy), setup.topology)
+    batches: list[tuple[Batch, np.ndarray]] = []
+    for batch in setup.eval_batches(table, setup.order.batch_size):
+        batches.append((batch, np.asarray(jax.nn.softmax(predict(state, batch)))))
+        if sum(int(b.mask.sum()) for b, _ in batches) >= count:
+            break
+    count = min(count, len(table))
+    images, labels, probabilities = (
+        np.concatenate(parts)[:count]
+        for parts in zip(*[(np.asarray(b.image), np.asarray(b.label), p) for b, p in batches], strict=True)
+    )
+    return prediction_grid(images, labels, probabilities, table.class_names)

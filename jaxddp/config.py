@@ -1,0 +1,250 @@
+"""One tree of frozen dataclasses says what a run is; a config file's `get_config()` returns it.
+
+A child config begins with another and says only what differs:
+
+    def get_config():
+        return load("imagenet_resnet50").replace(model={"name": "resnet34"})
+
+The settings are the recipe, never the machine: batch sizes are global, and the number of devices changes nothing.
+"""
+
+import dataclasses
+import importlib.util
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxddp.duration import Duration
+from jaxddp.errors import InputError
+from jaxddp.wording import choices
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which examples, and how an image becomes a square of pixels."""
+
+    path: str | None = None
+    """Folder that holds the solution files and ILSVRC/; or give `name`."""
+    name: str | None = None
+    """Name of a data set in datasets.toml (the file JAXDDP_DATASETS names, or the one in the working directory)."""
+    train: str | None = None
+    val: str | None = None
+    """Solution files; where absent, those of datasets.toml, else LOC_train_solution.csv and LOC_val_solution.csv."""
+    classes: str | None = None
+    """A range of the synset mapping ("0:200") or synset names ("n01440764,n01443537"); all where absent."""
+    limit: int | None = None
+    """Train on this many examples only."""
+    image_size: int = 224
+    crop: Literal["random_area", "whole"] = "random_area"
+    """Training crops: a random area resized to image_size, or the whole image (small images; see `pad`)."""
+    crop_area: tuple[float, float] = (0.08, 1.0)
+    """Smallest and largest share of the image that a random-area crop covers."""
+    resize: int = 256
+    """Evaluation: the short side is resized to this, and the center image_size square is taken."""
+    flip: bool = True
+    pad: int = 0
+    """Pad by this many pixels, then crop image_size at random; on the device."""
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network; a name is resolved by jaxddp.models."""
+
+    name: str = "resnet50"
+    width: int = 64
+    stem: Literal["imagenet", "small"] = "imagenet"
+    """7x7 stride 2 and max-pool, or one 3x3 for images of about 32 pixels."""
+    batch_norm: Literal["local", "sync"] = "local"
+    """Batch statistics of each device's slice, or of the global batch."""
+    zero_init_last_scale: bool = True
+    weight_init: str = "he_normal"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How much, and over what batches."""
+
+    batch_size: int = 256
+    """Global: divided among all devices of all processes."""
+    duration: Duration = field(default_factory=lambda: Duration.parse("90 epochs"))
+    label_smoothing: float = 0.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation; parameters, batch statistics and loss stay float32."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimizer and its schedule; batch norm and biases are never decayed."""
+
+    name: str = "momentum"
+    learning_rate: float = 0.1
+    """The peak, for the global batch size of this config."""
+    schedule: str = "cosine"
+    warmup: Duration = field(default_factory=lambda: Duration.parse("5%"))
+    momentum: float = 0.9
+    nesterov: bool = True
+    beta2: float = 0.999
+    weight_decay: float = 1e-4
+    step_at: tuple[float, ...] = (1 / 3, 2 / 3, 8 / 9)
+    """Schedule "step": the shares of the run at which the rate is multiplied by step_factor."""
+    step_factor: float = 0.1
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """When and how to validate."""
+
+    every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
+    batch_size: int = 256
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept: the last `keep` checkpoints and the best one by validation top-1."""
+
+    every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is watched."""
+
+    every: Duration = field(default_factory=lambda: Duration.parse("50 steps"))
+    tensorboard: bool = True
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """On what it runs; never part of the recipe."""
+
+    devices: int | None = None
+    """Use this many devices of all; all where absent."""
+    cpu_devices: int | None = None
+    """Simulate this many devices on the CPU."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run."""
+
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    def replace(self, **changes: Any) -> "Config":
+        """A copy with the given keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.
+
+        Raises:
+            InputError: an unknown key (the nearest right one is named), or a value of another type.
+        """
+        return _replace(self, changes, prefix="")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, as config.json holds them; `Config().replace(**d)` is its inverse."""
+        return _plain(self)
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"train": {"batch_size": 8}}` as `{"train.batch_size": 8}`."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def config_names() -> list[str]:
+    """The names that `load` finds in the project's configs/."""
+    return sorted(path.stem for path in _configs_folder().glob("*.py"))
+
+
+def load(name_or_path: str | Path) -> Config:
+    """Run a config file's `get_config()`.
+
+    Args:
+        name_or_path: a name in the project's configs/ (`"imagenet_resnet50"`), or the path of a Python file.
+
+    Raises:
+        InputError: no such config, a file that does not run, or a `get_config()` that returns something else.
+    """
+    path = _configs_folder() / f"{name_or_path}.py"
+    if Path(name_or_path).suffix == ".py" or "/" in str(name_or_path):
+        path = Path(name_or_path)
+    if not path.is_file():
+        raise InputError(
+            f"config {str(name_or_path)!r} does not exist; {choices(Path(name_or_path).stem, config_names())}"
+        )
+    spec = importlib.util.spec_from_file_location(f"jaxddp_config_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except Exception as error:
+        raise InputError(f"{path}: {type(error).__name__}: {error}") from error
+    if not isinstance(config, Config):
+        raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
+    return config
+
+
+def _configs_folder() -> Path:
+    """In an installed wheel configs/ lies inside the package, in a checkout beside it."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Duration):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _replace(node: Any, changes: dict[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(type(node))
+    values = {}
+    for key, value in changes.items():
+        if key not in hints:
+            raise InputError(f"unknown config key {prefix + key!r}; {choices(key, hints)}")
+        if dataclasses.is_dataclass(hints[key]) and hints[key] is not Duration:
+            if not isinstance(value, dict):
+                raise InputError(f"{prefix}{key}={value!r}: give a dict of its keys to change")
+            values[key] = _replace(getattr(node, key), value, f"{prefix}{key}.")
+        else:
+            values[key] = _checked(value, hints[key], prefix + key)
+    return dataclasses.replace(node, **values)
+
+
+def _checked(value: Any, hint: Any, key: str) -> Any:
+    """`value` as the type that `hint` asks for, converted only where nothing can be lost."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return None if value is None else _checked(value, args[0], key)
+    if origin is Literal and value in args:
+        return value
+    if origin is tuple and isinstance(value, list | tuple) and (args[-1] is ... or len(value) == len(args)):
+        return tuple(_checked(item, args[0], key) for item in value)
+    if hint is Duration and isinstance(value, str):
+        try:
+            return Duration.parse(value)
+        except InputError as error:
+            raise InputError(f"{key}: {error}") from None
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin is None and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    expected = " or ".join(map(repr, args)) if origin is Literal else getattr(hint, "__name__", str(hint))
+    raise InputError(f"{key}={value!r}: expected {expected if origin is Literal or origin is None else hint}")

@@ -1,0 +1,23 @@
+"""What travels from the data to the step: one batch, on the host or placed on the devices."""
+
+from typing import Any, NamedTuple
+
+
+class Batch(NamedTuple):
+    """A batch of examples, a pytree of arrays that share their first axis of B examples.
+
+    On a host it holds that host's slice as NumPy arrays; `Topology.place` turns it into global arrays.
+    `row` and `epoch` name each example's appearance, so that whatever is random about it is a function of
+    (seed, epoch, row) and not of the device that happens to hold it.
+    """
+
+    image: Any
+    """uint8[B, H, W, C], as decoded; normalizing happens on the device."""
+    label: Any
+    """int32[B], dense class indices."""
+    mask: Any
+    """float32[B], 1 for an example and 0 for padding."""
+    row: Any
+    """int32[B], the example's row in its table; 0 where padded."""
+    epoch: Any
+    """int32[B], how often this example has been seen before; 0 in evaluation."""

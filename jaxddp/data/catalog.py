@@ -1,0 +1,97 @@
+"""A name becomes a data set: `datasets.toml` says once, for a machine or a group, where the data lie.
+
+[imagenet]
+path = "/data/imagenet"           # or relative to this file, or a URL such as s3://bucket/imagenet
+train = "LOC_train_solution.csv"  # this key and those below may be left out
+val = "LOC_val_solution.csv"
+classes = "0:200"
+"""
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from jaxddp.errors import InputError
+from jaxddp.wording import nearest, show
+
+CATALOG_VARIABLE = "JAXDDP_DATASETS"
+CATALOG_FILE = "datasets.toml"
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """One data set of the catalog.
+
+    Attributes:
+        name: its heading.
+        path: absolute directory, or a URL as it was written.
+        train: file name of the training solutions, in the directory.
+        val: file name of the validation solutions.
+        classes: as in `ExampleTable.select`; None for all.
+    """
+
+    name: str
+    path: str
+    train: str = "LOC_train_solution.csv"
+    val: str = "LOC_val_solution.csv"
+    classes: str | None = None
+
+
+def resolve(name: str, *, file: str | PathLike[str] | None = None) -> DatasetEntry:
+    """Looks a data set up by its name. Whether its directory exists is for the reader of its files to find out.
+
+    Args:
+        name: a heading of the catalog.
+        file: the catalog; by default what JAXDDP_DATASETS names, else datasets.toml in the working directory.
+
+    Raises:
+        InputError: for a catalog that is missing or not TOML, an unknown name or key, or a value that is not a string.
+    """
+    catalog = Path(file or os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).expanduser().absolute()
+    tables = _load(catalog)
+    if name not in tables:
+        known = ", ".join(tables) or "none"
+        raise InputError(f"{catalog}: no data set {show(name)}{nearest(name, tables)}; it knows: {known}")
+    table = tables[name]
+    if not isinstance(table, dict):
+        raise InputError(f'{catalog}: {name} is {show(table)}; write a heading [{name}] and below it path = "..."')
+    _check_keys(table, f"{catalog}: {name}")
+    return DatasetEntry(name=name, **table | {"path": _absolute(table["path"], catalog.parent)})
+
+
+def _load(catalog: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(catalog.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{catalog}: no such file; write it, name another in {CATALOG_VARIABLE}, or give a path instead of a name"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{catalog}: cannot be read ({error.strerror}); give a readable TOML file") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{catalog}: not UTF-8; save the file as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"at line (\d+)", str(error))
+        where = f"{catalog}:{line[1]}" if line else f"{catalog}"
+        raise InputError(f"{where}: not TOML: {error}; correct it") from None
+
+
+def _check_keys(table: dict[str, Any], where: str) -> None:
+    known = [field.name for field in fields(DatasetEntry) if field.name != "name"]
+    for key, value in table.items():
+        if key not in known:
+            raise InputError(f"{where}.{key}: unknown key{nearest(key, known)}; the keys are {', '.join(known)}")
+        if not isinstance(value, str) or not value.strip():
+            raise InputError(f"{where}.{key}: is {show(value)}; give a string that is not empty")
+    if "path" not in table:
+        raise InputError(f'{where}: no path; add path = "DIRECTORY"')
+
+
+def _absolute(path: str, folder: Path) -> str:
+    if re.match(r"[a-z][a-z0-9+.-]*://", path):
+        return path
+    return str(folder / Path(path).expanduser())

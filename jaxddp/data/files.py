@@ -1,0 +1,118 @@
+"""What lies on disk below a data set's root: every image there, and none led elsewhere by a symbolic link."""
+
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+Fault = tuple[int, str]
+"""A row, and what is wrong with its image, as a clause."""
+
+# Listing folders waits for the disk, or for a server, more than it computes.
+_THREADS = 16
+
+
+def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
+    """Returns the rows whose image a symbolic link, of its own or of a folder above it, leads out of the root.
+
+    The root itself may be a link, and links within it may lead anywhere within it. What does not exist leads nowhere.
+    The cost is one listing a folder, whose entries know a link from a file without a call to the system.
+
+    Args:
+        root: the directory that the paths are relative to.
+        paths: bytes 'S'[N].
+    """
+    top, home = os.fsencode(root), os.path.realpath(os.fsencode(root))
+
+    def leaving(folder: bytes) -> list[tuple[bytes, bytes]]:
+        return list(_leaving(top, folder, home))
+
+    folders = {path.rpartition(b"/")[0] for path in paths.tolist()}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        targets = dict(chain.from_iterable(pool.map(leaving, folders)))
+    if not targets:
+        return []
+    return [
+        (row, _leads_out(targets[name]))
+        for row, path in enumerate(paths.tolist())
+        for name in (path.rpartition(b"/")[0], path)
+        if name in targets
+    ]
+
+
+def unusable_images(root: Path, paths: np.ndarray) -> list[Fault]:
+    """Returns the rows whose image is missing, empty, no regular file, or outside the root. No image is opened.
+
+    Args:
+        root: the directory that the paths are relative to.
+        paths: bytes 'S'[N], each once.
+    """
+    top, home = os.fsencode(root), os.path.realpath(os.fsencode(root))
+    folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
+    for row, path in enumerate(paths.tolist()):
+        folder, _, name = path.rpartition(b"/")
+        folders[folder][name] = row
+
+    def unusable(item: tuple[bytes, dict[bytes, int]]) -> list[Fault]:
+        return list(_unusable(os.path.join(top, item[0]), item[1], home))
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return sorted(chain.from_iterable(pool.map(unusable, folders.items())))
+
+
+def _leaving(top: bytes, folder: bytes, home: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields (path below top, target) of the folder, or else of each entry in it, that leads out of home."""
+    place = os.path.join(top, folder)
+    if target := _outside(place, home):
+        yield folder, target
+        return
+    with suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if entry.is_symlink() and (target := _outside(entry.path, home)):
+                yield os.path.join(folder, entry.name), target
+
+
+def _unusable(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fault]:
+    if target := _outside(folder, home):
+        yield from ((row, _leads_out(target)) for row in rows.values())
+        return
+    absent, missing = "the image is missing", dict(rows)
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                row = missing.pop(entry.name, None)
+                if row is not None and (fault := _fault(entry, home)):
+                    yield row, fault
+    except FileNotFoundError:
+        absent = "the image's folder is missing"
+    except OSError as error:
+        absent = f"the image's folder cannot be read ({error.strerror})"
+    yield from ((row, absent) for row in missing.values())
+
+
+def _fault(entry: os.DirEntry[bytes], home: bytes) -> str | None:
+    if entry.is_symlink() and (target := _outside(entry.path, home)):
+        return _leads_out(target)
+    try:
+        status = entry.stat()
+    except OSError as error:
+        return f"the image cannot be read ({error.strerror})"
+    if not stat.S_ISREG(status.st_mode):
+        return "the image is not a regular file"
+    return None if status.st_size else "the image is empty"
+
+
+def _outside(path: bytes, home: bytes) -> bytes | None:
+    """Returns what a path really is, links followed, where that is not below home."""
+    target = os.path.realpath(path)
+    return None if target == home or target.startswith(os.path.join(home, b"")) else target
+
+
+def _leads_out(target: bytes) -> str:
+    return f"a symbolic link leads out of the data set, to {os.fsdecode(target)!r}"

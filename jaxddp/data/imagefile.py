@@ -1,0 +1,91 @@
+"""What a JPEG or PNG file says of itself before anything decodes it: kind, size, and whether all of it is there."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jaxddp.errors import InputError
+
+MAX_PIXELS = 100_000_000
+"""The largest image that is decoded: a file of a few kilobytes can ask for gigabytes of memory."""
+
+JPEG_START = b"\xff\xd8\xff"
+JPEG_END = b"\xff\xd9"
+PNG_START = b"\x89PNG\r\n\x1a\n"
+PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
+
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SCAN = 0xDA
+_MARKER = re.compile(rb"\xff+[^\x00\xd0-\xd8\xff]")
+AGAIN = "download it again or remove its row"
+
+
+@dataclass(frozen=True)
+class ImageHeader:
+    """The kind of a file, by its content and not by its name, and the size of its image in pixels."""
+
+    kind: Literal["jpeg", "png"]
+    height: int
+    width: int
+
+
+def read_header(path: str | Path) -> ImageHeader:
+    """`parse_header` of a file; an `InputError` begins with the path, also where the file cannot be read."""
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: missing image; download it or remove its row") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); make it a readable image file") from None
+    try:
+        return parse_header(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def parse_header(data: bytes) -> ImageHeader:
+    """The header of a whole JPEG or PNG file.
+
+    A JPEG is whole when the end-of-image marker (ITU-T T.81, B.1.1.3) follows its last scan. Bytes after that marker
+    are accepted, as every decoder does (cameras append data of their own); one inside an embedded thumbnail does not
+    count. A PNG is whole when it holds its closing IEND chunk.
+
+    Raises:
+        InputError: empty, cut short, larger than `MAX_PIXELS`, or neither JPEG nor PNG.
+    """
+    if not data:
+        raise InputError(f"empty file; {AGAIN}")
+    if data.startswith(JPEG_START):
+        header, end = _scan_jpeg(data)
+    elif data.startswith(PNG_START):
+        header = ImageHeader("png", height=_number(data[20:24]), width=_number(data[16:20]))
+        end = None if PNG_END in data else "IEND chunk"
+    else:
+        found = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
+        raise InputError(f"neither JPEG nor PNG but {found}; convert it or remove its row")
+    if header.height * header.width > MAX_PIXELS:
+        size = f"{header.width}x{header.height} pixels"
+        raise InputError(f"{size}, more than the limit of {MAX_PIXELS:,}; shrink it or remove its row")
+    if end is not None:
+        raise InputError(f"cut short: no {end} at the end; {AGAIN}")
+    return header
+
+
+def _scan_jpeg(data: bytes) -> tuple[ImageHeader, str | None]:
+    """What the markers say (T.81, B.1.1): the frame's size, 0x0 without a frame, and what is missing at the end."""
+    height = width = position = 0
+    scanned = False
+    while (match := _MARKER.search(data, position)) is not None:
+        marker, position = data[match.end() - 1], match.end()
+        if marker == JPEG_END[1]:
+            return ImageHeader("jpeg", height, width), None if scanned else "image data"
+        if marker in _FRAMES:
+            height, width = _number(data[position + 3 : position + 5]), _number(data[position + 5 : position + 7])
+        scanned = scanned or marker == _SCAN
+        position += _number(data[position : position + 2])
+    return ImageHeader("jpeg", height, width), "end-of-image marker"
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "big")

@@ -1,0 +1,61 @@
+"""What every source of examples has in common, and the one place that turns (order, step) into a batch's columns."""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxddp.data.batch import Batch
+from jaxddp.data.order import Order, shard
+from jaxddp.errors import InputError
+
+
+class Source(Protocol):
+    """A data set as training sees it, be it a table of files or arrays in memory."""
+
+    @property
+    def num_examples(self) -> int: ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+    # Not a property: type checkers do not take a cached property for one.
+    fingerprint: Any
+
+
+def columns(label: np.ndarray, order: Order, step: int, index: int = 0, count: int = 1) -> Batch:
+    """Everything of shard `index` of `count` of a step's batch that is known without opening an image.
+
+    Args:
+        label: int32[N], the source's labels by row.
+
+    Returns:
+        A `Batch` whose `image` is None; padding has mask, label and row 0.
+
+    Raises:
+        InputError: the batch does not divide by `count`, or there is no shard `index`.
+    """
+    rows = shard(order.rows(step), index, count)
+    real = rows >= 0
+    row = np.where(real, rows, 0).astype(np.int32)
+    return Batch(
+        image=None,
+        label=np.where(real, label[row], 0).astype(np.int32),
+        mask=real.astype(np.float32),
+        row=row,
+        epoch=shard(order.epochs(step), index, count).astype(np.int32),
+    )
+
+
+def check_order(source: Source, order: Order, index: int, count: int) -> None:
+    """Fails before the first batch rather than in it.
+
+    Raises:
+        InputError: the order is for another number of examples, its batch does not divide by `count`, or there is no
+            shard `index`.
+    """
+    if order.num_examples != source.num_examples:
+        raise InputError(f"an order of {order.num_examples} examples for {source.num_examples}: make an order of these")
+    shard(order.rows(0), index, count)

@@ -1,0 +1,92 @@
+"""How long and how often: one type for every duration and cadence of a config."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, get_args
+
+from jaxddp.errors import InputError
+
+Unit = Literal["steps", "epochs", "examples", "%"]
+_FORMS = '"90 epochs", "5000 steps", "1_000_000 examples" or "5%" (of the run)'
+
+
+@dataclass(frozen=True)
+class Duration:
+    """An amount of training, exact as a fraction: `Duration.parse("0.5 epochs")`.
+
+    Measured in examples, an epoch is N, a step is the global batch B, and a percent is a hundredth of the run.
+    """
+
+    amount: Fraction
+    unit: Unit
+
+    @classmethod
+    def parse(cls, text: str) -> "Duration":
+        """Read `"90 epochs"`, `"1 step"`, `"1_000_000 examples"` or `"5%"`.
+
+        Raises:
+            InputError: not of this form, negative, or not finite.
+        """
+        number, unit = text.strip(), ""
+        if number.endswith("%"):
+            number, unit = number[:-1], "%"
+        elif number.count(" ") == 1:
+            number, unit = number.split(" ")
+            unit = unit if unit.endswith("s") else unit + "s"
+        if unit not in get_args(Unit):
+            raise InputError(f"{text!r} is not a duration; write {_FORMS}")
+        try:
+            amount = Fraction(number.strip())
+        except (ValueError, ZeroDivisionError):
+            raise InputError(f"{text!r}: {number!r} is not a number; write {_FORMS}") from None
+        if amount < 0:
+            raise InputError(f"{text!r} is negative; write {_FORMS}")
+        return cls(amount, unit)  # pyright: ignore[reportArgumentType]
+
+    def __str__(self) -> str:
+        decimal = str(self.amount if self.amount.denominator == 1 else float(self.amount))
+        # A third has no decimals that come back as a third: it stays a fraction.
+        amount = decimal if Fraction(decimal) == self.amount else str(self.amount)
+        if self.unit == "%":
+            return f"{amount}%"
+        return f"{amount} {self.unit[:-1] if self.amount == 1 else self.unit}"
+
+    def examples(self, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> Fraction:
+        """This duration counted in examples; `total_steps` is the run's length, which only a percentage needs.
+
+        Raises:
+            InputError: a percentage where the run's length is what is being asked for.
+        """
+        if self.unit == "%":
+            if total_steps is None:
+                raise InputError(f'"{self}" of what? the length of a run is written in epochs, steps or examples')
+            return self.amount * total_steps * batch_size / 100
+        return self.amount * {"steps": batch_size, "epochs": num_examples, "examples": 1}[self.unit]
+
+    def steps(self, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> int:
+        """The first step by which this duration has passed: E epochs end at step ceil(E * N / B)."""
+        examples = self.examples(num_examples=num_examples, batch_size=batch_size, total_steps=total_steps)
+        return math.ceil(examples / batch_size)
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """Something that happens each time another `examples` examples have been seen; never, if `examples` is 0."""
+
+    examples: Fraction
+    batch_size: int
+
+    @classmethod
+    def of(cls, every: Duration, *, num_examples: int, batch_size: int, total_steps: int) -> "Cadence":
+        """The cadence `every` in a run of `total_steps` steps over N examples in batches of B."""
+        sizes = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}
+        return cls(every.examples(**sizes), batch_size)
+
+    def count(self, step: int) -> int:
+        """How often it has happened by the end of step number `step` (1 is the first)."""
+        return math.floor(step * self.batch_size / self.examples) if self.examples else 0
+
+    def due(self, step: int) -> bool:
+        """Whether it happens at the end of step number `step`."""
+        return self.count(step) > self.count(step - 1)

@@ -1,0 +1,107 @@
+"""The data-parallel step: every device holds a replica, takes its slice of the batch, and all average their gradients.
+
+What leaves the step is the same on every device: `shard_map`'s replication checker proves it when the step is traced.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec as P
+
+from jaxddp.data.batch import Batch
+from jaxddp.engine.objective import MetricSums, Objective
+from jaxddp.engine.state import TrainState
+from jaxddp.parallel.topology import AXIS, Topology
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, MetricSums]]
+EvalStep = Callable[[TrainState, Batch], MetricSums]
+
+_DROPOUT = 0x64726F
+
+
+def make_train_step(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    *,
+    seed: int = 0,
+    schedule: optax.Schedule | None = None,
+) -> TrainStep:
+    """Compile (on first use) one optimizer step over the global batch.
+
+    The result takes a replicated state, which it consumes (its memory is donated to the new one), and a batch placed by
+    `topology.place`; it returns the new state and that step's sums over the global batch.
+
+    Args:
+        seed: of the key that the model is given (dropout). It is folded with the step and the device's place.
+        schedule: multiplies the optimizer's updates, 0 for the first step; for optimizers that have no schedule.
+    """
+
+    def local_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
+        # The gradient of replicated parameters comes out summed over the devices, N times too large: cast first.
+        params = lax.pcast(state.params, AXIS, to="varying")
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _DROPOUT), state.step)
+        key = jax.random.fold_in(key, lax.axis_index(AXIS))
+
+        def total_loss(params: Any) -> tuple[jax.Array, tuple[MetricSums, Any]]:
+            sums, model_state = objective(params, state.model_state, batch, train=True, key=key)
+            return sums.values[0, 0], (sums, model_state)
+
+        grads, (sums, model_state) = jax.grad(total_loss, has_aux=True)(params)
+        grads, model_state, values = _average((grads, model_state, sums.values), topology.num_devices)
+        # Sums of gradients were averaged, so one division by the average count gives the mean over all examples that
+        # count, however unevenly padding fell on the devices.
+        count = jnp.maximum(values[0, 1], jnp.finfo(values.dtype).tiny)
+        grads = jax.tree.map(lambda g: g / count.astype(g.dtype), grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        if schedule is not None:
+            factor = schedule(state.step)
+            updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
+        new = TrainState(state.step + 1, optax.apply_updates(state.params, updates), model_state, opt_state)
+        return new, sums.replace(values=values * topology.num_devices)
+
+    step = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_eval_step(objective: Objective, topology: Topology) -> EvalStep:
+    """Compile (on first use) the measurement of one batch: sums over its unmasked examples, over all devices."""
+
+    def local_step(state: TrainState, batch: Batch) -> MetricSums:
+        sums, _ = objective(state.params, state.model_state, batch, train=False)
+        return sums.replace(values=lax.psum(sums.values, AXIS))
+
+    return jax.jit(jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+
+
+def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], jax.Array]:
+    """Compile (on first use) the logits of one batch, float[B, K], sharded as the batch is."""
+
+    def local_predict(state: TrainState, batch: Batch) -> jax.Array:
+        images = objective.preprocess(batch, train=False)
+        return objective.model.apply(state.params, state.model_state, images, train=False, key=None)[0]
+
+    return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
+
+
+def _average(tree: Any, num_devices: int) -> Any:
+    """Mean over the devices of every floating-point leaf, in one collective; of others (counters) the maximum.
+
+    Over a network each collective costs a round of latency, and a ResNet has a hundred leaves: one buffer carries all.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if num_devices == 1:
+        averaged = [lax.pmean(leaves[i], AXIS) for i in floats]
+    else:
+        buffer, unravel = ravel_pytree([leaves[i] for i in floats])
+        averaged = unravel(lax.pmean(buffer, AXIS))
+    leaves = [leaf if i in set(floats) else lax.pmax(leaf, AXIS) for i, leaf in enumerate(leaves)]
+    for i, leaf in zip(floats, averaged, strict=True):
+        leaves[i] = leaf
+    return jax.tree.unflatten(structure, leaves)

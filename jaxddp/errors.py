@@ -1,0 +1,32 @@
+"""Errors that a user can act on: one line that says where, what value, and what was expected."""
+
+
+class JaxddpError(Exception):
+    """Base of the errors that the terminal shows as one line, without a traceback.
+
+    Attributes:
+        exit_code: what the process returns to its parent.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
+
+
+class InputError(JaxddpError, ValueError):
+    """A file, key or argument that the user must change: `train.csv:7: empty ImageId; give every row an id`."""
+
+    exit_code = 2
+
+
+class NonFiniteError(JaxddpError, ArithmeticError):
+    """The loss or the state stopped being finite; the state that holds it is never saved."""
+
+    exit_code = 1
+
+
+class Preempted(JaxddpError):
+    """The scheduler asked the run to end; its state was saved, and a later start resumes it."""
+
+    exit_code = 75

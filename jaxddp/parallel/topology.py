@@ -1,0 +1,121 @@
+"""The devices of a run as one mesh, and how host memory becomes arrays on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxddp.errors import InputError
+from jaxddp.parallel.environment import exchange
+
+AXIS = "data"
+
+Device: TypeAlias = Any
+"""A `jax.Device`; jax declares that name in a way that type checkers take for a variable."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The mesh: one axis, "data", of devices ordered by process, so that a process holds one slice of every batch."""
+
+    mesh: Mesh
+
+    @classmethod
+    def create(cls, devices: int | Sequence[Device] | None = None) -> "Topology":
+        """Lay out the devices of all processes.
+
+        Args:
+            devices: how many to use, the same number on every process; or which; all where absent.
+
+        Raises:
+            InputError: more devices than there are, or a number that the processes cannot share evenly.
+        """
+        if devices is None or isinstance(devices, int):
+            devices = _first(devices)
+        ordered = sorted(devices, key=lambda d: (d.process_index, d.id))
+        if not ordered:
+            raise InputError("devices=[]: give at least one device")
+        return cls(Mesh(np.array(ordered), (AXIS,), axis_types=(AxisType.Auto,)))
+
+    @property
+    def num_devices(self) -> int:
+        return self.mesh.size
+
+    @property
+    def process_index(self) -> int:
+        return jax.process_index()
+
+    @property
+    def process_count(self) -> int:
+        return jax.process_count()
+
+    @property
+    def device_kind(self) -> str:
+        """What the devices are: "cpu", "NVIDIA H200"."""
+        return self.mesh.devices.flat[0].device_kind
+
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, P())
+
+    @property
+    def sharded(self) -> NamedSharding:
+        return NamedSharding(self.mesh, P(AXIS))
+
+    def check_batch_size(self, batch_size: int, key: str = "train.batch_size") -> None:
+        """Raises:
+        InputError: the global batch cannot be divided among the devices; says which sizes can.
+        """
+        if batch_size < 1 or batch_size % self.num_devices:
+            below = batch_size // self.num_devices * self.num_devices
+            near = " or ".join(str(size) for size in (below, below + self.num_devices) if size > 0)
+            raise InputError(f"{key}={batch_size} cannot be divided among {self.num_devices} devices; {near} would do")
+
+    def slices(self, batch_size: int) -> list[tuple[Device, slice]]:
+        """Which rows of a global batch each device gets, in mesh order."""
+        size = batch_size // self.num_devices
+        return [(device, slice(i * size, (i + 1) * size)) for i, device in enumerate(self.mesh.devices.flat)]
+
+    def place(self, local_batch: Any) -> Any:
+        """This process's slice of a batch, a pytree of NumPy arrays, becomes global arrays; copying is asynchronous."""
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self.sharded, x), local_batch)
+
+    def replicate(self, tree: Any) -> Any:
+        """The same values on every device; every process must hold the same (see `agree`)."""
+
+        def put(x: Any) -> jax.Array:
+            x = np.asarray(x)
+            return jax.make_array_from_process_local_data(self.replicated, x, x.shape)
+
+        return jax.tree.map(put, tree)
+
+    def agree(self, name: str, value: str) -> None:
+        """Compare a value between all processes before anything is computed from it.
+
+        Raises:
+            InputError: names a process that differs, and both values.
+        """
+        for process, other in enumerate(exchange(name, value)):
+            if other != value:
+                raise InputError(
+                    f"{name} differs between processes: process {self.process_index} has {value!r}, "
+                    f"process {process} has {other!r}; start every process with the same"
+                )
+
+
+def _first(count: int | None) -> list[Device]:
+    """The first devices of each process, `count` in all."""
+    everything, processes = jax.devices(), jax.process_count()
+    if count is None:
+        return everything
+    if count < 1 or count > len(everything) or count % processes:
+        shared = f", and a multiple of {processes} processes" if processes > 1 else ""
+        raise InputError(f"parallel.devices={count}: expected 1 to {len(everything)}{shared}")
+    mine: list[Device] = []
+    for process in range(processes):
+        mine += [device for device in everything if device.process_index == process][: count // processes]
+    return mine

@@ -1,0 +1,186 @@
+"""A Config becomes a run: its tables, network, optimizer and plan, and what training and evaluating it means."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optax
+
+from jaxddp.config import Config, DataConfig
+from jaxddp.data import catalog
+from jaxddp.data.order import SampleOrder
+from jaxddp.data.table import ExampleTable, train_solutions, val_solutions
+from jaxddp.engine.objective import cross_entropy
+from jaxddp.engine.optimizer import make_optimizer, make_schedule
+from jaxddp.engine.state import TrainState
+from jaxddp.errors import InputError
+from jaxddp.models.resnet import resnet
+from jaxddp.parallel.environment import find_job, join, simulate_cpu_devices
+from jaxddp.parallel.preemption import stop_on_sigterm
+from jaxddp.parallel.topology import Topology
+from jaxddp.run.resume import Resume, claim, resume_step
+from jaxddp.run.setup import RunSetup, prepare, train
+from jaxddp.runtime import workdir
+from jaxddp.runtime.checkpoint import Checkpoints
+from jaxddp.runtime.listeners.curves import CURVES, Curves
+from jaxddp.runtime.listeners.jsonl import METRICS, JsonLines
+from jaxddp.runtime.listeners.overview import ParameterOverview
+from jaxddp.runtime.plan import Plan
+from jaxddp.runtime.records import Listener
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The objects that a config names. Order, plan and learning rate follow from it and the training table's length."""
+
+    config: Config
+    topology: Topology
+    train_table: ExampleTable
+    val_table: ExampleTable
+    order: SampleOrder
+    plan: Plan
+    learning_rate: optax.Schedule
+
+    @classmethod
+    def of(cls, config: Config) -> "Recipe":
+        """Join the job, find the devices and read the solution files; nothing is compiled yet.
+
+        Raises:
+            InputError: anything in the config or in the data that cannot be used.
+        """
+        topology = start(config)
+        topology.check_batch_size(config.train.batch_size)
+        topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
+        train_table, val_table = open_tables(config.data)
+        order = SampleOrder(len(train_table), config.train.batch_size, config.seed)
+        plan = Plan.of(config, len(train_table))
+        sizes = {"num_examples": plan.num_examples, "batch_size": plan.batch_size}
+        warmup = config.optimizer.warmup.steps(**sizes, total_steps=plan.total_steps)
+        schedule = make_schedule(config.optimizer, total_steps=plan.total_steps, warmup_steps=warmup)
+        return cls(config, topology, train_table, val_table, order, plan, schedule)
+
+    def setup(self) -> RunSetup:
+        """Initialize the network; see `jaxddp.run.setup.prepare`."""
+        config = self.config
+        return prepare(
+            self.network(),
+            self.train_table,
+            make_optimizer(config.optimizer, self.learning_rate),
+            self.topology,
+            self.order,
+            data=config.data,
+            dtype=config.train.precision,
+        )
+
+    def network(self) -> Any:
+        """The config's network, with as many outputs as the data has classes."""
+        model = self.config.model
+        return resnet(
+            model.name,
+            self.train_table.num_classes,
+            width=model.width,
+            stem=model.stem,
+            batch_norm=model.batch_norm,
+            zero_init_last_scale=model.zero_init_last_scale,
+            weight_init=model.weight_init,
+            dtype=self.config.train.precision,
+        )
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return {"train": self.train_table.fingerprint, "val": self.val_table.fingerprint}
+
+
+def start(config: Config) -> Topology:
+    """Simulate CPU devices where the config asks for them, join the job of the environment, and lay out the devices."""
+    if config.parallel.cpu_devices is not None:
+        simulate_cpu_devices(config.parallel.cpu_devices)
+    join(find_job())
+    return Topology.create(config.parallel.devices)
+
+
+def open_tables(data: DataConfig) -> tuple[ExampleTable, ExampleTable]:
+    """The training and the validation table that a config names, every image seen to be there.
+
+    Raises:
+        InputError: neither a path nor a name, both, or whatever is wrong with the files.
+    """
+    if (data.path is None) == (data.name is None):
+        raise InputError(
+            "data: give one of data.path (the folder with LOC_train_solution.csv) and data.name (in datasets.toml); "
+            f"now data.path={data.path!r}, data.name={data.name!r}"
+        )
+    entry = catalog.DatasetEntry("", data.path or "") if data.name is None else catalog.resolve(data.name)
+    classes = data.classes or entry.classes
+    train_table = train_solutions(entry.path, data.train or entry.train, classes)
+    val_table = val_solutions(entry.path, data.val or entry.val, classes)
+    if data.limit is not None:
+        train_table = train_table.take(data.limit)
+    for table in (train_table, val_table):
+        table.check_images()
+    return train_table, val_table
+
+
+def train_recipe(
+    config: Config,
+    directory: Path,
+    *,
+    resume: Resume = "auto",
+    listeners: Sequence[Listener] = (),
+) -> TrainState:
+    """Train a config in a work directory: resume or begin, validate, save, and leave figures and curves behind.
+
+    SIGTERM makes it save and stop.
+
+    Args:
+        listeners: beside those that write into the work directory.
+
+    Raises:
+        InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
+    """
+    recipe = Recipe.of(config)
+    with Checkpoints(workdir.create(directory) / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
+        step = resume_step(checkpoints, resume)
+        claim(directory, config, recipe.fingerprints, resuming=step is not None)
+        setup = recipe.setup()
+        objective = setup.objective(cross_entropy(config.train.label_smoothing))
+        return train(
+            setup,
+            objective,
+            recipe.plan,
+            evaluator=setup.evaluator(objective, recipe.val_table, config.eval.batch_size),
+            checkpoints=checkpoints,
+            resume_step=step,
+            listeners=[*listeners, *_writers(config, directory)],
+            learning_rate=recipe.learning_rate,
+            should_stop=stop_on_sigterm(),
+        )
+
+
+def evaluate_recipe(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:
+    """The validation figures of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
+
+    Raises:
+        InputError: no such checkpoint, one of another architecture, or whatever is wrong with config and data.
+    """
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such work directory; check --workdir")
+    recipe = Recipe.of(config)
+    with Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
+        step = checkpoints.step(which)
+        setup = recipe.setup()
+        state, _ = checkpoints.restore(step, setup.state)
+    # The figures are of the labels as they are; smoothing is a device of training.
+    evaluator = setup.evaluator(setup.objective(cross_entropy()), recipe.val_table, config.eval.batch_size)
+    return {"step": step, **evaluator(state)}
+
+
+def _writers(config: Config, directory: Path) -> list[Listener]:
+    """What watches every run of a work directory. The curves are drawn from the lines, so they come after them."""
+    writers: list[Listener] = [ParameterOverview(directory), JsonLines(directory)]
+    if config.log.tensorboard:
+        from jaxddp.runtime.listeners.tensorboard import TensorBoard
+
+        writers.append(TensorBoard(directory))
+    return [*writers, Curves(directory / METRICS, directory / CURVES)]

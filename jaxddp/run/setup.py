@@ -1,0 +1,186 @@
+"""Where the objects of a run are put together, for the terminal and for notebooks alike."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import optax
+
+from jaxddp.config import DataConfig
+from jaxddp.data.arrays import ArrayTable, array_batches, array_eval_batches
+from jaxddp.data.batch import Batch
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.table import ExampleTable
+from jaxddp.engine.images import Preprocess
+from jaxddp.engine.objective import Loss, Metric, Objective, top_k_metrics
+from jaxddp.engine.state import TrainState, create_state
+from jaxddp.engine.step import make_eval_step, make_train_step
+from jaxddp.models.adapt import Model, adapt
+from jaxddp.parallel.topology import Device, Topology
+from jaxddp.runtime.checkpoint import Checkpoints
+from jaxddp.runtime.evaluate import Evaluator, prefetch
+from jaxddp.runtime.loop import fit
+from jaxddp.runtime.plan import Plan
+from jaxddp.runtime.records import Listener, RunStart
+
+Table = ExampleTable | ArrayTable
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """A run made ready: model, data and optimizer laid out over the devices.
+
+    Attributes:
+        state: replicated on every device; `dataclasses.replace(setup, state=trained)` goes on from a trained one.
+        order: which rows of `table` make up each global batch.
+    """
+
+    topology: Topology
+    model: Model
+    optimizer: optax.GradientTransformation
+    table: Table
+    order: SampleOrder
+    data: DataConfig
+    preprocess: Preprocess
+    state: TrainState = field(repr=False)
+    epochs: float = 1
+
+    @property
+    def slices(self) -> list[tuple[Device, slice]]:
+        """Per device, in mesh order, the rows of a global batch that it gets."""
+        return self.topology.slices(self.order.batch_size)
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
+        place = {"index": self.topology.process_index, "count": self.topology.process_count}
+        if isinstance(self.table, ArrayTable):
+            local = array_batches(self.table, self.order, start=start, stop=stop, **place)
+        else:
+            from jaxddp.data.stream import Crop, image_batches
+
+            crop = Crop(self.data.crop, self.data.crop_area)
+            sizes = {"image_size": self.data.image_size, "seed": self.order.seed}
+            local = image_batches(self.table, self.order, crop, start=start, stop=stop, **sizes, **place)
+        return prefetch(local, self.topology.place)
+
+    def eval_batches(self, table: Table, batch_size: int) -> Iterator[Batch]:
+        """Placed batches that hold each example of a table once; the last is padded and masked."""
+        order = EvalOrder(len(table), batch_size)
+        place = {"index": self.topology.process_index, "count": self.topology.process_count}
+        if isinstance(table, ArrayTable):
+            local = array_eval_batches(table, order, **place)
+        else:
+            from jaxddp.data.stream import image_eval_batches
+
+            sizes = {"image_size": self.data.image_size, "resize": self.data.resize}
+            local = image_eval_batches(table, order, **sizes, **place)
+        return prefetch(local, self.topology.place)
+
+    def objective(self, loss: Loss, metrics: Mapping[str, Metric] | None = None) -> Objective:
+        """The loss of this model on this input; top-1 (and top-5) where no metrics are named."""
+        named = top_k_metrics(self.table.num_classes) if metrics is None else metrics
+        return Objective(self.model, loss, self.preprocess, named)
+
+    def evaluator(
+        self,
+        objective: Objective,
+        table: Table,
+        batch_size: int | None = None,
+        extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
+    ) -> Evaluator:
+        """Measures a state over a table, in batches of `batch_size` (the training batch where absent).
+
+        Raises:
+            InputError: the batch cannot be divided among the devices.
+        """
+        size = batch_size or self.order.batch_size
+        self.topology.check_batch_size(size, "eval.batch_size")
+        step = make_eval_step(objective, self.topology)
+        return Evaluator(step, lambda: self.eval_batches(table, size), len(table), extra)
+
+    def __str__(self) -> str:
+        rows = [f"  {device}: rows {rows.start}:{rows.stop}" for device, rows in self.slices]
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        head = f"RunSetup: {count:,} parameters, {len(self.table):,} examples, global batch {self.order.batch_size}"
+        return "\n".join([f"{head} over {self.topology.num_devices} devices", *rows])
+
+
+def prepare(
+    model: Any,
+    table: Table,
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    order: SampleOrder,
+    *,
+    data: DataConfig,
+    dtype: Any = "float32",
+    epochs: float = 1,
+) -> RunSetup:
+    """Put a run together and initialize its state.
+
+    Args:
+        model: anything that `jaxddp.models.adapt.adapt` takes.
+        order: of the table; its seed is also that of initialization and augmentation.
+        dtype: that of the images given to the model.
+
+    Raises:
+        InputError: a batch that the devices cannot share, processes that hold different data, and what `adapt` refuses.
+    """
+    topology.check_batch_size(order.batch_size)
+    topology.agree("training data", table.fingerprint)
+    image_shape = table.images.shape[1:] if isinstance(table, ArrayTable) else (data.image_size, data.image_size, 3)
+    preprocess = Preprocess(data.mean, data.std, data.flip, data.pad, order.seed, dtype)
+    adapted = adapt(model)
+    state = create_state(adapted, optimizer, image_shape, seed=order.seed, topology=topology)
+    return RunSetup(topology, adapted, optimizer, table, order, data, preprocess, state, epochs)
+
+
+def train(
+    setup: RunSetup,
+    objective: Objective,
+    plan: Plan,
+    *,
+    evaluator: Evaluator | None = None,
+    checkpoints: Checkpoints | None = None,
+    resume_step: int | None = None,
+    listeners: Sequence[Listener] = (),
+    learning_rate: optax.Schedule | None = None,
+    schedule: optax.Schedule | None = None,
+    should_stop: Callable[[int], bool] = lambda step: False,
+) -> TrainState:
+    """Train a setup to the plan's end; see `jaxddp.runtime.loop.fit` for the order of operations.
+
+    Args:
+        resume_step: restore this checkpoint first.
+        learning_rate: what the optimizer follows, to be shown.
+        schedule: multiplies the optimizer's updates, 0 for the first step.
+    """
+    state, progress = setup.state, None
+    if checkpoints and resume_step is not None:
+        state, progress = checkpoints.restore(resume_step, state)
+    step = make_train_step(objective, setup.optimizer, setup.topology, seed=setup.order.seed, schedule=schedule)
+    start = RunStart(
+        start_step=int(state.step),
+        total_steps=plan.total_steps,
+        batch_size=plan.batch_size,
+        num_examples=plan.num_examples,
+        devices=setup.topology.num_devices,
+        processes=setup.topology.process_count,
+        device_kind=setup.topology.device_kind,
+        params=state.params,
+    )
+    return fit(
+        step,
+        state,
+        setup.batches,
+        plan=plan,
+        start=start,
+        evaluator=evaluator,
+        checkpoints=checkpoints,
+        # What one process prints and writes, all would print and write.
+        listeners=listeners if setup.topology.process_index == 0 else (),
+        learning_rate=learning_rate or schedule,
+        progress=progress,
+        should_stop=should_stop,
+    )

@@ -1,0 +1,78 @@
+"""Exact evaluation: every example once, the last batch padded and masked, the count checked."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxddp.data.batch import Batch
+from jaxddp.engine.objective import MetricSums
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import EvalStep
+
+# A display that asks more often than this would make the devices wait for it.
+_REPORT_SECONDS = 0.5
+_BATCHES_IN_FLIGHT = 4
+
+Report = Callable[[Mapping[str, float], int], None]
+"""(means so far, examples so far)."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures a state over a whole split.
+
+    Attributes:
+        batches: starts over at each call; its batches are placed on the devices.
+        num_examples: of the split.
+        extra: further functions of the state, whose figures join the means.
+    """
+
+    step: EvalStep
+    batches: Callable[[], Iterator[Batch]]
+    num_examples: int
+    extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = ()
+
+    def __call__(self, state: TrainState, report: Report | None = None) -> dict[str, float]:
+        """Means over the split, with `count`, the number of examples that had a part in them.
+
+        Raises:
+            RuntimeError: the batches did not hold each example once.
+        """
+        totals: MetricSums | None = None
+        in_flight: deque[Any] = deque()
+        reported = time.perf_counter()
+        for batch in self.batches():
+            sums = self.step(state, batch)
+            totals = sums if totals is None else totals.replace(values=totals.values + sums.values)
+            in_flight.append(totals.values)
+            if len(in_flight) > _BATCHES_IN_FLIGHT:
+                jax.block_until_ready(in_flight.popleft())
+            if report and time.perf_counter() - reported > _REPORT_SECONDS:
+                report(totals.means(), count(totals))
+                reported = time.perf_counter()
+        seen = count(totals) if totals is not None else 0
+        if totals is None or seen != self.num_examples:
+            raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
+        figures = {**totals.means(), "count": seen}
+        for measure in self.extra:
+            figures |= measure(state)
+        return figures
+
+
+def count(sums: MetricSums) -> int:
+    """How many examples the sums are over."""
+    return int(jax.device_get(sums.values)[0, 1])
+
+
+def prefetch(batches: Iterable[Batch], place: Callable[[Batch], Batch], ahead: int = 2) -> Iterator[Batch]:
+    """Place batches on the devices ahead of their use, so that copying overlaps with computing."""
+    placed: deque[Batch] = deque()
+    for batch in batches:
+        placed.append(place(batch))
+        if len(placed) > ahead:
+            yield placed.popleft()
+    yield from placed

@@ -1,0 +1,106 @@
+"""Figures of steps that the devices may still be computing: kept as arrays, fetched together when they are wanted."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxddp.engine.objective import MetricSums
+from jaxddp.errors import NonFiniteError
+
+# The host may queue this many steps before it waits for the oldest, so that batches in flight stay few.
+_STEPS_IN_FLIGHT = 4
+
+
+class Meter:
+    """Adds up the sums of an epoch, and times the steps between two records, evaluation and saving excluded.
+
+    Args:
+        progress: what `progress()` returned at the step that the run resumes, so that an epoch goes on where it stood.
+    """
+
+    def __init__(self, batch_size: int, progress: dict[str, Any] | None = None):
+        progress = progress or {}
+        self._batch_size = batch_size
+        self._names: tuple[str, ...] = ()
+        self._pending: list[tuple[int, MetricSums]] = []
+        self._epoch_values = np.array(progress.get("epoch_values", 0.0))
+        self._epoch_seconds = float(progress.get("epoch_seconds", 0.0))
+        self._first_step_seconds = 0.0
+        self._restart()
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - begin
+
+    def resume(self) -> None:
+        """What passed since the last call of `rates` was no training time."""
+        self._restart()
+
+    def add(self, step: int, sums: MetricSums) -> None:
+        """Take the sums of a step that was just dispatched."""
+        if not self._names:
+            # The first step waits for its compilation: the second starts the clock.
+            self._names = sums.names
+            jax.block_until_ready(sums.values)
+            self._first_step_seconds = time.perf_counter() - self._begin
+            self._restart()
+        else:
+            self._steps += 1
+        self._pending.append((step, sums))
+        if len(self._pending) >= _STEPS_IN_FLIGHT:
+            jax.block_until_ready(self._pending[-_STEPS_IN_FLIGHT][1].values)
+
+    def fetch(self) -> dict[str, float]:
+        """Wait for every step so far, and return the means of the last one.
+
+        Raises:
+            NonFiniteError: a loss was NaN or infinite; names the first step where it was.
+        """
+        steps = [step for step, _ in self._pending]
+        values = [v.astype(np.float64) for v in jax.device_get([sums.values for _, sums in self._pending])]
+        self._pending.clear()
+        for step, value in zip(steps, values, strict=True):
+            if not math.isfinite(value[0, 0]):
+                raise NonFiniteError(
+                    f"step {step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
+                    "Lower optimizer.learning_rate or lengthen optimizer.warmup"
+                )
+            self._epoch_values = self._epoch_values + value
+        return self._means(values[-1])
+
+    def rates(self) -> tuple[float, float]:
+        """(images a second over all devices, share of the time spent waiting for data) since the last call.
+
+        The run's first step, which compiles, has no part in it, unless there was no other.
+        """
+        seconds = time.perf_counter() - self._begin
+        self._epoch_seconds += seconds + self._first_step_seconds
+        steps, waited = self._steps, self._waited
+        if not steps:
+            steps, seconds = 1, self._first_step_seconds
+        self._first_step_seconds = 0.0
+        self._restart()
+        return steps * self._batch_size / seconds, waited / seconds
+
+    def end_epoch(self) -> tuple[dict[str, float], float]:
+        """The means and the training seconds of the epoch that ends here; the next begins."""
+        means, seconds = self._means(self._epoch_values), self._epoch_seconds
+        self._epoch_values, self._epoch_seconds = np.array(0.0), 0.0
+        return means, seconds
+
+    def progress(self) -> dict[str, Any]:
+        """The running epoch, as plain values."""
+        return {"epoch_values": self._epoch_values.tolist(), "epoch_seconds": self._epoch_seconds}
+
+    def _means(self, values: np.ndarray) -> dict[str, float]:
+        return {name: float(total / count) for name, (total, count) in zip(self._names, values, strict=True)}
+
+    def _restart(self) -> None:
+        self._begin, self._waited, self._steps = time.perf_counter(), 0.0, 0

@@ -1,0 +1,66 @@
+"""The length of a run and its cadences, in steps."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from jaxddp.config import Config
+from jaxddp.duration import Cadence, Duration
+from jaxddp.errors import InputError
+
+_NEVER = Cadence(Fraction(0), 1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When a run ends, and at the end of which steps it logs, validates and saves; an epoch's last step always logs."""
+
+    num_examples: int
+    batch_size: int
+    total_steps: int
+    log: Cadence = _NEVER
+    evaluate: Cadence = _NEVER
+    checkpoint: Cadence = _NEVER
+
+    @classmethod
+    def of(cls, config: Config, num_examples: int) -> "Plan":
+        """The plan of a config over a data set of N training examples.
+
+        Raises:
+            InputError: a run of no steps.
+        """
+        sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size}
+        total = config.train.duration.steps(**sizes)
+        if total < 1:
+            raise InputError(f'train.duration="{config.train.duration}" is no step at all; give at least "1 step"')
+
+        def cadence(every: Duration) -> Cadence:
+            return Cadence.of(every, total_steps=total, **sizes)
+
+        return cls(
+            **sizes,
+            total_steps=total,
+            log=cadence(config.log.every),
+            evaluate=cadence(config.eval.every),
+            checkpoint=cadence(config.checkpoint.every),
+        )
+
+    def epoch(self, step: int) -> float:
+        """How many epochs have been seen at the end of a step."""
+        return step * self.batch_size / self.num_examples
+
+    @property
+    def epochs(self) -> Cadence:
+        return Cadence(Fraction(self.num_examples), self.batch_size)
+
+    def last(self, step: int) -> bool:
+        return step >= self.total_steps
+
+    def logs(self, step: int) -> bool:
+        return self.log.due(step) or self.epochs.due(step) or self.last(step)
+
+    def evaluates(self, step: int) -> bool:
+        """Validation also comes with the last step, unless it is switched off (a cadence of 0)."""
+        return bool(self.evaluate.examples) and (self.evaluate.due(step) or self.last(step))
+
+    def saves(self, step: int) -> bool:
+        return self.checkpoint.due(step) or self.last(step)

@@ -1,0 +1,376 @@
+"""Adapted models: one network in three libraries gives the same numbers; modes, streams, state in their places."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxddp.errors import InputError
+from jaxddp.models.adapt import MODE_ARGUMENTS, Model, adapt
+from jaxddp.models.resnet import resnet
+
+EXAMPLE = jnp.zeros((1, 8, 8, 3))
+
+
+class LinenCNN(nn.Module):
+    """3x3 convolution, batch norm, relu, dropout at `rate`, mean over pixels, dense."""
+
+    rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        x = nn.Conv(4, (3, 3), name="conv")(images)
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, name="norm")(x)
+        x = nn.Dropout(self.rate, deterministic=not train)(nn.relu(x))
+        return nn.Dense(5, name="head")(x.mean((1, 2)))
+
+
+class NNXCNN(nnx.Module):
+    """The same; its mode is set by train() and eval()."""
+
+    def __init__(self, rate=0.0, *, rngs):
+        self.conv = nnx.Conv(3, 4, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(4, momentum=0.9, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+        self.head = nnx.Linear(4, 5, rngs=rngs)
+
+    def __call__(self, images):
+        x = self.dropout(nnx.relu(self.norm(self.conv(images))))
+        return self.head(x.mean((1, 2)))
+
+
+def function_init(key, example):
+    variables = LinenCNN().init(key, example)
+    return variables["params"], variables["batch_stats"]["norm"]
+
+
+def function_apply(params, state, images, *, train):
+    """The same, from jax.lax alone."""
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    x = jax.lax.conv_general_dilated(images, params["conv"]["kernel"], (1, 1), "SAME", dimension_numbers=dimensions)
+    x += params["conv"]["bias"]
+    mean, var = (x.mean((0, 1, 2)), x.var((0, 1, 2))) if train else (state["mean"], state["var"])
+    updated = {"mean": 0.9 * state["mean"] + 0.1 * mean, "var": 0.9 * state["var"] + 0.1 * var}
+    x = (x - mean) / jnp.sqrt(var + 1e-5) * params["norm"]["scale"] + params["norm"]["bias"]
+    x = jnp.maximum(x, 0.0).mean((1, 2))
+    return x @ params["head"]["kernel"] + params["head"]["bias"], updated
+
+
+def three_cnns():
+    """Adapted, by library, with what their states call the running statistics."""
+    return {
+        "linen": (adapt(LinenCNN()), lambda statistics: {"batch_stats": {"norm": statistics}}),
+        "nnx": (adapt(NNXCNN(rngs=nnx.Rngs(0))), lambda statistics: {"norm": statistics}),
+        "function": (adapt((function_init, function_apply)), lambda statistics: statistics),
+    }
+
+
+def random_weights(seed=0):
+    """One draw of params, running statistics, images and labels, float64."""
+    rng = np.random.default_rng(seed)
+    params, _ = jax.eval_shape(lambda: function_init(jax.random.key(0), EXAMPLE))
+    params = jax.tree.map(lambda leaf: rng.uniform(0.1, 1.0, leaf.shape) * rng.choice([-1, 1], leaf.shape), params)
+    statistics = {"mean": rng.standard_normal(4), "var": rng.uniform(0.5, 1.5, 4)}
+    return params, statistics, rng.standard_normal((8, 8, 8, 3)), rng.integers(0, 5, 8)
+
+
+def loss_and_gradients(model, params, state, images, labels, train, key=None):
+    def loss(params):
+        logits, updated = model.apply(params, state, images, train=train, key=key)
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
+        return -jnp.mean(picked), (logits, updated)
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def close(actual, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), actual, expected)
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+@pytest.mark.parametrize("train", [True, False])
+def test_one_network_in_three_libraries_is_one_function(library, train):
+    params, statistics, images, labels = random_weights()
+    results = {}
+    with jax.enable_x64(True):
+        for name, (model, wrap) in three_cnns().items():
+            step = jax.jit(
+                lambda params, state, model=model: loss_and_gradients(model, params, state, images, labels, train)
+            )
+            (loss, (logits, updated)), gradients = step(params, wrap(statistics))
+            results[name] = (loss, logits, gradients), updated
+            assert logits.dtype == jnp.float64
+    expected, expected_state = results["function"]
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(expected[2]["head"]))
+    close(results[library][0], expected)
+    close(results[library][1], three_cnns()[library][1](expected_state))
+    assert np.allclose(expected_state["mean"], statistics["mean"]) != train
+
+
+def test_one_network_in_three_libraries_trains_to_one_loss_series():
+    params, statistics, images, labels = random_weights(1)
+    series = {}
+    with jax.enable_x64(True):
+        for name, (model, wrap) in three_cnns().items():
+
+            @jax.jit
+            def step(params, state, model=model):
+                (loss, (_, state)), gradients = loss_and_gradients(model, params, state, images, labels, True)
+                return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), state, loss
+
+            trained, state, losses = params, wrap(statistics), []
+            for _ in range(5):
+                trained, state, loss = step(trained, state)
+                losses.append(float(loss))
+            series[name] = losses
+    close(series["linen"], series["function"])
+    close(series["nnx"], series["function"])
+    assert series["function"][-1] < series["function"][0] - 0.05
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx", "function"])
+def test_adapted_models_work_in_shard_map(library):
+    params, statistics, images, labels = random_weights(2)
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    with jax.enable_x64(True):
+        model, wrap = three_cnns()[library]
+        state = wrap(statistics)
+
+        def on_a_device(params, state, images, labels, train):
+            key = jax.random.fold_in(jax.random.key(0), jax.lax.axis_index("data"))
+            params = jax.lax.pcast(params, "data", to="varying")
+            (loss, (_, updated)), gradients = loss_and_gradients(model, params, state, images, labels, train, key)
+            return jax.lax.pmean((loss, gradients, updated), "data")
+
+        def on_four(train):
+            specs = {"in_specs": (P(), P(), P("data"), P("data")), "out_specs": P()}
+            step = jax.shard_map(lambda *arguments: on_a_device(*arguments, train), mesh=mesh, **specs)
+            return jax.jit(step)(params, state, images, labels)
+
+        (loss, (_, _)), gradients = loss_and_gradients(model, params, state, images, labels, False)
+        close(on_four(False), (loss, gradients, state))
+        # In training the statistics are a device's own, yet means of equal shards average to the global mean.
+        _, (_, updated) = loss_and_gradients(model, params, state, images, labels, True)[0]
+        for (path, four), one in zip(
+            jax.tree_util.tree_leaves_with_path(on_four(True)[2]), jax.tree.leaves(updated), strict=True
+        ):
+            assert np.allclose(four, one, rtol=1e-9) == (path[-1].key == "mean")
+
+
+@pytest.mark.parametrize("model", [LinenCNN(rate=0.5), NNXCNN(rate=0.5, rngs=nnx.Rngs(0))], ids=["linen", "nnx"])
+def test_dropout_follows_from_the_key_alone(model):
+    model = adapt(model)
+    params, state = model.init(jax.random.key(0), EXAMPLE)
+    images = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
+
+    def logits(seed, train=True):
+        key = None if seed is None else jax.random.key(seed)
+        return np.asarray(model.apply(params, state, images, train=train, key=key)[0])
+
+    np.testing.assert_array_equal(logits(1), logits(1))
+    assert not np.array_equal(logits(1), logits(2))
+    np.testing.assert_array_equal(logits(1, train=False), logits(2, train=False))
+    np.testing.assert_array_equal(logits(1, train=False), logits(None, train=False))
+    raw_key = model.apply(params, state, images, train=True, key=jax.random.PRNGKey(1))[0]
+    np.testing.assert_array_equal(raw_key, logits(1))
+
+
+class LinenNoise(nn.Module):
+    """Draws from two streams, one of them of an uncommon name, and counts its calls in a collection of its own."""
+
+    @nn.compact
+    def __call__(self, images):
+        calls = self.variable("counters", "calls", lambda: jnp.zeros((), jnp.int32))
+        if not self.is_initializing():
+            calls.value += 1
+        return jnp.stack([jax.random.normal(self.make_rng(name), (3,)) for name in ("dropout", "noise")])
+
+
+class NNXNoise(nnx.Module):
+    """The same, with streams inside a list."""
+
+    def __init__(self, rngs):
+        self.streams = nnx.List([rngs["dropout"].fork(), rngs["noise"].fork(), rngs["noise"].split((2,))])
+        self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+
+    def __call__(self, images):
+        self.calls[...] += 1
+        return jnp.stack([stream.normal((3,)) for stream in self.streams[:2]])
+
+
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [(LinenNoise(), ("counters", "calls")), (NNXNoise(nnx.Rngs(0, dropout=0, noise=0)), ("calls",))],
+    ids=["linen", "nnx"],
+)
+def test_every_stream_and_every_other_state(model, place):
+    model = adapt(model)
+    params, state = model.init(jax.random.key(0), EXAMPLE)
+    assert params == {}
+    (path,) = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    assert tuple(part.key for part in path) == place
+
+    noise, updated = jax.jit(model.apply, static_argnames="train")(
+        params, state, EXAMPLE, train=True, key=jax.random.key(1)
+    )
+    assert len(np.unique(noise)) == noise.size, "two streams drew the same"
+    assert jax.tree.leaves(updated) == [1]
+    other, evaluated = model.apply(params, updated, EXAMPLE, train=False, key=jax.random.key(2))
+    assert not np.any(np.asarray(other) == np.asarray(noise))
+    assert jax.tree.leaves(evaluated) == [1], "evaluation leaves the state alone"
+
+
+CALLS = {
+    "train": lambda _, x, train: x + train,
+    "training": lambda _, x, training: x + training,
+    "is_training": lambda _, x, *, is_training: x + is_training,
+    "deterministic": lambda _, x, deterministic=True: x + (not deterministic),
+    "use_running_average": lambda _, x, *, use_running_average=None: x + (not use_running_average),
+}
+
+
+@pytest.mark.parametrize("name", MODE_ARGUMENTS)
+@pytest.mark.parametrize("library", ["linen", "nnx", "function"])
+def test_a_mode_is_told_in_the_models_own_word(name, library):
+    call = CALLS[name]
+    if library == "function":
+        model = adapt((lambda key, example: {}, call))
+    else:
+        base = nn.Module if library == "linen" else nnx.Module
+        model = adapt(type("Net", (base,), {"__call__": call, "__module__": __name__})())
+    params, state = model.init(jax.random.key(0), EXAMPLE)
+    for train in (True, False):
+        logits, _ = model.apply(params, state, EXAMPLE, train=train, key=None)
+        np.testing.assert_array_equal(logits, EXAMPLE + train)
+
+
+class NNXNested(nnx.Module):
+    """A list, a shared layer and a bare array."""
+
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 3, rngs=rngs)])
+        self.repeated = self.layers[0]
+        self.offset = jnp.arange(3.0)
+
+    def __call__(self, images):
+        x = images
+        for layer in [*self.layers, self.repeated]:
+            x = layer(x)
+        return x + self.offset
+
+
+def test_nnx_structure_and_the_users_module_stay_as_they_are():
+    module = NNXNested(nnx.Rngs(0))
+    images = jax.random.normal(jax.random.key(0), (4, 3))
+    expected = np.asarray(module(images))
+    model = adapt(module)
+    params, state = model.init(jax.random.key(9), images)
+    assert list(params) == ["layers"] and list(params["layers"]) == ["0", "1"]
+    np.testing.assert_array_equal(state["offset"], jnp.arange(3.0))
+    logits, _ = model.apply(params, state, images, train=True, key=None)
+    np.testing.assert_allclose(logits, expected, rtol=1e-6)
+
+    changed = jax.tree.map(jnp.zeros_like, params)
+    logits, _ = model.apply(changed, state, images, train=True, key=None)
+    np.testing.assert_allclose(logits, np.broadcast_to(jnp.arange(3.0), (4, 3)))
+    jax.tree.map(lambda leaf: leaf.delete(), (params, state))  # as donation does
+    np.testing.assert_array_equal(module(images), expected)
+    np.testing.assert_allclose(model.apply(*model.init(None, images), images, train=False, key=None)[0], expected)
+
+
+def test_nnx_mode_of_the_users_module_is_left_alone():
+    module = NNXCNN(0.5, rngs=nnx.Rngs(0))
+    module.eval()
+    model = adapt(module)
+    model.apply(*model.init(jax.random.key(0), EXAMPLE), EXAMPLE, train=True, key=jax.random.key(1))
+    assert module.norm.use_running_average and module.dropout.deterministic
+    np.testing.assert_array_equal(module.norm.mean[...], np.zeros(4))
+
+
+def test_functions_without_state_and_with_a_key():
+    def init(key, example):
+        return (jnp.ones(3), jnp.zeros(3))  # two leaves, not (params, state)
+
+    def apply(params, images, key=None):
+        return images * params[0] + params[1] + jax.random.uniform(key)
+
+    model = adapt([init, apply])
+    params, state = model.init(jax.random.key(0), EXAMPLE)
+    assert len(params) == 2 and state == {}
+    logits, state = model.apply(params, state, EXAMPLE, train=True, key=jax.random.key(1))
+    np.testing.assert_allclose(logits, EXAMPLE + jax.random.uniform(jax.random.key(1)))
+    assert state == {}
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx", "function"])
+def test_an_adapted_model_is_a_frozen_hashable_model(library):
+    model, _ = three_cnns()[library]
+    assert isinstance(model, Model)
+    assert adapt(model) is model
+    assert hash(model) == hash(model)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(model, dataclasses.fields(model)[0].name, None)
+    params, state = jax.eval_shape(model.init, jax.random.key(0), EXAMPLE)
+    apply = jax.jit(lambda model, *arguments: model.apply(*arguments, train=True, key=None), static_argnums=0)
+    logits, updated = jax.eval_shape(lambda *arguments: apply(model, *arguments), params, state, EXAMPLE)
+    assert (logits.shape, logits.dtype) == ((1, 5), jnp.float32)
+    assert jax.tree.structure(updated) == jax.tree.structure(state)
+
+
+def test_resnet_adapts():
+    model = adapt(resnet("resnet18", 7, width=4, stem="small"))
+    params, state = jax.eval_shape(model.init, jax.random.key(0), EXAMPLE)
+    logits, updated = jax.eval_shape(
+        lambda *arguments: model.apply(*arguments, train=True, key=None), params, state, EXAMPLE
+    )
+    assert logits.shape == (1, 7)
+    assert list(state) == ["batch_stats"]
+    assert jax.tree.map(jnp.shape, updated) == jax.tree.map(jnp.shape, state)
+
+
+class OddModel:
+    """Has a Model's methods, but not their arguments."""
+
+    def init(self, key, example):
+        return {}, {}
+
+    def apply(self, params, images):
+        return images
+
+
+def params_init(key, example):
+    return {}
+
+
+def open_ended(params, state, rng, *inputs):
+    return inputs[0], state
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        (3, ["model is of type int;", "a Linen module, an NNX module, a pair of functions"]),
+        ("resnet50", ["model is of type str;"]),
+        (LinenCNN, ["model is the class LinenCNN;"]),
+        ((params_init,), ["model is of type tuple;"]),
+        ((params_init, 3), ["model is of type tuple;"]),
+        ((lambda key: {}, function_apply), ["does not fit init(key, example)"]),
+        ((params_init, lambda params: params), ["does not fit apply(params, images) or apply(params, state, images)"]),
+        ((params_init, lambda a, b, c, d: a), ["(a, b, c, d) does not fit apply", "'d'"]),
+        ((params_init, lambda a, b, *, rate: a), ["does not fit apply", "'rate'"]),
+        ((params_init, open_ended), ["open_ended(params, state, rng, *inputs) does not fit", "name its arguments"]),
+        ((dict, function_apply), ["dict shows no signature; wrap it in a Python function"]),
+        (OddModel(), ["OddModel.apply(params, images) does not fit apply(params, model_state, images, *, train, key)"]),
+    ],
+)
+def test_anything_else_is_refused_by_name(model, parts):
+    with pytest.raises(InputError) as caught:
+        adapt(model)
+    for part in parts:
+        assert part in str(caught.value)

@@ -1,0 +1,393 @@
+"""The house: who may import whom, which library lives where, who may ask JAX about the machine, how long things get.
+
+Every rule is a function of one file's path and source that returns what breaks it, so each is shown to catch a
+violation (`BAD`) and to leave good code alone (`GOOD`) before it is believed about the house.
+"""
+
+import ast
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULE_LINES, FUNCTION_LINES = 300, 70
+
+
+@dataclass(frozen=True)
+class Room:
+    """Modules and packages of one floor that may import each other, and the libraries they may use beside NumPy."""
+
+    floor: int
+    places: str
+    libraries: str = ""
+
+
+HOUSE = (
+    Room(0, "errors wording"),
+    Room(1, "config duration"),
+    Room(1, "parallel", "jax"),
+    Room(2, "configs"),
+    Room(2, "models", "jax flax"),
+    Room(2, "data", "tensorflow_datasets obstore"),
+    Room(3, "engine", "jax flax optax"),
+    Room(4, "runtime", "jax"),
+    Room(5, "run", "jax optax"),
+    Room(6, "api __init__", "jax optax matplotlib"),
+    Room(6, "cluster"),
+    Room(7, "cli __main__", "tyro rich"),
+)
+ROOMS = {place: room for room in HOUSE for place in room.places.split()}
+DOOR = "__init__"
+
+# Libraries for the one file that needs them, and no more of its room.
+FILES = {
+    "jaxddp/data/stream.py": "tensorflow",
+    "jaxddp/data/augment.py": "tensorflow",
+    "jaxddp/runtime/checkpoint.py": "orbax",
+    "jaxddp/runtime/listeners/curves.py": "matplotlib",
+    "jaxddp/runtime/listeners/overview.py": "clu",
+    "jaxddp/runtime/listeners/progress.py": "rich IPython",
+    "jaxddp/runtime/listeners/tensorboard.py": "clu tensorflow",
+}
+
+MACHINE = {
+    *("devices", "local_devices", "device_count", "local_device_count", "default_backend", "distributed"),
+    *("process_index", "process_count", "process_indices", "host_id", "host_count", "host_ids"),
+}
+"""What of `jax` only parallel/ may touch."""
+COORDINATION = "jaxddp/parallel/environment.py"
+"""The one module that may reach into jax's private parts."""
+
+# What a machine without TensorFlow, clu, tyro and rich can import: all that training on arrays needs.
+BARE = ("config", "duration", "errors", "parallel", "models", "engine", "data.order", "data.arrays", "data.table")
+BARE_RUNTIME = ("runtime.loop", "runtime.checkpoint", "run.setup", "api")
+
+Rule = Callable[[str, str], list[str]]
+
+
+def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import at any depth; `from a import b` is `a.b`."""
+    package = path.removesuffix(".py").split("/")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def place_of(path: str) -> str:
+    """ "engine" for jaxddp/engine/step.py, "config" for jaxddp/config.py, "configs" for configs/digits.py."""
+    folder, _, inside = path.partition("/")
+    return folder if folder == "configs" else inside.split("/")[0].removesuffix(".py")
+
+
+def floors(path: str, source: str) -> list[str]:
+    """A module imports from the floors below its own, and from its own room."""
+    room = ROOMS.get(place_of(path))
+    if room is None:
+        return [f"{path}: {place_of(path)!r} has no floor; give it a room in HOUSE"]
+    found = []
+    for line, name in imports(path, source):
+        library, _, inside = name.partition(".")
+        if library != "jaxddp":
+            continue
+        # `import jaxddp` and `from jaxddp import train` come through the door.
+        other = ROOMS.get(inside.split(".")[0], ROOMS[DOOR])
+        if other is not room and other.floor >= room.floor:
+            found.append(f"{path}:{line}: {name} is on floor {other.floor}, not below floor {room.floor}")
+    return found
+
+
+def libraries(path: str, source: str) -> list[str]:
+    """Third-party imports are those of the room, or of the file."""
+    allowed = {"jaxddp", "numpy"} | {*ROOMS[place_of(path)].libraries.split(), *FILES.get(path, "").split()}
+    names = ((line, name.partition(".")[0]) for line, name in imports(path, source))
+    return [
+        f"{path}:{line}: {name} is not a library of this room"
+        for line, name in names
+        if name not in sys.stdlib_module_names and name not in allowed
+    ]
+
+
+def hidden_imports(path: str, source: str) -> list[str]:
+    """An import by string cannot be seen by the other rules."""
+    called = ((node.lineno, node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    names = ((line, getattr(func, "attr", None) or getattr(func, "id", "")) for line, func in called)
+    return [f"{path}:{line}: {name}" for line, name in names if name in ("import_module", "__import__")]
+
+
+def machine(path: str, source: str) -> list[str]:
+    """Only parallel/ asks JAX for devices and processes; only its environment.py reaches into jax._src."""
+    tree, found = ast.parse(source), []
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    jax_names = {"jax"} | {alias.asname for alias in aliases if alias.name == "jax" and alias.asname}
+    for line, name in imports(path, source):
+        parts = name.split(".")
+        if parts[0] == "jax" and "_src" in parts and path != COORDINATION:
+            found.append(f"{path}:{line}: {name} is private")
+        elif parts[0] == "jax" and len(parts) > 1 and parts[1] in MACHINE and place_of(path) != "parallel":
+            found.append(f"{path}:{line}: {name} belongs in parallel/")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in jax_names:
+            if node.attr in MACHINE and place_of(path) != "parallel":
+                found.append(f"{path}:{node.lineno}: jax.{node.attr} belongs in parallel/")
+            elif node.attr == "_src" and path != COORDINATION:
+                found.append(f"{path}:{node.lineno}: jax._src is private")
+    return found
+
+
+def bare_packages(path: str, source: str) -> list[str]:
+    """The `__init__.py` of a room imports nothing, so that importing one of its modules imports no other."""
+    if not path.endswith("/__init__.py") or path == "jaxddp/__init__.py":
+        return []
+    return [f"{path}:{line}: imports {name}" for line, name in imports(path, source)]
+
+
+def sizes(path: str, source: str) -> list[str]:
+    """Modules and functions that can be read in one go."""
+    lines = len(source.splitlines())
+    found = [f"{path}: {lines} lines; under {MODULE_LINES} fit"] if lines >= MODULE_LINES else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length >= FUNCTION_LINES:
+                found.append(f"{path}:{node.lineno}: {node.name} has {length} lines; under {FUNCTION_LINES} fit")
+    return found
+
+
+RULES: dict[Rule, tuple[str, ...]] = {
+    floors: ("jaxddp", "configs"),
+    libraries: ("jaxddp", "configs"),
+    hidden_imports: ("jaxddp", "configs"),
+    machine: ("jaxddp", "configs"),
+    bare_packages: ("jaxddp",),
+    sizes: ("jaxddp", "configs", "launch", "benchmarks"),
+}
+
+LONG_FUNCTION = "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1)
+BAD = [
+    (floors, "jaxddp/engine/step.py", "from jaxddp.runtime.loop import fit"),
+    (floors, "jaxddp/engine/step.py", "def f():\n    import jaxddp.api"),
+    (floors, "jaxddp/engine/step.py", "from jaxddp import run"),
+    (floors, "jaxddp/engine/step.py", "import jaxddp"),
+    (floors, "jaxddp/engine/step.py", "from jaxddp import train"),
+    (floors, "jaxddp/engine/step.py", "from ..runtime import loop"),
+    (floors, "jaxddp/engine/step.py", "from ..runtime.loop import fit"),
+    (floors, "jaxddp/models/resnet.py", "from jaxddp.data.batch import Batch"),
+    (floors, "jaxddp/parallel/topology.py", "from jaxddp.config import Config"),
+    (floors, "jaxddp/errors.py", "from jaxddp.duration import Duration"),
+    (floors, "jaxddp/runtime/loop.py", "from jaxddp.run.setup import prepare"),
+    (floors, "jaxddp/run/recipe.py", "class A:\n    def f(self):\n        from jaxddp.cli import main"),
+    (floors, "jaxddp/cluster/launcher.py", "from jaxddp.api import train"),
+    (floors, "jaxddp/api.py", "from jaxddp.cluster.doctor import rows"),
+    (floors, "jaxddp/new.py", "x = 1"),
+    (floors, "configs/digits.py", "from jaxddp.engine.optimizer import make_optimizer"),
+    (libraries, "jaxddp/config.py", "import jax"),
+    (libraries, "jaxddp/data/table.py", "import pandas"),
+    (libraries, "jaxddp/data/table.py", "def f():\n    import tensorflow as tf"),
+    (libraries, "jaxddp/data/order.py", "from jax import numpy as jnp"),
+    (libraries, "jaxddp/models/resnet.py", "import optax"),
+    (libraries, "jaxddp/engine/step.py", "if True:\n    from clu import metrics"),
+    (libraries, "jaxddp/engine/step.py", "import torch.nn"),
+    (libraries, "jaxddp/runtime/listeners/curves.py", "import tensorflow"),
+    (libraries, "jaxddp/runtime/listeners/curves.py", "import IPython"),
+    (libraries, "jaxddp/runtime/loop.py", "import rich"),
+    (libraries, "jaxddp/runtime/loop.py", "from orbax import checkpoint"),
+    (libraries, "jaxddp/run/setup.py", "import orbax.checkpoint"),
+    (libraries, "jaxddp/cluster/launcher.py", "import jax"),
+    (libraries, "jaxddp/cli.py", "import jax"),
+    (libraries, "configs/digits.py", "import optax"),
+    (hidden_imports, "jaxddp/engine/step.py", "import importlib\nimportlib.import_module('clu')"),
+    (hidden_imports, "jaxddp/engine/step.py", "from importlib import import_module\nimport_module('clu')"),
+    (hidden_imports, "jaxddp/engine/step.py", "__import__('clu')"),
+    (machine, "jaxddp/engine/step.py", "import jax\nn = len(jax.devices())"),
+    (machine, "jaxddp/engine/step.py", "import jax as j\ndef f():\n    return j.local_devices()"),
+    (machine, "jaxddp/engine/step.py", "import jax.numpy\nn = jax.device_count()"),
+    (machine, "jaxddp/engine/step.py", "from jax import process_index"),
+    (machine, "jaxddp/runtime/loop.py", "def f():\n    import jax\n    return jax.process_count()"),
+    (machine, "jaxddp/api.py", "import jax\njax.distributed.initialize()"),
+    (machine, "jaxddp/api.py", "from jax.distributed import initialize"),
+    (machine, "jaxddp/api.py", "import jax.distributed as d"),
+    (machine, "jaxddp/parallel/topology.py", "from jax._src import distributed"),
+    (machine, "jaxddp/parallel/topology.py", "import jax\njax._src.distributed"),
+    (bare_packages, "jaxddp/data/__init__.py", "from jaxddp.data.batch import Batch"),
+    (bare_packages, "jaxddp/run/__init__.py", '"""Run."""\nimport os'),
+    (sizes, "jaxddp/engine/step.py", "x = 1\n" * MODULE_LINES),
+    (sizes, "jaxddp/engine/step.py", LONG_FUNCTION),
+    (sizes, "jaxddp/engine/step.py", "class A:\n" + textwrap.indent(LONG_FUNCTION, "    ")),
+]
+GOOD = [
+    (floors, "jaxddp/engine/step.py", "from jaxddp.parallel.topology import Topology\nfrom jaxddp.engine import state"),
+    (floors, "jaxddp/engine/step.py", "from . import state\nfrom ..errors import InputError"),
+    (floors, "jaxddp/config.py", "from jaxddp.duration import Duration"),
+    (floors, "jaxddp/cli.py", "from jaxddp import train"),
+    (floors, "jaxddp/__init__.py", "from jaxddp.api import train"),
+    (floors, "configs/digits.py", "from jaxddp.config import load"),
+    (libraries, "jaxddp/data/stream.py", "import os.path\nimport numpy as np\nimport tensorflow as tf"),
+    (libraries, "jaxddp/engine/step.py", "from jax import lax\nfrom ..errors import InputError"),
+    (hidden_imports, "jaxddp/config.py", "import importlib.util\nimportlib.util.spec_from_file_location('a', 'b')"),
+    (machine, "jaxddp/parallel/topology.py", "import jax\njax.devices(), jax.process_index()"),
+    (machine, "jaxddp/parallel/environment.py", "from jax._src import distributed"),
+    (machine, "jaxddp/engine/step.py", "import jax\ndef f(mesh, d: jax.Device):\n    return mesh.devices, jax.numpy"),
+    (bare_packages, "jaxddp/run/__init__.py", '"""Run."""'),
+    (bare_packages, "jaxddp/__init__.py", "from jaxddp.api import train"),
+    (sizes, "jaxddp/engine/step.py", LONG_FUNCTION.removesuffix("    x = 1\n")),
+    (sizes, "jaxddp/engine/step.py", "x = 1\n" * (MODULE_LINES - 1)),
+]
+
+
+def case_name(value: object) -> str | None:
+    return getattr(value, "__name__", None) or (str(value)[:40].replace("\n", " ") if isinstance(value, str) else None)
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), BAD, ids=case_name)
+def test_a_violation_is_caught(rule, path, source):
+    assert rule(path, source)
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), GOOD, ids=case_name)
+def test_good_code_is_left_alone(rule, path, source):
+    assert rule(path, source) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=case_name)
+def test_the_house_keeps_the_rule(rule):
+    files = [file for folder in RULES[rule] for file in sorted((ROOT / folder).rglob("*.py"))]
+    assert files
+    found = [one for file in files for one in rule(file.relative_to(ROOT).as_posix(), file.read_text())]
+    assert not found, "\n".join(found)
+
+
+def test_every_room_and_every_file_named_here_stands():
+    """A rule about a place that is gone would hold of nothing."""
+    places = {place_of(file.relative_to(ROOT).as_posix()) for file in (ROOT / "jaxddp").rglob("*.py")} | {"configs"}
+    assert places == set(ROOMS)
+    assert [file for file in (*FILES, COORDINATION) if not (ROOT / file).is_file()] == []
+
+
+WATCH = """
+import builtins
+import sys
+from importlib.machinery import PathFinder
+
+class Partial(PathFinder):
+    hidden = ()
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in cls.hidden else PathFinder.find_spec(name, path, target)
+
+def hide(*libraries):
+    # As on a machine where they are not installed.
+    Partial.hidden = libraries
+    sys.meta_path[sys.meta_path.index(PathFinder)] = Partial
+
+def watch(*libraries, refuse=False):
+    # Fills the list it returns with every import of these that a module of jaxddp runs, also of those long loaded;
+    # or lets those imports fail, where others may have them.
+    seen, plain_import = [], builtins.__import__
+
+    def watched(name, globals=None, *rest, **named):
+        by = (globals or {}).get("__name__", "")
+        if by.partition(".")[0] == "jaxddp" and name.partition(".")[0] in libraries:
+            seen.append(f"{by} imports {name}")
+            if refuse:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
+        return plain_import(name, globals, *rest, **named)
+
+    builtins.__import__ = watched
+    return seen
+"""
+
+
+def run_watched(program: str, *arguments: str) -> None:
+    """Runs a program, which may call `hide` and `watch`, in a Python of its own, from the repository's root."""
+    command = [sys.executable, "-c", WATCH + textwrap.dedent(program), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_hiding_hides_and_watching_sees():
+    run_watched(
+        """
+        import importlib.util
+        hide("wave")
+        assert importlib.util.find_spec("wave") is None and importlib.util.find_spec("html")
+        try:
+            import wave
+        except ModuleNotFoundError:
+            pass
+        else:
+            raise AssertionError("wave is not hidden")
+        import html
+        seen = watch("html")
+        exec("import html.parser", {"__name__": "jaxddp.engine.step"})
+        exec("import html", {"__name__": "another"})
+        assert seen == ["jaxddp.engine.step imports html.parser"], seen
+        watch("html", refuse=True)
+        exec("import html", {"__name__": "another"})
+        try:
+            exec("from html import parser", {"__name__": "jaxddp.engine.step"})
+        except ModuleNotFoundError as error:
+            assert error.name == "html"
+        else:
+            raise AssertionError("html is not refused")
+        """
+    )
+
+
+def test_importing_jaxddp_starts_no_backend_and_imports_no_tensorflow_of_its_own():
+    run_watched(
+        """
+        seen = watch("tensorflow", "tensorflow_datasets", "clu", "tyro")
+        import jaxddp
+        assert seen == [], seen
+        import jax
+        jax.config.update("jax_num_cpu_devices", 3)  # refused once a backend stands
+        assert len(jax.devices("cpu")) == 3
+        """
+    )
+
+
+def test_arrays_train_without_tensorflow_clu_tyro_and_rich(tmp_path):
+    """Flax itself asks for rich, so rich is refused to jaxddp alone."""
+    modules = [f"jaxddp.{place}" for place in (*BARE, *BARE_RUNTIME)]
+    for place in ("parallel", "models", "engine"):
+        files = (ROOT / "jaxddp" / place).glob("*.py")
+        modules += [f"jaxddp.{place}.{file.stem}" for file in files if file.stem != "__init__"]
+    run_watched(
+        """
+        hide("tensorflow", "tensorflow_datasets", "tensorboard", "clu", "tyro", "obstore", "IPython")
+        watch("rich", "PIL", refuse=True)
+        import importlib
+        workdir, *modules = sys.argv[1:]
+        for name in modules:
+            importlib.import_module(name)
+
+        import numpy as np
+        import optax
+        import jaxddp
+
+        rng = np.random.default_rng(0)
+        table = jaxddp.ArrayTable(rng.integers(0, 256, (8, 4, 4, 3), np.uint8), np.arange(8) % 2, ("a", "b"))
+        model = (
+            lambda key, example: {"weight": np.zeros((example[0].size, 2), np.float32)},
+            lambda params, images: images.reshape(len(images), -1) @ params["weight"],
+        )
+        setup = jaxddp.prepare_training(model, table, None, optax.sgd(0.1), 4)
+        state, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=table, workdir=workdir)
+        assert int(state.step) == 2 and abs(np.asarray(state.params["weight"])).sum() > 0
+        assert history.val["count"][-1] == 8
+        """,
+        str(tmp_path),
+        *modules,
+    )
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()) == ["2"]
+    assert (tmp_path / "metrics.jsonl").read_text()

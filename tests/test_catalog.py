@@ -1,0 +1,109 @@
+"""A name becomes a data set, and every bad catalog gets its line."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxddp.data.catalog import DatasetEntry, resolve
+from jaxddp.errors import InputError
+
+CATALOG = """
+[imagenet]
+path = "/data/imagenet"
+
+[digits]
+path = "sets/digits"
+train = "mine.csv"
+val = "other.csv"
+classes = "0:5"
+
+[bucket]
+path = "s3://bucket/imagenet"
+"""
+
+
+@pytest.fixture
+def catalog(tmp_path) -> Path:
+    file = tmp_path / "datasets.toml"
+    file.write_text(CATALOG)
+    return file
+
+
+def message(name: str, file: Path) -> str:
+    with pytest.raises(InputError) as error:
+        resolve(name, file=file)
+    return str(error.value)
+
+
+def test_entries(catalog):
+    assert resolve("imagenet", file=catalog) == DatasetEntry("imagenet", "/data/imagenet")
+    digits = DatasetEntry("digits", f"{catalog.parent}/sets/digits", "mine.csv", "other.csv", "0:5")
+    assert resolve("digits", file=catalog) == digits
+    assert resolve("bucket", file=str(catalog)).path == "s3://bucket/imagenet"
+
+
+def test_defaults_are_those_of_the_table():
+    from jaxddp.data.table import TRAIN_CSV, VAL_CSV
+
+    assert (DatasetEntry("", "").train, DatasetEntry("", "").val) == (TRAIN_CSV, VAL_CSV)
+
+
+def test_the_variable_comes_before_the_working_directory(catalog, tmp_path, monkeypatch):
+    monkeypatch.delenv("JAXDDP_DATASETS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert resolve("digits").path == f"{tmp_path}/sets/digits"
+    elsewhere = tmp_path / "elsewhere" / "mine.toml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_bytes(b"\xef\xbb\xbf[digits]\r\npath = '../d'\r\n")
+    monkeypatch.setenv("JAXDDP_DATASETS", str(elsewhere))
+    assert resolve("digits").path == f"{tmp_path}/elsewhere/../d"
+    assert resolve("digits", file=catalog).path == f"{tmp_path}/sets/digits"
+
+
+def test_home_is_expanded(catalog, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    catalog.write_text('[a]\npath = "~/data"\n')
+    assert resolve("a", file=catalog).path == "/home/somebody/data"
+
+
+def test_unknown_names(catalog):
+    assert message("imagenett", catalog) == (
+        f"{catalog}: no data set 'imagenett', did you mean 'imagenet'?; it knows: imagenet, digits, bucket"
+    )
+    catalog.write_text("")
+    assert message("x", catalog) == f"{catalog}: no data set 'x'; it knows: none"
+
+
+def test_files_that_cannot_be_read(catalog, tmp_path):
+    missing = tmp_path / "no.toml"
+    assert message("x", missing) == (
+        f"{missing}: no such file; write it, name another in JAXDDP_DATASETS, or give a path instead of a name"
+    )
+    assert "cannot be read (Is a directory); give a readable TOML file" in message("x", tmp_path)
+    catalog.write_bytes(b"[a]\npath = '\xff'\n")
+    assert message("a", catalog) == f"{catalog}: not UTF-8; save the file as UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("[a]\npath = /data\n", ":2: not TOML: "),
+        ("[a]\npath = '/data'\n[a]\n", ":3: not TOML: "),
+        ("[a", ": not TOML: "),
+        ("a = '/data'\n", """: a is '/data'; write a heading [a] and below it path = "..." """.rstrip()),
+        ("[a]\n", ': a: no path; add path = "DIRECTORY"'),
+        ("[a]\npath = 3\n", ": a.path: is 3; give a string that is not empty"),
+        ("[a]\npath = ' '\n", ": a.path: is ' '; give a string"),
+        ("[a]\npath = '/d'\nclasses = [0, 1]\n", ": a.classes: is [0, 1]; give a string"),
+        (
+            "[a]\npath = '/d'\nclases = '0:1'\n",
+            ": a.clases: unknown key, did you mean 'classes'?; the keys are path, train, val, classes",
+        ),
+        ("[a]\npath = '/d'\nname = 'b'\n", ": a.name: unknown key"),
+    ],
+)
+def test_bad_entries(catalog, content, expected):
+    catalog.write_text(content)
+    text = message("a", catalog)
+    assert text.startswith(f"{catalog}{expected}")
+    assert "\n" not in text

@@ -1,0 +1,314 @@
+"""The terminal's door: exit codes, one-line errors, and runs that end, are killed, and go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ilsvrc import IMAGES, write_tree
+from small import largest_difference
+
+from jaxddp.cli import main
+from jaxddp.config import load
+from jaxddp.run.recipe import Recipe
+from jaxddp.runtime.checkpoint import Checkpoints
+
+TRAIN = "LOC_train_solution.csv"
+SMALL = ["--model.width", "2", "--data.image-size", "16", "--data.resize", "16", "--data.pad", "1"]
+SMALL += ["--train.batch-size", "8", "--eval.batch-size", "8", "--log.no-tensorboard"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=13, val=11, size=20)
+
+
+def train(root: Path, workdir: Path, *more: str) -> list[str]:
+    return ["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *SMALL, *more]
+
+
+def fails(arguments: list[str], capfd, code: int = 2) -> str:
+    """The one line that a command leaves on stderr."""
+    assert main(arguments) == code
+    error = capfd.readouterr().err
+    assert "Traceback" not in error
+    last = error.rstrip("\n").split("\n")[-1]
+    assert last.startswith("jaxddp: ")
+    return last
+
+
+def metrics(workdir: Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def params(workdir: Path, root: Path) -> dict:
+    config = load("digits").replace(
+        data={"path": str(root), "image_size": 16, "resize": 16, "pad": 1},
+        model={"width": 2},
+        train={"batch_size": 8},
+        eval={"batch_size": 8},
+    )
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    state, _ = checkpoints.restore(checkpoints.latest() or 0, Recipe.of(config).setup().state)
+    checkpoints.close()
+    return state.params
+
+
+@pytest.fixture(scope="module")
+def finished(root, tmp_path_factory) -> Path:
+    """A run of 12 steps, in a process of its own on 4 simulated devices."""
+    workdir = tmp_path_factory.mktemp("run") / "whole"
+    arguments = train(root, workdir, "--train.duration", "12 steps", "--parallel.cpu-devices", "4")
+    done = subprocess.run([sys.executable, "-m", "jaxddp", *arguments], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "curves.png" in done.stdout
+    return workdir
+
+
+def test_a_run_leaves_what_the_contract_names(finished):
+    result = json.loads((finished / "result.json").read_text())
+    assert (result["status"], result["step"], result["devices"], result["processes"]) == ("done", 12, 4, 1)
+    assert result["val"]["count"] == 11
+    assert json.loads((finished / "config.json").read_text())["train"]["batch_size"] == 8
+    assert {line["split"] for line in metrics(finished)} == {"train", "val"}
+    assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (finished / "parameters.txt").stat().st_size > 0
+
+
+def test_eval_repeats_the_figures_of_the_run(finished, root, capfd):
+    arguments = ["eval", "digits", "--data.path", str(root), "--workdir", str(finished), *SMALL]
+    assert main(arguments) == 0
+    figures = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
+    expected = json.loads((finished / "result.json").read_text())["val"]
+    assert (figures["step"], figures["count"]) == ("12", "11")
+    assert float(figures["loss"]) == pytest.approx(expected["loss"], rel=1e-5)
+    assert float(figures["top1"]) == expected["top1"]
+    assert "no checkpoint '7'; there" in fails([*arguments, "--step", "7"], capfd)
+
+
+def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, root, tmp_path):
+    workdir = tmp_path / "killed"
+    shared = ["--train.duration", "12 steps", "--parallel.cpu-devices", "4", "--checkpoint.every", "2 steps"]
+    command = [sys.executable, "-m", "jaxddp", *train(root, workdir, *shared)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    give_up = time.monotonic() + 200
+    while not any((workdir / "checkpoints" / str(step)).is_dir() for step in (2, 4, 6)):
+        assert process.poll() is None and time.monotonic() < give_up
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "torn')
+    resumed = subprocess.run([*command, "--resume", "must"], capture_output=True, text=True, timeout=240)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resum" in resumed.stdout
+    whole = {line["step"]: line for line in metrics(finished) if line["split"] == "train"}
+    steps = [line["step"] for line in metrics(workdir) if line["split"] == "train"]
+    assert steps == sorted(set(steps)) and steps[-1] == 12
+    for line in metrics(workdir):
+        if line["split"] == "train" and line["step"] in whole:
+            assert (line["loss"], line["top1"]) == (whole[line["step"]]["loss"], whole[line["step"]]["top1"])
+    ours, theirs = params(workdir, root), params(finished, root)
+    assert largest_difference(ours, theirs) == 0
+
+
+def test_sigterm_saves_and_the_same_command_resumes(root, tmp_path):
+    workdir = tmp_path / "preempted"
+    command = [
+        sys.executable,
+        "-m",
+        "jaxddp",
+        *train(root, workdir, "--train.duration", "4000 steps", "--log.every", "1 step"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    give_up = time.monotonic() + 200
+    while not ((workdir / "metrics.jsonl").exists() and (workdir / "metrics.jsonl").stat().st_size):
+        assert process.poll() is None and time.monotonic() < give_up
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 75
+    assert "the same command resumes it" in error.rstrip().split("\n")[-1]
+    result = json.loads((workdir / "result.json").read_text())
+    assert result["status"] == "preempted"
+    assert Checkpoints(workdir / "checkpoints").latest() == result["step"]
+
+
+def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finished, root, tmp_path, capfd):
+    import shutil
+
+    workdir = tmp_path / "copy"
+    shutil.copytree(finished, workdir)
+    arguments = train(root, workdir, "--train.duration", "12 steps")
+    message = fails([*arguments, "--optimizer.learning-rate", "0.3"], capfd)
+    assert "optimizer.learning_rate was 0.1 and is now 0.3" in message
+    message = fails([*arguments, "--resume", "never"], capfd)
+    assert "step 12" in message and "--resume never would lose" in message
+    assert main(train(root, workdir, "--train.duration", "14 steps")) == 0
+    assert json.loads((workdir / "result.json").read_text())["step"] == 14
+    (workdir / "config.json").write_text("{")
+    assert "config.json: cannot be read" in fails(arguments, capfd)
+
+
+def test_a_checkpoint_of_another_architecture(finished, root, capfd):
+    arguments = ["eval", "digits", "--data.path", str(root), "--workdir", str(finished), *SMALL]
+    message = fails([*arguments, "--model.width", "4"], capfd)
+    assert "another architecture or optimizer: " in message
+    assert "is float32[2] there and float32[4] here" in message
+
+
+def test_a_loss_that_is_not_finite_ends_with_code_1(root, tmp_path, capfd):
+    arguments = train(root, tmp_path / "w", "--train.duration", "30 steps", "--optimizer.learning-rate", "1e30")
+    message = fails([*arguments, "--optimizer.warmup", "0 steps", "--checkpoint.every", "1 step"], capfd, code=1)
+    assert "step " in message and "not saved" in message
+    assert json.loads((tmp_path / "w" / "result.json").read_text())["status"] == "failed"
+
+
+# fmt: off
+BAD_OVERRIDES = {
+    "batch not divisible": (
+        ["--train.batch-size", "9"],
+        "batch_size=9 cannot be divided among 8 devices; 8 or 16",
+    ),
+    "batch too large": (["--train.batch-size", "48"], "batch size 48: the batch is larger than the data set of 39"),
+    "evaluation batch": (["--eval.batch-size", "3"], "eval.batch_size=3 cannot be divided among 8 devices; 8 would do"),
+    "more devices than there are": (["--parallel.devices", "9"], "parallel.devices=9: expected 1 to 8"),
+    "unknown model": (["--model.name", "resnt18"], "did you mean 'resnet18'?"),
+    "unknown optimizer": (["--optimizer.name", "momentun"], "did you mean 'momentum'?"),
+    "unknown schedule": (["--optimizer.schedule", "cosin"], "did you mean 'cosine'?"),
+    "no step at all": (["--train.duration", "0 steps"], 'train.duration="0 steps" is no step at all'),
+    "a share of itself": (["--train.duration", "5%"], "of what?"),
+    "warm-up longer than the run": (["--optimizer.warmup", "90 epochs"], "longer than the run"),
+    "class that is not there": (["--data.classes", "0:4"], "0:4"),
+    "nothing kept": (["--checkpoint.keep", "0"], "checkpoint.keep=0"),
+    "negative seed": (["--seed", "-1"], "seed -1"),
+    "resume without a checkpoint": (["--resume", "must"], "no checkpoint to resume from"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", BAD_OVERRIDES)
+def test_bad_overrides(case, root, tmp_path, capfd):
+    overrides, expected = BAD_OVERRIDES[case]
+    assert expected in fails(train(root, tmp_path / "w", *overrides), capfd)
+
+
+def rewrite(name: str, change):
+    def damage(root: Path) -> None:
+        path = root / name
+        path.write_text(change(path.read_text()))
+
+    return damage
+
+
+def add_row(row: str):
+    """A row at the end, after the header and 39 examples; `*` stands for the first example's box."""
+    return rewrite(TRAIN, lambda text: text + row.replace("*", text.splitlines()[1].split(",")[1]) + "\n")
+
+
+def first_image(root: Path) -> Path:
+    return sorted((root / IMAGES / "train").rglob("*.JPEG"))[0]
+
+
+def in_every_image(change):
+    """What is done to all of them is met in the first batch, whatever the order."""
+
+    def damage(root: Path) -> None:
+        for path in (root / IMAGES / "train").rglob("*.JPEG"):
+            path.write_bytes(change(path.read_bytes()))
+
+    return damage
+
+
+def huge(data: bytes) -> bytes:
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + (60000).to_bytes(2, "big") * 2 + data[at + 4 :]
+
+
+BAD_DATA = {
+    "missing root": (lambda root: os.rename(root, root.with_name("gone")), "tree"),
+    "missing CSV": (lambda root: (root / TRAIN).unlink(), TRAIN),
+    "missing column": (rewrite(TRAIN, lambda text: text.replace("PredictionString", "Boxes")), "PredictionString"),
+    "missing mapping": (lambda root: (root / "LOC_synset_mapping.txt").unlink(), "LOC_synset_mapping.txt"),
+    "unknown synset": (rewrite(TRAIN, lambda text: text.replace(",n", ",m", 1)), f"{TRAIN}:2"),
+    "blank id": (add_row(",*"), f"{TRAIN}:41"),
+    "repeated id": (rewrite(TRAIN, lambda text: text + text.splitlines()[1] + "\n"), f"{TRAIN}:41"),
+    "id that leaves": (add_row("../x,*"), "../x"),
+    "short row": (add_row("lonely"), f"{TRAIN}:41"),
+    "missing image": (lambda root: first_image(root).unlink(), "JPEG"),
+    "empty image": (lambda root: first_image(root).write_bytes(b""), "JPEG"),
+    "cut short": (in_every_image(lambda data: data[:-40]), "end-of-image"),
+    "pixel bomb": (in_every_image(huge), "60000"),
+    "no image": (in_every_image(lambda data: b"GIF89a" + data), "JPEG"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_DATA)
+def test_bad_data(case, tmp_path, capfd):
+    damage, expected = BAD_DATA[case]
+    root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
+    damage(root)
+    assert expected in fails(train(root, tmp_path / "w", "--train.duration", "2 steps"), capfd)
+
+
+def test_a_bom_and_carriage_returns_are_accepted(tmp_path):
+    root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
+    for name in ("LOC_train_solution.csv", "LOC_val_solution.csv", "LOC_synset_mapping.txt"):
+        path = root / name
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert main(train(root, tmp_path / "w", "--train.duration", "1 step")) == 0
+
+
+def test_a_work_directory_that_cannot_be_made(root, tmp_path, capfd):
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in fails(train(root, tmp_path / "file" / "w"), capfd)
+
+
+def test_neither_path_nor_name(capfd):
+    assert "give one of data.path" in fails(["train", "digits"], capfd)
+
+
+def test_a_data_set_by_name(root, tmp_path, monkeypatch, capfd):
+    (tmp_path / "datasets.toml").write_text(f'[mine]\npath = "{root}"\n')
+    monkeypatch.setenv("JAXDDP_DATASETS", str(tmp_path / "datasets.toml"))
+    arguments = ["train", "digits", "--workdir", str(tmp_path / "w"), *SMALL, "--train.duration", "1 step"]
+    assert main([*arguments, "--data.name", "mine"]) == 0
+    assert "did you mean 'mine'?" in fails([*arguments, "--data.name", "mime"], capfd)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["tarin", "digits"], "unknown command 'tarin'; did you mean 'train'?"),
+        (["train"], "the first argument is the config; there are: "),
+        (["train", "digitss"], "did you mean 'digits'?"),
+        (["train", "nowhere/digits.py"], "did you mean 'digits'?"),
+        (["eval", "digits", "--workdir", "/nonexistent/run"], "no such work directory"),
+    ],
+)
+def test_mistyped_commands(arguments, expected, capfd):
+    assert expected in fails(arguments, capfd)
+
+
+@pytest.mark.parametrize(
+    ("option", "suggestion"),
+    [("--train.batchsize", "--train.batch-size"), ("--optimizer.learing-rate", "--optimizer.learning-rate")],
+)
+def test_a_mistyped_option_is_answered_with_the_nearest(option, suggestion, capfd):
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "digits", option, "1"])
+    error = capfd.readouterr().err
+    assert stopped.value.code == 2
+    assert suggestion in error and "Traceback" not in error
+
+
+def test_help_names_commands_and_configs(capfd):
+    assert main(["--help"]) == 0
+    text = capfd.readouterr().out
+    assert "jaxddp train CONFIG" in text and "imagenet_resnet50" in text
+    assert main([]) == 2

@@ -1,0 +1,372 @@
+"""Configs: what can be written, what is refused and in which words, and that every config of the project runs."""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ilsvrc import write_tree
+
+from jaxddp.config import Config, config_names, flatten, load
+from jaxddp.duration import Cadence, Duration
+from jaxddp.engine.objective import cross_entropy
+from jaxddp.errors import InputError
+from jaxddp.run.recipe import Recipe
+from jaxddp.run.setup import train
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+sizes = st.integers(1, 10**7)
+durations = st.builds(
+    Duration,
+    st.fractions(min_value=0, max_value=10**12) | st.integers(0, 10**12).map(Fraction),
+    st.sampled_from(["steps", "epochs", "examples", "%"]),
+)
+
+
+# --- Durations ---
+
+
+@given(durations)
+def test_a_duration_reads_what_it_writes(duration):
+    assert Duration.parse(str(duration)) == duration
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("90 epochs", 90, "epochs"),
+        ("1 epoch", 1, "epochs"),
+        ("12 steps", 12, "steps"),
+        ("1 step", 1, "steps"),
+        ("1 steps", 1, "steps"),
+        ("2 epoch", 2, "epochs"),
+        ("1_000_000 examples", 10**6, "examples"),
+        ("0.1 epochs", Fraction(1, 10), "epochs"),
+        ("1e6 examples", 10**6, "examples"),
+        ("5%", 5, "%"),
+        ("12.5 %", Fraction(25, 2), "%"),
+        ("  3 steps ", 3, "steps"),
+        ("0 steps", 0, "steps"),
+    ],
+)
+def test_durations_are_exact(text, amount, unit):
+    assert Duration.parse(text) == Duration(Fraction(amount), unit)
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [("1 steps", "1 step"), ("2 epoch", "2 epochs"), ("1_000 examples", "1000 examples"), ("5.0 %", "5%")],
+)
+def test_a_duration_writes_singular_and_plural(duration, text):
+    assert str(Duration.parse(duration)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "epochs", "five epochs", "5 parsecs", "5epochs", "5 6 epochs", "% 5", "5 %s"]
+)
+def test_what_is_no_duration_is_answered_with_the_forms(text):
+    with pytest.raises(InputError, match='write "90 epochs", "5000 steps", "1_000_000 examples" or "5%"') as error:
+        Duration.parse(text)
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["-1 epochs", "-0.5%", "nan steps", "inf epochs", "1/0 epochs"])
+def test_a_duration_is_finite_and_not_negative(text):
+    with pytest.raises(InputError, match="is negative|is not a number"):
+        Duration.parse(text)
+
+
+@given(durations, sizes, sizes, sizes)
+def test_a_duration_ends_with_the_first_step_that_covers_it(duration, num_examples, batch_size, total_steps):
+    run = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}
+    steps = duration.steps(**run)
+    whole = {"steps": batch_size, "epochs": num_examples, "examples": 1, "%": Fraction(total_steps * batch_size, 100)}
+    examples = duration.amount * whole[duration.unit]
+    assert duration.examples(**run) == examples
+    assert steps * batch_size >= examples > (steps - 1) * batch_size
+
+
+@given(st.integers(0, 10**4), sizes, sizes)
+def test_epochs_end_at_the_ceiling(epochs, num_examples, batch_size):
+    steps = Duration.parse(f"{epochs} epochs").steps(num_examples=num_examples, batch_size=batch_size)
+    assert steps == -(-epochs * num_examples // batch_size)
+
+
+def test_a_percentage_needs_a_run_to_be_of():
+    with pytest.raises(InputError, match='"5%" of what'):
+        Duration.parse("5%").steps(num_examples=10, batch_size=2)
+
+
+# --- Cadences ---
+
+
+@given(st.fractions(min_value=Fraction(1, 3), max_value=500), st.integers(1, 50), st.integers(1, 200))
+def test_a_cadence_is_due_at_the_first_step_past_each_multiple(examples, batch_size, total_steps):
+    cadence = Cadence(examples, batch_size)
+    due = [step for step in range(1, total_steps + 1) if cadence.due(step)]
+    multiples = range(1, math.floor(total_steps * batch_size / examples) + 1)
+    assert due == sorted({math.ceil(k * examples / batch_size) for k in multiples})
+    assert cadence.count(total_steps) == len(multiples)
+    if examples >= batch_size:
+        assert len(due) == total_steps * batch_size // examples
+    else:
+        assert len(due) == total_steps
+
+
+@given(sizes, sizes)
+def test_a_cadence_of_nothing_never_comes(batch_size, step):
+    assert not Cadence(Fraction(0), batch_size).due(step)
+
+
+@given(st.integers(1, 60), st.integers(1, 500), st.integers(1, 64))
+def test_an_epochs_cadence_is_due_once_an_epoch(epochs, num_examples, batch_size):
+    total = Duration.parse(f"{epochs} epochs").steps(num_examples=num_examples, batch_size=batch_size)
+    every = Duration.parse("1 epoch")
+    cadence = Cadence.of(every, num_examples=num_examples, batch_size=batch_size, total_steps=total)
+    ends = {-(-epoch * num_examples // batch_size) for epoch in range(1, epochs + 1)}
+    assert {step for step in range(1, total + 1) if cadence.due(step)} == ends
+
+
+def test_a_cadence_counts_in_fractions():
+    """0.4 epochs of 11 examples pass 15 times in 66 of them; in binary floating point it would be 14.999… times."""
+    cadence = Cadence.of(Duration.parse("0.4 epochs"), num_examples=11, batch_size=1, total_steps=66)
+    assert cadence.count(66) == 15 and cadence.due(66)
+
+
+def test_a_cadence_in_percent_divides_the_run():
+    cadence = Cadence.of(Duration.parse("25%"), num_examples=99, batch_size=7, total_steps=10)
+    assert [step for step in range(1, 11) if cadence.due(step)] == [3, 5, 8, 10]
+
+
+# --- What can be written into a config ---
+
+
+def values(hint: typing.Any) -> st.SearchStrategy:
+    """Everything that a field of this type may hold."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Duration:
+        return durations
+    if dataclasses.is_dataclass(hint):
+        return st.builds(hint, **{key: values(inner) for key, inner in typing.get_type_hints(hint).items()})
+    if origin in (types.UnionType, typing.Union):
+        return st.none() | values(args[0])
+    if origin is typing.Literal:
+        return st.sampled_from(args)
+    if origin is tuple and args[-1] is ...:
+        return st.lists(values(args[0]), max_size=4).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, args))
+    return st.floats(allow_nan=False) if hint is float else st.from_type(hint)
+
+
+@given(values(Config))
+@settings(max_examples=50)
+def test_a_config_comes_back_from_json(config):
+    again = Config().replace(**json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert json.dumps(again.to_dict()) == json.dumps(config.to_dict())
+
+
+def test_replace_changes_what_it_names_and_nothing_else():
+    before = Config()
+    after = before.replace(
+        seed=3, train={"duration": "7 epochs"}, data={"mean": [0, 0.5, 1]}, optimizer={"warmup": "1%"}
+    )
+    there, here = flatten(before.to_dict()), flatten(after.to_dict())
+    assert {key: here[key] for key in here if here[key] != there[key]} == {
+        "seed": 3,
+        "train.duration": "7 epochs",
+        "data.mean": [0.0, 0.5, 1.0],
+        "optimizer.warmup": "1%",
+    }
+    assert after.train.duration == Duration.parse("7 epochs")
+    assert after.data.mean == (0.0, 0.5, 1.0)
+    assert before == Config()
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "nearest"),
+    [
+        ({"trian": {"batch_size": 8}}, "trian", "train"),
+        ({"train": {"batchsize": 8}}, "train.batchsize", "batch_size"),
+        ({"optimizer": {"lerning_rate": 0.1}}, "optimizer.lerning_rate", "learning_rate"),
+        ({"checkpoint": {"evry": "1 epoch"}}, "checkpoint.evry", "every"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest(change, key, nearest):
+    with pytest.raises(InputError, match=f"unknown config key '{key}'; did you mean '{nearest}'[?] there are: "):
+        Config().replace(**change)
+
+
+def test_a_key_like_no_other_is_answered_with_all_there_are():
+    with pytest.raises(InputError, match="unknown config key 'log.zzz'; there are: every, tensorboard"):
+        Config().replace(log={"zzz": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1.5}, "seed=1.5: expected int"),
+        ({"seed": True}, "seed=True: expected int"),
+        ({"seed": None}, "seed=None: expected int"),
+        ({"train": 3}, "train=3: give a dict of its keys to change"),
+        ({"train": {"batch_size": "256"}}, "train.batch_size='256': expected int"),
+        ({"train": {"precision": "float8"}}, "train.precision='float8': expected 'float32' or 'bfloat16'"),
+        ({"train": {"duration": 90}}, "train.duration=90: expected Duration"),
+        ({"optimizer": {"learning_rate": "0.1"}}, "optimizer.learning_rate='0.1': expected float"),
+        ({"optimizer": {"nesterov": 1}}, "optimizer.nesterov=1: expected bool"),
+        ({"data": {"path": 3}}, "data.path=3: expected str"),
+        ({"data": {"mean": [0.5, 0.5]}}, r"data.mean=\[0.5, 0.5\]: expected tuple\[float, float, float\]"),
+        ({"data": {"mean": [0.5, 0.5, "x"]}}, "data.mean='x': expected float"),
+        ({"data": {"flip": "yes"}}, "data.flip='yes': expected bool"),
+        ({"parallel": {"devices": "4"}}, "parallel.devices='4': expected int"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(change, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        Config().replace(**change)
+
+
+def test_a_bad_duration_is_answered_with_its_key():
+    with pytest.raises(InputError, match=r"train.duration.*'90 parsecs' is not a duration; write"):
+        Config().replace(train={"duration": "90 parsecs"})
+
+
+def test_only_what_loses_nothing_is_converted():
+    config = Config().replace(optimizer={"learning_rate": 1}, data={"path": None})
+    assert (config.optimizer.learning_rate, type(config.optimizer.learning_rate)) == (1.0, float)
+    assert config.data.path is None
+    assert Config().replace(train={"duration": Duration.parse("3 steps")}).train.duration == Duration.parse("3 steps")
+
+
+def test_flatten_joins_keys_with_dots():
+    assert flatten({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
+
+
+# --- Config files ---
+
+
+def test_load_finds_every_config_by_name_and_by_path():
+    assert config_names() == sorted(file.stem for file in CONFIGS.glob("*.py")) != []
+    for name in config_names():
+        assert load(name) == load(CONFIGS / f"{name}.py") == load(str(CONFIGS / f"{name}.py"))
+
+
+def test_load_runs_a_file_of_the_user(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from jaxddp.config import load\ndef get_config():\n    return load('cifar10').replace(seed=77)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load("mine.py") == load(tmp_path / "mine.py") == load("cifar10").replace(seed=77)
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("cifar100", "cifar10"), ("configs/digit.py", "digits")])
+def test_a_missing_config_is_answered_with_the_nearest(name, nearest):
+    with pytest.raises(
+        InputError, match=f"config '{name}' does not exist; did you mean '{nearest}'[?] there are: .*digits"
+    ):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1", "AttributeError: .*get_config"),
+        ("def get_config():\n    return 1 / 0", "ZeroDivisionError: division by zero"),
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("def get_config(:", "SyntaxError: "),
+        ("def get_config():\n    return {'seed': 1}", r"get_config\(\) returned a dict; return a jaxddp.config.Config"),
+        ("def get_config():\n    pass", r"get_config\(\) returned a NoneType"),
+        (
+            "from jaxddp.config import Config\ndef get_config():\n    return Config().replace(sed=1)",
+            "unknown config key 'sed'; did you mean 'seed'",
+        ),
+    ],
+)
+def test_a_file_that_makes_no_config_is_named_in_one_line(tmp_path, source, message):
+    file = tmp_path / "broken.py"
+    file.write_text(source)
+    with pytest.raises(InputError, match=message) as error:
+        load(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def replacements(monkeypatch):
+    """Every call of `Config.replace` while the test runs: the config and the changes."""
+    calls, replace = [], Config.replace
+
+    def record(self, **changes):
+        calls.append((self, changes))
+        return replace(self, **changes)
+
+    monkeypatch.setattr(Config, "replace", record)
+    return calls
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_a_child_config_says_only_what_differs(name, replacements):
+    load(name)
+    for parent, changes in replacements:
+        if parent != Config():
+            there, said = flatten(parent.to_dict()), flatten(changes)
+            repeated = [
+                key for key, value in said.items() if there[key] == (list(value) if type(value) is tuple else value)
+            ]
+            assert repeated == []
+
+
+def test_resnet34_differs_from_resnet50_in_its_name_alone():
+    child, parent = (flatten(load(f"imagenet_{name}").to_dict()) for name in ("resnet34", "resnet50"))
+    assert {key for key in child if child[key] != parent[key]} == {"model.name"}
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_a_config_file_says_how_to_run_it_and_what_came_of_it(name):
+    docstring = " ".join((CONFIGS / f"{name}.py").read_text().split('"""')[1].split())
+    assert f"jaxddp train {name}" in docstring
+    assert "top-1" in docstring or "has not been run at full scale" in docstring or "BUILD_NOTES.md" in docstring
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return write_tree(tmp_path_factory.mktemp("ilsvrc"), classes=3, images=4, val=2, size=40)
+
+
+@pytest.fixture
+def quick_compile():
+    """A step taken once is not worth XLA's optimizing it."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_every_config_takes_a_step(name, pictures, quick_compile):
+    """At width 8 and 32 pixels, with everything else as the config has it."""
+    config = load(name).replace(
+        data={"path": str(pictures), "image_size": 32, "resize": 32},
+        model={"width": 8},
+        train={"batch_size": 4, "duration": "1 step"},
+        eval={"batch_size": 4},
+        parallel={"devices": 2},
+    )
+    recipe = Recipe.of(config)
+    setup = recipe.setup()
+    before = jax.device_get(setup.state.params)
+    state = train(setup, setup.objective(cross_entropy(config.train.label_smoothing)), recipe.plan)
+    after = jax.device_get(state.params)
+    assert int(state.step) == 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    assert after["fc"]["kernel"].shape[-1] == recipe.train_table.num_classes == 3
+    assert not np.array_equal(before["fc"]["kernel"], after["fc"]["kernel"])

@@ -1,0 +1,225 @@
+"""The loop: figures of every step, exact evaluation, a run that stops where it must and resumes as if it had not."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from small import SmallNet, largest_difference, linear_model, random_table
+
+from jaxddp.config import Config, DataConfig
+from jaxddp.data.order import SampleOrder
+from jaxddp.engine.objective import cross_entropy
+from jaxddp.errors import InputError, NonFiniteError, Preempted
+from jaxddp.parallel.topology import Topology
+from jaxddp.run.setup import RunSetup, prepare, train
+from jaxddp.runtime.checkpoint import Checkpoints
+from jaxddp.runtime.plan import Plan
+
+TABLE = random_table(50)
+VAL = random_table(23, seed=1)
+STEPS = 20
+
+
+class Recorder:
+    """A listener that keeps all that it is told."""
+
+    def __init__(self):
+        self.moments, self.steps, self.evaluations, self.ends = [], [], [], []
+
+    def start(self, run):
+        self.moments.append(("start", run.start_step))
+
+    def step(self, record):
+        self.moments.append(("step", record.step))
+        self.steps.append(record)
+
+    def evaluation(self, record):
+        if record.final:
+            self.moments.append(("evaluation", record.step))
+            self.evaluations.append(record)
+
+    def end(self, run):
+        self.moments.append(("end", run.status))
+        self.ends.append(run)
+
+
+def setup_of(devices: int = 4, optimizer=None, net=None, table=TABLE) -> RunSetup:
+    optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
+    net = net or SmallNet(batch_norm=True, sync="data")
+    order = SampleOrder(len(table), 8, seed=5)
+    return prepare(net, table, optimizer, Topology.create(devices), order, data=DataConfig(pad=1))
+
+
+def plan_of(steps: int = STEPS, **cadences: str) -> Plan:
+    every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
+    sections = {name: {"every": value} for name, value in every.items()}
+    return Plan.of(Config().replace(train={"batch_size": 8, "duration": f"{steps} steps"}, **sections), len(TABLE))
+
+
+def run(setup, plan, loss=None, **settings):
+    objective, recorder = setup.objective(loss or cross_entropy()), Recorder()
+    evaluator = setup.evaluator(objective, VAL)
+    state = train(setup, objective, plan, evaluator=evaluator, listeners=[recorder], **settings)
+    return jax.device_get(state), recorder
+
+
+def test_moments_come_in_the_order_that_fit_documents(tmp_path):
+    _, recorder = run(setup_of(), plan_of(8, log="3 steps"), checkpoints=Checkpoints(tmp_path / "c"))
+    # An epoch of 50 examples in batches of 8 ends with step 7; the run with step 8; step 4 saves and so has a record.
+    assert recorder.moments == [
+        ("start", 0), ("step", 3), ("step", 4), ("step", 6), ("step", 7), ("evaluation", 7), ("step", 8),
+        ("evaluation", 8), ("end", "done"),
+    ]  # fmt: skip
+
+
+def test_a_records_loss_is_that_steps_own():
+    _, each = run(setup_of(), plan_of(log="1 step"))
+    _, some = run(setup_of(), plan_of(log="5 steps"))
+    of_each = {record.step: record.metrics["loss"] for record in each.steps}
+    assert len(of_each) == STEPS
+    assert all(record.metrics["loss"] == of_each[record.step] for record in some.steps)
+
+
+def test_epoch_figures_are_means_over_the_steps_of_the_epoch():
+    _, recorder = run(setup_of(), plan_of(log="1 step"))
+    ends = [record for record in recorder.steps if record.epoch_end]
+    assert [(record.step, record.epoch_end.number) for record in ends] == [(7, 1), (13, 2), (19, 3)]
+    losses = [record.metrics["loss"] for record in recorder.steps]
+    assert ends[1].epoch_end.metrics["loss"] == pytest.approx(np.mean(losses[7:13]), rel=1e-6)
+
+
+@pytest.mark.parametrize("devices", (1, 2, 8))
+def test_evaluation_is_exact_for_sizes_that_divide_by_nothing(devices):
+    setup = setup_of(devices)
+    objective = setup.objective(cross_entropy())
+    for size in (1, 7, 23):
+        figures = setup.evaluator(objective, random_table(size, seed=1))(setup.state)
+        assert figures["count"] == size
+        assert round(figures["top1"] * size, 6).is_integer()
+
+
+def test_training_learns():
+    _, recorder = run(setup_of(), plan_of(60))
+    assert recorder.evaluations[-1].metrics["top1"] > 0.6
+
+
+def test_interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit(tmp_path):
+    whole, uninterrupted = run(setup_of(), plan_of(log="1 step"))
+    for stop in (1, 5, 7, 13):
+        directory, records = tmp_path / str(stop), []
+        checkpoints = Checkpoints(directory)
+        with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
+            run(
+                setup_of(),
+                plan_of(log="1 step"),
+                checkpoints=checkpoints,
+                should_stop=lambda step, stop=stop: step == stop,
+            )
+        resumed, recorder = run(setup_of(), plan_of(log="1 step"), checkpoints=checkpoints, resume_step=stop)
+        assert largest_difference(resumed, whole) == 0
+        records = {r.step: r for r in uninterrupted.steps}
+        assert [r.step for r in recorder.steps] == list(range(stop + 1, STEPS + 1))
+        for record in recorder.steps:
+            assert record.metrics == records[record.step].metrics
+            if record.epoch_end:
+                assert record.epoch_end.metrics == records[record.step].epoch_end.metrics
+
+
+def test_resumed_on_another_number_of_devices_agrees_to_tolerance(tmp_path):
+    whole, _ = run(setup_of(4), plan_of())
+    for devices in (1, 8):
+        checkpoints = Checkpoints(tmp_path / str(devices))
+        with pytest.raises(Preempted):
+            run(setup_of(4), plan_of(), checkpoints=checkpoints, should_stop=lambda step: step == 9)
+        resumed, _ = run(setup_of(devices), plan_of(), checkpoints=checkpoints, resume_step=9)
+        assert largest_difference(resumed.params, whole.params) < 1e-4
+
+
+def exploding(step: int):
+    """An optimizer whose update number `step` makes the parameters infinite."""
+    return optax.sgd(lambda count: np.float32(1e-3) + (count == step - 1) * np.float32(np.inf))
+
+
+@pytest.mark.parametrize("bad", (1, 6, 11))
+def test_a_run_that_turns_non_finite_leaves_only_good_checkpoints(tmp_path, bad):
+    checkpoints = Checkpoints(tmp_path / "c", keep=100)
+    setup = setup_of(net=linear_model(), optimizer=exploding(bad))
+    with pytest.raises(NonFiniteError) as raised:
+        run(setup, plan_of(30, log="10 steps", checkpoint="2 steps"), checkpoints=checkpoints)
+    assert raised.value.exit_code == 1
+    checkpoints.wait()
+    saved = checkpoints.steps()
+    assert saved == list(range(2, bad, 2))
+    like = setup_of(net=linear_model(), optimizer=exploding(bad)).state
+    for step in saved:
+        params = jax.device_get(checkpoints.restore(step, like)[0].params)
+        assert np.isfinite(params["weight"]).all()
+
+
+def test_the_first_step_that_is_not_finite_is_named_and_not_the_one_that_was_logged():
+    # Update number 5 spoils the parameters, so step 6 is the first to see them; the figures are fetched at step 7.
+    with pytest.raises(NonFiniteError, match="^step 6: the loss is nan"):
+        run(setup_of(net=linear_model(), optimizer=exploding(5)), plan_of(30, log="20 steps"))
+
+
+def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
+    setup, checkpoints = setup_of(), Checkpoints(tmp_path / "c", keep=2)
+    for step, top1 in enumerate((0.1, 0.9, 0.3, 0.2, None, 0.4), start=1):
+        checkpoints.save(step, setup.state, {}, None if top1 is None else {"top1": top1, "count": 1})
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path / "c", keep=2)
+    assert checkpoints.steps() == [2, 5, 6]
+    assert (checkpoints.latest(), checkpoints.best()) == (6, 2)
+    assert [checkpoints.step(which) for which in ("latest", "best", "5")] == [6, 2, 5]
+    with pytest.raises(InputError, match="no checkpoint '4'; there are steps 2, 5, 6"):
+        checkpoints.step("4")
+    checkpoints.save(7, setup.state, {}, {"top1": 0.5, "count": 1})
+    checkpoints.wait()
+    assert checkpoints.steps() == [2, 6, 7]
+
+
+def test_another_architecture_is_refused_by_name(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints.save(1, setup_of().state, {})
+    checkpoints.wait()
+    other = setup_of(net=SmallNet(), optimizer=optax.sgd(0.05, momentum=0.9))
+    with pytest.raises(InputError, match="another architecture or optimizer: .* is .* there and .* here"):
+        checkpoints.restore(1, other.state)
+
+
+def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
+    setup, checkpoints = setup_of(), Checkpoints(tmp_path / "c")
+    checkpoints.save(1, setup.state, {})
+    bad = setup.state.replace(params=jax.tree.map(lambda x: x * np.nan, setup.state.params))
+    with pytest.raises(NonFiniteError, match="step 2: .* the last good checkpoint is step 1"):
+        checkpoints.save(2, bad, {})
+    checkpoints.wait()
+    assert checkpoints.latest() == 1
+
+
+def test_listeners_hear_of_a_failure():
+    class Broken(Recorder):
+        def step(self, record):
+            raise RuntimeError("disk on fire")
+
+    broken = Broken()
+    setup = setup_of()
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        train(setup, setup.objective(cross_entropy()), plan_of(), listeners=[broken])
+    assert broken.ends[0].status == "failed"
+    assert "disk on fire" in broken.ends[0].reason
+
+
+def test_batches_that_miss_an_example_are_found_out():
+    setup = setup_of()
+    evaluator = setup.evaluator(setup.objective(cross_entropy()), VAL)
+    short = type(evaluator)(evaluator.step, lambda: list(evaluator.batches())[:-1], evaluator.num_examples)
+    with pytest.raises(RuntimeError, match="saw 16 examples of 23"):
+        short(setup.state)
+
+
+def test_the_schedule_of_the_notebook_multiplies_the_updates():
+    objective = setup_of().objective(cross_entropy())
+    half = train(setup_of(optimizer=optax.sgd(0.1)), objective, plan_of(3), schedule=lambda step: 0.5)
+    plain = train(setup_of(optimizer=optax.sgd(0.05)), objective, plan_of(3))
+    assert largest_difference(jax.device_get(half.params), jax.device_get(plain.params)) < 1e-7

@@ -1,0 +1,225 @@
+"""Schedules and optimizers against the formulas they are named for, written in NumPy."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxddp.config import Config, OptimizerConfig
+from jaxddp.engine.optimizer import decayed, make_optimizer, make_schedule
+from jaxddp.errors import InputError
+from jaxddp.runtime.plan import Plan
+
+PEAK = 0.8
+LONGEST = 300
+runs = st.integers(1, LONGEST).flatmap(lambda total: st.tuples(st.just(total), st.integers(0, total)))
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def rates(total: int, warmup: int, **changes) -> np.ndarray:
+    """The learning rate of every step of a run."""
+    config = Config().replace(optimizer={"learning_rate": PEAK, **changes}).optimizer
+    schedule = make_schedule(config, total_steps=total, warmup_steps=warmup)
+    # Of one shape for every run, so that JAX compiles its operations once.
+    return np.asarray(jax.vmap(schedule)(jnp.arange(LONGEST)))[:total]
+
+
+# --- Schedules ---
+
+
+@given(runs, st.sampled_from(["cosine", "step", "constant"]))
+@settings(max_examples=60, deadline=None)
+def test_warm_up_rises_by_equal_steps_from_the_first_to_the_peak(run, schedule):
+    total, warmup = run
+    rise = PEAK * np.arange(1, warmup + 1) / np.maximum(warmup, 1)
+    np.testing.assert_allclose(rates(total, warmup, schedule=schedule)[:warmup], rise, rtol=1e-6)
+
+
+@given(runs)
+@settings(max_examples=60, deadline=None)
+def test_cosine_falls_from_the_peak_towards_zero(run):
+    total, warmup = run
+    passed = np.arange(total - warmup) / max(total - warmup, 1)
+    half_wave = PEAK * (1 + np.cos(np.pi * passed)) / 2
+    np.testing.assert_allclose(rates(total, warmup, schedule="cosine")[warmup:], half_wave, rtol=1e-5, atol=1e-7)
+
+
+def test_cosine_ends_at_zero():
+    schedule = make_schedule(OptimizerConfig(learning_rate=PEAK), total_steps=100, warmup_steps=5)
+    assert float(schedule(5)) == pytest.approx(PEAK)
+    assert 0 < float(schedule(99)) < 1e-3 * PEAK
+    assert float(schedule(100)) == float(schedule(10**6)) == 0
+
+
+@given(runs)
+@settings(max_examples=20, deadline=None)
+def test_constant_stays_at_the_peak(run):
+    total, warmup = run
+    np.testing.assert_allclose(rates(total, warmup, schedule="constant")[warmup:], PEAK)
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_step_falls_at_its_shares_of_the_run(warmup):
+    found = rates(90, warmup, schedule="step", step_at=(1 / 3, 2 / 3, 8 / 9), step_factor=0.1)
+    expected = PEAK * np.repeat([1, 0.1, 0.01, 0.001], [30, 30, 20, 10])
+    np.testing.assert_allclose(found[warmup:], expected[warmup:], rtol=1e-6)
+
+
+@given(runs, st.lists(st.floats(0.05, 1), max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_step_falls_once_for_each_share_however_short_the_run(run, shares):
+    total, warmup = run
+    falls = [sum(step >= round(share * total) for share in shares) for step in range(warmup, total)]
+    found = rates(total, warmup, schedule="step", step_at=shares, step_factor=0.5)[warmup:]
+    np.testing.assert_allclose(found, PEAK * 0.5 ** np.array(falls, float), rtol=1e-6)
+
+
+def test_a_warm_up_as_long_as_the_run_is_allowed_and_a_longer_one_is_not():
+    assert rates(10, 10)[-1] == pytest.approx(PEAK)
+    config = Config().replace(optimizer={"warmup": "11 steps"}).optimizer
+    with pytest.raises(
+        InputError, match='optimizer.warmup="11 steps" is 11 steps, longer than the run of 10; shorten it'
+    ):
+        make_schedule(config, total_steps=10, warmup_steps=11)
+
+
+def test_a_percentage_warm_up_keeps_its_shape_in_a_short_run():
+    warmup = Config().optimizer.warmup
+    for total, steps in ((1000, 50), (10, 1), (1, 1)):
+        assert warmup.steps(num_examples=100, batch_size=10, total_steps=total) == steps
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("cosin", "cosine"), ("steps", "step"), ("const", "constant")])
+def test_an_unknown_schedule_is_answered_with_the_nearest(name, nearest):
+    with pytest.raises(InputError, match=f"optimizer.schedule='{name}' is unknown; did you mean '{nearest}'"):
+        make_schedule(OptimizerConfig(schedule=name), total_steps=10, warmup_steps=1)
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("adam", "adamw"), ("momentun", "momentum")])
+def test_an_unknown_optimizer_is_answered_with_the_nearest(name, nearest):
+    with pytest.raises(InputError, match=f"optimizer.name='{name}' is unknown; did you mean '{nearest}'"):
+        make_optimizer(OptimizerConfig(name=name), optax.constant_schedule(0.1))
+
+
+def test_a_run_of_no_steps_is_refused():
+    with pytest.raises(InputError, match='train.duration="0 epochs" is no step at all; give at least "1 step"'):
+        Plan.of(Config().replace(train={"duration": "0 epochs"}), 100)
+
+
+# --- Optimizers ---
+
+
+def parameters() -> dict:
+    """A convolution, a normalization and a dense layer."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "conv": {"kernel": (3, 3, 2, 4)},
+        "norm": {"scale": (4,), "bias": (4,)},
+        "head": {"kernel": (4, 3), "bias": (3,)},
+    }
+    return jax.tree.map(lambda shape: rng.normal(size=shape), shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def gradients(step: int) -> dict:
+    rng = np.random.default_rng(100 + step)
+    return jax.tree.map(lambda p: rng.normal(size=p.shape), parameters())
+
+
+def rate(step):
+    return 0.3 / (1 + step)
+
+
+def run(config: OptimizerConfig, steps: int) -> dict:
+    """The parameters after some steps, by the code."""
+    optimizer, params = make_optimizer(config, rate), jax.tree.map(jnp.asarray, parameters())
+    state = optimizer.init(params)
+    for step in range(steps):
+        updates, state = optimizer.update(gradients(step), state, params)
+        params = optax.apply_updates(params, updates)
+    return jax.device_get(params)
+
+
+def by_hand(update, steps: int) -> dict:
+    """The parameters after some steps, by `update(p, g, memory, step, decays)`, which changes p and memory in place."""
+    params = parameters()
+    memories = jax.tree.map(lambda p: np.zeros((2, *p.shape)), params)
+    for step in range(steps):
+        jax.tree.map(lambda p, g, m, s=step: update(p, g, m, s, p.ndim > 1), params, gradients(step), memories)
+    return params
+
+
+def assert_equal(found: dict, expected: dict) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found, expected)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_weight_decay_touches_kernels_only(name):
+    """With no gradient a kernel shrinks by decay times rate (and once more times mu, with Nesterov's look ahead)."""
+    config = OptimizerConfig(name=name, weight_decay=0.01)
+    params = parameters()
+    optimizer = make_optimizer(config, rate)
+    updates, _ = optimizer.update(jax.tree.map(np.zeros_like, params), optimizer.init(params), params)
+    found = optax.apply_updates(params, updates)
+    shrunk = 1 - rate(0) * 0.01 * (1 + config.momentum if name == "momentum" else 1)
+    for layer, leaves in params.items():
+        for leaf, before in leaves.items():
+            factor = shrunk if leaf == "kernel" else 1
+            np.testing.assert_allclose(found[layer][leaf], factor * before, rtol=1e-12, err_msg=f"{layer}/{leaf}")
+
+
+def test_decayed_are_the_kernels():
+    assert decayed(parameters()) == {
+        "conv": {"kernel": True},
+        "norm": {"scale": False, "bias": False},
+        "head": {"kernel": True, "bias": False},
+    }
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_sutskevers(nesterov):
+    """With the rate outside of the buffer, as in Goyal et al. (arXiv:1706.02677, section 3) and PyTorch."""
+    config = OptimizerConfig(name="momentum", momentum=0.8, nesterov=nesterov, weight_decay=0.02)
+
+    def update(p, g, memory, step, decays):
+        g = g + 0.02 * p * decays
+        memory[0] = 0.8 * memory[0] + g
+        p -= rate(step) * (g + 0.8 * memory[0] if nesterov else memory[0])
+
+    assert_equal(run(config, 6), by_hand(update, 6))
+
+
+def test_adamw_is_loshchilov_and_hutters():
+    """arXiv:1711.05101, algorithm 2, with the schedule's rate on both terms, as PyTorch and optax have it."""
+    config = OptimizerConfig(name="adamw", momentum=0.85, beta2=0.98, weight_decay=0.05)
+
+    def update(p, g, memory, step, decays):
+        memory[0] = 0.85 * memory[0] + 0.15 * g
+        memory[1] = 0.98 * memory[1] + 0.02 * g**2
+        mean, square = memory[0] / (1 - 0.85 ** (step + 1)), memory[1] / (1 - 0.98 ** (step + 1))
+        p -= rate(step) * (mean / (np.sqrt(square) + 1e-8) + 0.05 * p * decays)
+
+    assert_equal(run(config, 6), by_hand(update, 6))
+
+
+def test_the_schedule_of_a_config_drives_its_optimizer():
+    """Plain SGD with a gradient of one moves by the sum of the rates."""
+    config = Config().replace(optimizer={"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}).optimizer
+    schedule = make_schedule(config, total_steps=20, warmup_steps=4)
+    optimizer, weight = make_optimizer(config, schedule), jnp.zeros((1, 1))
+    state = optimizer.init(weight)
+    for _ in range(20):
+        updates, state = optimizer.update(jnp.ones((1, 1)), state, weight)
+        weight = optax.apply_updates(weight, updates)
+    rise = sum((i + 1) / 4 for i in range(4))
+    fall = sum((1 + math.cos(math.pi * i / 16)) / 2 for i in range(16))
+    assert float(weight[0, 0]) == pytest.approx(-0.1 * (rise + fall), rel=1e-6)

@@ -1,0 +1,97 @@
+"""Promise 2: every example exactly once an epoch, in batches that depend on (N, B, seed, step) alone."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxddp.data.order import EvalOrder, SampleOrder, permutation, shard
+from jaxddp.errors import InputError
+
+SHARDS = (1, 2, 3, 5)
+SIZES = st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+def stream(order: SampleOrder, stop: int, start: int = 0) -> np.ndarray:
+    return np.concatenate([order.rows(step) for step in range(start, stop)])
+
+
+def test_permutation_is_the_one_that_earlier_releases_made():
+    digest = hashlib.sha256(permutation(10_007, 17, 3).astype("<i8").tobytes()).hexdigest()
+    assert digest == "7e7715008760c763ea43ec3abdaa42b5217b2051ffb24f374b68deeb40b2bfbc"
+    assert SampleOrder(10, 4, seed=0).rows(0).tolist() == [0, 2, 9, 1]
+    assert SampleOrder(10, 4, seed=2**63 - 1).rows(2).tolist() == [0, 5, 0, 6]
+
+
+@given(sizes=SIZES, seed=SEEDS, epochs=st.integers(1, 3))
+def test_each_example_once_an_epoch(sizes: tuple[int, int], seed: int, epochs: int):
+    num_examples, batch_size = sizes
+    order = SampleOrder(num_examples, batch_size, seed)
+    stop = order.steps(epochs)
+    assert (stop - 1) * batch_size < epochs * num_examples <= stop * batch_size
+    rows = stream(order, stop)[: epochs * num_examples].reshape(epochs, num_examples)
+    assert (np.sort(rows, axis=1) == np.arange(num_examples)).all()
+    seen = np.concatenate([order.epochs(step) for step in range(stop)])[: epochs * num_examples]
+    assert (seen.reshape(epochs, num_examples) == np.arange(epochs)[:, None]).all()
+
+
+@given(size=st.integers(1, 7), spare=st.integers(0, 50), seed=SEEDS, step=st.integers(0, 10**6))
+def test_shards_of_any_count_make_the_same_batch(size: int, spare: int, seed: int, step: int):
+    batch_size = size * 30
+    for order in (SampleOrder(batch_size + spare, batch_size, seed), EvalOrder(batch_size + spare, batch_size)):
+        for count in SHARDS:
+            local = [order.local_rows(step, index, count) for index in range(count)]
+            assert {len(rows) for rows in local} == {batch_size // count}
+            np.testing.assert_array_equal(np.concatenate(local), order.rows(step))
+
+
+def test_orders_differ_between_epochs_and_seeds_and_not_between_objects():
+    epochs = stream(SampleOrder(100, 100, seed=5), 3).reshape(3, 100)
+    assert len({tuple(rows) for rows in epochs}) == 3
+    assert (stream(SampleOrder(100, 50, seed=5), 6) == epochs.ravel()).all()
+    assert (SampleOrder(100, 100, seed=6).rows(0) != epochs[0]).any()
+
+
+def test_unshuffled_order_keeps_the_table_s():
+    order = SampleOrder(5, 3, seed=1, shuffle=False)
+    assert stream(order, 4).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+    assert order.epochs(1).tolist() == [0, 0, 1]
+
+
+@given(num_examples=st.integers(1, 300), batch_size=st.integers(1, 400))
+def test_evaluation_sees_every_row_once_and_pads_with_minus_one(num_examples: int, batch_size: int):
+    order = EvalOrder(num_examples, batch_size)
+    rows = np.concatenate([order.rows(step) for step in range(order.num_batches)])
+    assert rows[:num_examples].tolist() == list(range(num_examples))
+    assert (rows[num_examples:] == -1).all()
+    assert 0 <= len(rows) - num_examples < batch_size
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: SampleOrder(10, 11, 0),
+            "batch size 11: the batch is larger than the data set of 10 examples; use at most 10",
+        ),
+        (lambda: SampleOrder(10, 0, 0), "batch size 0: use at least 1"),
+        (lambda: EvalOrder(0, 4), "0 examples: an order needs between 1 and 2147483647"),
+        (lambda: SampleOrder(2**31, 4, 0), "2147483648 examples: an order needs between 1 and 2147483647"),
+        (lambda: SampleOrder(10, 2, -1), "seed -1: use an integer from 0 to 2\\*\\*63-1"),
+        (lambda: SampleOrder(10, 2, 2**63), "seed 9223372036854775808: use an integer from 0"),
+        (lambda: SampleOrder(10, 2, 0).rows(-1), "step -1: steps count from 0"),
+        (
+            lambda: SampleOrder(10, 5, 0).local_rows(0, 0, 4),
+            "batch size 5 does not divide into 4 equal parts; use 4 or 8",
+        ),
+        (lambda: EvalOrder(10, 3).local_rows(0, 0, 4), "batch size 3 does not divide into 4 equal parts; use 4$"),
+        (lambda: shard(np.arange(4), 2, 2), "part 2 of a batch that is cut into 2: use 0..1"),
+        (lambda: shard(np.arange(4), -1, 2), "part -1 of a batch"),
+    ],
+)
+def test_bad_numbers_get_one_line(make, message: str):
+    with pytest.raises(InputError, match=message):
+        make()

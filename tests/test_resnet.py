@@ -1,0 +1,253 @@
+"""ResNets: published parameter counts, equality with an independent NumPy statement, and each option's promise."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_resnet
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxddp.errors import InputError
+from jaxddp.models.resnet import (
+    BASIC,
+    BOTTLENECK,
+    WEIGHT_INITS,
+    Architecture,
+    ResidualBlock,
+    ResNet,
+    max_pool,
+    resnet,
+    small_stem,
+)
+
+COUNTS = {
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+}
+
+
+def randomized(tree, seed=0):
+    """Every leaf drawn anew, variances and scales positive and away from zero, kernels small enough to stay finite."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        name = path[-1].key
+        if name in ("scale", "var"):
+            return rng.uniform(0.5, 1.5, leaf.shape)
+        fan_in = np.prod(leaf.shape[:-1]) if name == "kernel" else 100
+        return rng.standard_normal(leaf.shape) / np.sqrt(fan_in)
+
+    return jax.tree_util.tree_map_with_path(draw, tree)
+
+
+def shallow(block=BASIC, **settings):
+    """Three blocks: one that keeps its input's shape at least, and one that strides."""
+    return ResNet(Architecture((2, 1), block), num_classes=5, width=4, stem=small_stem, **settings)
+
+
+def assert_trees_close(actual, expected, tolerance):
+    """Same structure, and every leaf equal to within `tolerance` of its own largest value."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+        error = np.max(np.abs(np.asarray(a) - b)) / np.max(np.abs(b))
+        assert error <= tolerance, f"{jax.tree_util.keystr(path)}: relative error {error:.1e}"
+
+
+def value_and_gradients(module, variables, images, weights, **mode):
+    """Output, new running statistics and the gradients of sum(output * weights) by (params, images)."""
+
+    def loss(params, images):
+        output, updated = module.apply({**variables, "params": params}, images, **mode, mutable=["batch_stats"])
+        return jnp.sum(output * weights), (output, updated["batch_stats"])
+
+    by_both = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (_, (output, stats)), gradients = by_both(variables["params"], images)
+    return output, stats, gradients
+
+
+def assert_equals_numpy(actual, expected, weights):
+    """Values and statistics to 1e-10, gradients to 1e-9, none of them all zero."""
+    output, stats, (gradients, image_gradients) = actual
+    expected_output, expected_stats, back = expected
+    expected_image_gradients, expected_gradients = back(weights)
+    assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {jnp.dtype("float64")}
+    assert_trees_close(output, expected_output, 1e-10)
+    assert_trees_close(stats, expected_stats, 1e-10)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(expected_gradients)), "a zero gradient proves nothing"
+    assert_trees_close(gradients, expected_gradients, 1e-9)
+    assert_trees_close(image_gradients, expected_image_gradients, 1e-9)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_the_published_ones(name):
+    example = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+    variables = jax.eval_shape(resnet(name, 1000).init, jax.random.key(0), example)
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == COUNTS[name]
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(("in_features", "stride"), [(12, 1), (12, 2), (5, 1)], ids=["identity", "strided", "widened"])
+def test_bottleneck_block_equals_numpy(in_features, stride, train):
+    rng = np.random.default_rng(2)
+    images = rng.standard_normal((4, 7, 6, in_features))
+    with jax.enable_x64(True):
+        conv, norm = resnet("resnet50", 5, dtype=jnp.float64, param_dtype=jnp.float64).layers(train)
+        block = ResidualBlock(BOTTLENECK, features=3, stride=stride, zero_init_last_scale=True, conv=conv, norm=norm)
+        variables = randomized(jax.eval_shape(block.init, jax.random.key(0), images))
+        expected = numpy_resnet.residual_block(images, variables["params"], variables["batch_stats"], train, stride)
+        weights = rng.standard_normal(expected[0].shape)
+        actual = value_and_gradients(block, variables, images, weights)
+    assert ("downsample_conv" in variables["params"]) == ((in_features, stride) != (12, 1))
+    assert_equals_numpy(actual, expected, weights)
+
+
+@pytest.mark.parametrize(("name", "train"), [("resnet18", True), ("resnet50", True), ("resnet50", False)])
+def test_network_equals_numpy(name, train):
+    rng = np.random.default_rng(1)
+    images, weights = rng.standard_normal((6, 32, 32, 3)), rng.standard_normal((6, 5))
+    with jax.enable_x64(True):
+        model = resnet(name, 5, width=8, dtype=jnp.float64, param_dtype=jnp.float64)
+        variables = randomized(jax.eval_shape(model.init, jax.random.key(0), images))
+        actual = value_and_gradients(model, variables, images, weights, train=train)
+    depth = int(name.removeprefix("resnet"))
+    expected = numpy_resnet.resnet(depth, variables["params"], variables["batch_stats"], images, train)
+    assert_equals_numpy(actual, expected, weights)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 2), (5, 8), (8, 5), (9, 9)])
+def test_max_pool_equals_select_and_scatter(height, width):
+    images = jax.random.normal(jax.random.key(0), (2, height, width, 3))  # no ties
+
+    weights = jax.random.normal(jax.random.key(1), (2, (height + 1) // 2, (width + 1) // 2, 3))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def value_and_gradients(pool, images):
+        value, back = jax.vjp(pool, images)
+        # After a relu, as in the stem, most ties are at zero, and there the relu passes no gradient to any of them.
+        _, back_after_relu = jax.vjp(lambda x: pool(nn.relu(x)), images)
+        return value, back(weights), back_after_relu(weights)
+
+    def flax_pool(x):
+        return nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+
+    actual, expected = (value_and_gradients(pool, images) for pool in (max_pool, flax_pool))
+    np.testing.assert_array_equal(actual[0], expected[0])
+    assert_trees_close(actual, expected, 1e-6)
+    assert jax.eval_shape(max_pool, images.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_max_pool_shares_a_tie():
+    images = jnp.zeros((1, 4, 4, 1)).at[0, 0, :2, 0].set(1.0)  # the first window's maximum is at two pixels
+    gradient = jax.grad(lambda x: max_pool(x)[0, 0, 0, 0])(images)[0, :, :, 0]
+    np.testing.assert_array_equal(gradient, jnp.zeros((4, 4)).at[0, :2].set(0.5))
+
+
+@pytest.mark.parametrize(("block", "last"), [(BASIC, "bn2"), (BOTTLENECK, "bn3")], ids=["basic", "bottleneck"])
+@pytest.mark.parametrize("zero_init", [True, False])
+def test_zero_initialized_last_scale_makes_each_block_the_identity(block, last, zero_init):
+    model = shallow(block, zero_init_last_scale=zero_init, kernel_init=nn.initializers.ones)
+    images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
+    variables = jax.jit(model.init)(jax.random.key(1), images)
+    for path, scale in jax.tree_util.tree_leaves_with_path(variables["params"]):
+        if path[-1].key == "scale":
+            np.testing.assert_array_equal(scale, 0.0 if zero_init and path[-2].key == last else 1.0)
+
+    _, captured = jax.jit(lambda v, x: model.apply(v, x, True, capture_intermediates=True, mutable=True))(
+        variables, images
+    )
+    blocks = {name: output["__call__"][0] for name, output in captured["intermediates"].items() if "layer" in name}
+    assert bool(jnp.array_equal(blocks["layer1_1"], blocks["layer1_0"])) == zero_init
+    assert bool(jnp.any(blocks["layer1_0"]))
+
+
+@pytest.mark.parametrize(("stem", "kernel", "sides"), [("imagenet", 7, (8, 1)), ("small", 3, (32, 4))])
+def test_stems(stem, kernel, sides):
+    model = resnet("resnet18", 10, width=8, stem=stem)
+    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    logits, captured = jax.eval_shape(lambda v, x: model.apply(v, x, capture_intermediates=True), variables, images)
+    outputs = captured["intermediates"]
+    assert variables["params"]["conv1"]["kernel"].shape == (kernel, kernel, 3, 8)
+    assert outputs["layer1_0"]["__call__"][0].shape == (2, sides[0], sides[0], 8)
+    assert outputs["layer4_1"]["__call__"][0].shape == (2, sides[1], sides[1], 64)
+    assert logits.shape == (2, 10)
+
+
+def test_bfloat16_computes_narrow_and_keeps_wide():
+    images = jax.random.normal(jax.random.key(0), (8, 8, 8, 3))
+    narrow, wide = shallow(dtype=jnp.bfloat16), shallow()
+    shapes = jax.eval_shape(narrow.init, jax.random.key(1), images)
+    variables = jax.tree.map(lambda leaf, drawn: drawn.astype(leaf.dtype), shapes, randomized(shapes))
+    weights = jax.random.normal(jax.random.key(2), (8, 5))
+    logits, stats, (gradients, _) = value_and_gradients(narrow, variables, images, weights, train=True)
+    assert {leaf.dtype for leaf in jax.tree.leaves((variables, logits, stats, gradients))} == {jnp.dtype("float32")}
+
+    expected, expected_stats, _ = value_and_gradients(wide, variables, images, weights, train=True)
+    assert_trees_close((logits, stats), (expected, expected_stats), 0.05)
+    assert not jnp.array_equal(logits, expected), "bfloat16 was not used"
+
+
+def test_sync_batch_norm_on_four_devices_equals_one_device():
+    rng = np.random.default_rng(3)
+    images, weights = rng.standard_normal((8, 8, 8, 3)), rng.standard_normal((8, 5))
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+
+    def on_four_devices(model, variables):
+        def step(variables, images, weights):
+            varying = jax.lax.pcast(variables["params"], "data", to="varying")
+            logits, stats, (gradients, _) = value_and_gradients(
+                model, {**variables, "params": varying}, images, weights, train=True
+            )
+            return logits, jax.lax.pmean(stats, "data"), jax.lax.psum(gradients, "data")
+
+        specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": (P("data"), P(), P())}
+        return jax.jit(jax.shard_map(step, mesh=mesh, **specs))(variables, images, weights)
+
+    with jax.enable_x64(True):
+        axes = [resnet("resnet18", 5, batch_norm=kind).axis_name for kind in ("local", "sync")]
+        local, sync = (shallow(axis_name=axis, dtype=jnp.float64, param_dtype=jnp.float64) for axis in axes)
+        variables = randomized(jax.eval_shape(sync.init, jax.random.key(0), images))
+        logits, stats, (gradients, _) = value_and_gradients(local, variables, images, weights, train=True)
+        one_device = jax.tree.map(np.asarray, (logits, stats, gradients))
+        assert_trees_close(on_four_devices(sync, variables), one_device, 1e-9)
+        logits_apart, *_ = on_four_devices(local, variables)
+    assert not np.allclose(logits_apart, one_device[0], rtol=1e-3), "local batch norm must differ"
+
+
+@pytest.mark.parametrize("name", WEIGHT_INITS)
+def test_weight_initializers(name):
+    stem_and_head = ResNet(Architecture((), BASIC), num_classes=1000, kernel_init=WEIGHT_INITS[name])
+    params = stem_and_head.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
+    assert float(params["fc"]["kernel"].std()) == pytest.approx(0.01, rel=0.03)
+    kernel, fan_in, fan_out = params["conv1"]["kernel"], 7 * 7 * 3, 7 * 7 * 64
+    if name == "orthogonal":
+        columns = kernel.reshape(fan_in, 64)
+        np.testing.assert_allclose(columns.T @ columns, 2 * np.eye(64), atol=1e-4)
+        return
+    variance = {"he": 2 / fan_out, "xavier": 2 / (fan_in + fan_out), "lecun": 1 / fan_in}[name.split("_")[0]]
+    assert float(kernel.std()) == pytest.approx(variance**0.5, rel=0.05)
+    assert (float(jnp.abs(kernel).max()) <= (3 * variance) ** 0.5) == name.endswith("_uniform")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "resnt50"}, "unknown model 'resnt50'; did you mean 'resnet50'?"),
+        ({"stem": "smal"}, "unknown stem 'smal'; did you mean 'small'?"),
+        ({"batch_norm": "synch"}, "unknown batch_norm 'synch'; did you mean 'sync'?"),
+        ({"weight_init": "he_norml"}, "unknown weight_init 'he_norml'; did you mean 'he_normal'?"),
+        ({"num_classes": 0}, "num_classes is 0; give a positive number"),
+        ({"width": -8}, "width is -8; give a positive number"),
+    ],
+)
+def test_bad_settings_are_named(changes, message):
+    with pytest.raises(InputError) as caught:
+        resnet(**{"name": "resnet50", "num_classes": 10, **changes})
+    assert message in str(caught.value)

@@ -1,0 +1,256 @@
+"""Promise 1: N devices equal one. The reference is plain `jax.grad` of the mean over the examples that count."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, randomized
+
+from jaxddp.data.batch import Batch
+from jaxddp.engine.images import Preprocess
+from jaxddp.engine.objective import Objective, cross_entropy, top_k, top_k_metrics
+from jaxddp.engine.state import TrainState, create_state
+from jaxddp.engine.step import make_eval_step, make_train_step
+from jaxddp.models.adapt import adapt
+from jaxddp.models.resnet import resnet
+from jaxddp.parallel.topology import Topology
+
+DEVICES = (1, 2, 3, 4, 8)
+PLAIN = SmallNet(dtype=jnp.float64)
+LINEAR = linear_model()
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def objective_of(model, loss=None, **preprocess) -> Objective:
+    settings = {"flip": True, "pad": 1, "dtype": jnp.float64, **preprocess}
+    return Objective(adapt(model), loss or cross_entropy(), Preprocess(**settings), top_k_metrics(CLASSES))
+
+
+def fresh_state(objective: Objective, optimizer, topology: Topology, image: int = 6) -> TrainState:
+    params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, image, image, 3), jnp.float64))
+    params = randomized(params)
+    return topology.replicate(TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params)))
+
+
+@functools.cache
+def compiled_step(net, devices: int, loss=None, augment: bool = True):
+    """One compiled program serves every test that asks for the same."""
+    objective = objective_of(net, loss) if augment else objective_of(net, loss, flip=False, pad=0)
+    topology, optimizer = Topology.create(devices), optax.sgd(1.0)
+    return objective, topology, optimizer, make_train_step(objective, optimizer, topology)
+
+
+def sgd_gradient(net, batch: Batch, devices: int, **settings):
+    """The gradient that a step took, as the difference that plain SGD at rate 1 makes; its sums; the new state."""
+    objective, topology, optimizer, step = compiled_step(net, devices, **settings)
+    state = fresh_state(objective, optimizer, topology, batch.image.shape[1])
+    before = jax.device_get(state.params)
+    state, sums = step(state, topology.place(batch))
+    return jax.tree.map(lambda a, b: a - b, before, jax.device_get(state.params)), sums, jax.device_get(state)
+
+
+def plain_gradient(net, batch: Batch):
+    """The definition: no mesh, no collective, and padding left out by indexing."""
+    objective = objective_of(net)
+    real = Batch(*(column[batch.mask > 0] for column in batch))
+    params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, *batch.image.shape[1:]), jnp.float64))
+
+    def mean_loss(params):
+        images = objective.preprocess(real, train=True)
+        logits, _ = objective.model.apply(params, model_state, images, train=True, key=jax.random.key(0))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, real.label).mean()
+
+    return jax.device_get(jax.grad(mean_loss)(randomized(params)))
+
+
+@pytest.mark.parametrize(("size", "masked"), [(24, 0), (24, 7), (24, 23), (72, 1)])
+@pytest.mark.parametrize("devices", DEVICES)
+def test_gradients_equal_plain_grad(devices, size, masked):
+    batch = random_batch(size, masked=masked)
+    expected = plain_gradient(PLAIN, batch)
+    gradient, sums, _ = sgd_gradient(PLAIN, batch, devices)
+    assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(gradient))
+    assert largest_difference(gradient, expected) < 1e-9
+    assert round(float(sums.values[0, 1])) == size - masked
+
+
+@pytest.mark.parametrize(("size", "devices"), [(9, 3), (15, 5), (14, 7)])
+def test_gradients_of_odd_sizes(size, devices):
+    batch = random_batch(size, masked=2)
+    assert largest_difference(sgd_gradient(PLAIN, batch, devices)[0], plain_gradient(PLAIN, batch)) < 1e-9
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.booleans(), min_size=12, max_size=12).filter(any), st.sampled_from(DEVICES[1:4]))
+def test_gradients_under_any_mask(mask, devices):
+    with jax.enable_x64(True):
+        batch = random_batch(12)._replace(mask=np.array(mask, np.float32))
+        gradient, _, _ = sgd_gradient(LINEAR, batch, devices, augment=False)
+        objective = compiled_step(LINEAR, devices, augment=False)[0]
+        pixels = np.array(objective.preprocess(batch, train=False)).reshape(12, -1)[mask]
+        weight = np.array(objective.model.init(jax.random.key(0), np.zeros((1, 6, 6, 3)))[0]["weight"])
+        scores = np.exp(pixels @ weight)
+        error = scores / scores.sum(1, keepdims=True) - np.eye(CLASSES)[batch.label[mask]]
+        assert np.abs(gradient["weight"] - pixels.T @ error / sum(mask)).max() < 1e-9
+
+
+@pytest.mark.parametrize("devices", DEVICES[1:])
+def test_synchronized_batch_norm_equals_one_device(devices):
+    net, batch = SmallNet(batch_norm=True, sync="data", dtype=jnp.float64), random_batch(24)
+    one, _, state_one = sgd_gradient(net, batch, 1)
+    many, _, state_many = sgd_gradient(net, batch, devices)
+    assert all(np.abs(leaf).max() > 1e-12 for leaf in jax.tree.leaves(one))
+    assert largest_difference(one, many) < 1e-9
+    assert largest_difference(state_one.model_state, state_many.model_state) < 1e-9
+
+
+def test_local_batch_norm_differs_and_its_statistics_are_the_average():
+    net, batch = SmallNet(batch_norm=True, dtype=jnp.float64), random_batch(24)
+    halves = [Batch(*(column[part] for column in batch)) for part in (slice(0, 12), slice(12, 24))]
+
+    def running_mean(batch: Batch, devices: int) -> np.ndarray:
+        return sgd_gradient(net, batch, devices, augment=False)[2].model_state["batch_stats"]["BatchNorm_0"]["mean"]
+
+    means = [running_mean(half, 1) for half in halves]
+    assert np.abs(running_mean(batch, 2) - np.mean(means, 0)).max() < 1e-12
+    assert np.abs(means[0] - means[1]).max() > 1e-3
+
+
+def loss_series(objective, topology, steps: int, dtype) -> tuple[list[float], TrainState]:
+    optimizer = optax.sgd(0.02)
+    state = fresh_state(objective, optimizer, topology, 16)
+    state = state.replace(params=jax.tree.map(lambda x: x.astype(dtype), state.params))
+    step, losses = make_train_step(objective, optimizer, topology), []
+    for number in range(steps):
+        state, sums = step(state, topology.place(random_batch(16, seed=number, image=16)))
+        losses.append(sums.means()["loss"])
+    return losses, jax.device_get(state)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "steps", "devices", "tolerance"), [(jnp.float64, 5, (2, 4, 8), 1e-9), (jnp.float32, 20, (4,), 2e-4)]
+)
+def test_resnet_losses_and_parameters_are_the_same_on_any_number_of_devices(dtype, steps, devices, tolerance):
+    network = resnet("resnet18", CLASSES, width=2, stem="small", batch_norm="sync", dtype=dtype, param_dtype=dtype)
+    objective = objective_of(network, dtype=dtype)
+    losses, state = loss_series(objective, Topology.create(1), steps, dtype)
+    for count in devices:
+        again, other = loss_series(objective, Topology.create(count), steps, dtype)
+        assert np.abs(np.array(losses) - again).max() < tolerance
+        assert largest_difference(state.params, other.params) < tolerance
+        assert largest_difference(state.model_state, other.model_state) < tolerance
+
+
+def test_the_step_has_one_collective():
+    topology, optimizer = Topology.create(4), optax.sgd(0.1, momentum=0.9)
+    objective = objective_of(SmallNet(batch_norm=True, dtype=jnp.float64))
+    state = fresh_state(objective, optimizer, topology)
+    step = make_train_step(objective, optimizer, topology)
+    text = step.lower(state, topology.place(random_batch(24))).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
+    assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
+
+
+def test_the_state_is_consumed_and_counts_its_steps():
+    topology, optimizer = Topology.create(2), optax.sgd(0.1)
+    objective = objective_of(SmallNet(dtype=jnp.float64))
+    state = fresh_state(objective, optimizer, topology)
+    new, _ = make_train_step(objective, optimizer, topology)(state, topology.place(random_batch(24)))
+    assert int(new.step) == 1
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+
+
+@pytest.mark.parametrize("devices", (1, 3, 8))
+def test_evaluation_counts_only_what_is_not_padding(devices):
+    objective, topology = objective_of(SmallNet(batch_norm=True, dtype=jnp.float64)), Topology.create(devices)
+    state = fresh_state(objective, optax.sgd(0.1), topology)
+    batch = random_batch(24, masked=11)
+    sums = make_eval_step(objective, topology)(state, topology.place(batch))
+    images = objective.preprocess(batch, train=False)[:13]
+    logits, _ = objective.model.apply(
+        jax.device_get(state.params), jax.device_get(state.model_state), images, train=False, key=None
+    )
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.label[:13])
+    assert float(sums.values[0, 1]) == 13
+    assert abs(sums.means()["loss"] - float(losses.mean())) < 1e-12
+    assert float(sums.values[1, 0]) == int((np.argmax(logits, -1) == batch.label[:13]).sum())
+
+
+def test_a_loss_that_is_a_mean_is_as_good_as_one_per_example():
+    def mean_loss(logits, labels):
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    batch = random_batch(24, masked=7)
+    mean, _, _ = sgd_gradient(PLAIN, batch, 4, loss=mean_loss)
+    assert largest_difference(mean, plain_gradient(PLAIN, batch)) < 1e-9
+
+
+def test_label_smoothing_is_the_mixture_with_the_uniform_distribution():
+    logits, labels = jnp.array([[2.0, -1.0, 0.5]]), jnp.array([0])
+    logp = np.array(jax.nn.log_softmax(logits))[0]
+    expected = -(0.9 * logp[0] + 0.1 * logp.mean())
+    assert abs(float(cross_entropy(0.1)(logits, labels)[0]) - expected) < 1e-12
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=8), st.data())
+def test_top_k_takes_the_first_of_equal_logits(values, data):
+    label, k = data.draw(st.integers(0, len(values) - 1)), data.draw(st.integers(1, len(values)))
+    order = np.argsort(-np.array(values), kind="stable")
+    measured = top_k(k)(jnp.array([values], jnp.float32), jnp.array([label]))
+    assert float(measured[0]) == float(label in order[:k])
+
+
+def test_a_nan_is_never_right():
+    assert float(top_k(1)(jnp.array([[jnp.nan, jnp.nan]]), jnp.array([0]))[0]) == 0
+
+
+def test_augmentation_belongs_to_the_example_and_not_to_its_place():
+    preprocess, batch = Preprocess(flip=True, pad=2, dtype=jnp.float32), random_batch(32)
+    shuffled = np.random.default_rng(1).permutation(32)
+    images = np.array(preprocess(batch, train=True))
+    again = np.array(preprocess(Batch(*(column[shuffled] for column in batch)), train=True))
+    assert (images[shuffled] == again).all()
+    later = np.array(preprocess(batch._replace(epoch=batch.epoch + 1), train=True))
+    assert (images != later).any()
+
+
+def test_augmentation_is_a_flip_and_a_padded_crop():
+    preprocess, batch = Preprocess(mean=(0.0,) * 3, std=(1 / 255,) * 3, pad=2, dtype=jnp.float64), random_batch(64)
+    images = np.array(preprocess(batch, train=True)).round().astype(int)
+    padded = np.pad(batch.image, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    seen = set()
+    for image, canvas in zip(images, padded, strict=True):
+        crops = {
+            (flip, top, left): (canvas[:, ::-1] if flip else canvas)[top : top + 6, left : left + 6]
+            for flip in (0, 1)
+            for top in range(5)
+            for left in range(5)
+        }
+        found = [place for place, crop in crops.items() if (crop == image).all()]
+        assert found
+        seen.add(found[0])
+    assert {flip for flip, _, _ in seen} == {0, 1}
+    assert {top for _, top, _ in seen} == {left for _, _, left in seen} == set(range(5))
+
+
+def test_normalizing_is_exact_to_rounding():
+    preprocess, batch = Preprocess(dtype=jnp.float64), random_batch(4)
+    expected = (batch.image / 255 - np.array(preprocess.mean)) / np.array(preprocess.std)
+    assert np.abs(np.array(preprocess(batch, train=False)) - expected).max() < 1e-6
+
+
+def test_initialization_is_the_same_on_any_number_of_devices():
+    model, optimizer = adapt(SmallNet(batch_norm=True)), optax.sgd(0.1, momentum=0.9)
+    states = [create_state(model, optimizer, (6, 6, 3), seed=3, topology=Topology.create(n)) for n in (1, 8)]
+    assert largest_difference(states[0].params, states[1].params) == 0
+    assert states[1].params["Conv_0"]["kernel"].sharding.is_fully_replicated

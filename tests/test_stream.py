@@ -1,0 +1,463 @@
+"""Images from files: pixels follow (seed, epoch, row), nothing is lost or skipped, and a bad file gets one line."""
+
+import dataclasses
+import gc
+import io
+import math
+import os
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from jaxddp.data.augment import (
+    Crop,
+    decode_window,
+    eval_image,
+    example_keys,
+    random_area_window,
+    resize_bilinear,
+    train_image,
+)
+from jaxddp.data.batch import Batch
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.stream import image_batches, image_eval_batches
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+
+NUM_EXAMPLES, SIZE = 11, 24
+
+
+def picture(row: int, height: int = 60, width: int = 80) -> np.ndarray:
+    """A smooth colored picture under noise, which every resize and crop changes visibly: uint8[height, width, 3]."""
+    y, x = np.mgrid[:height, :width]
+    waves = [127 + 100 * np.sin(y / (7 + 3 * channel) + row) * np.cos(x / (5 + 2 * channel)) for channel in range(3)]
+    noise = np.random.default_rng(row).normal(0, 8, (height, width, 3))
+    return np.clip(np.stack(waves, -1) + noise, 0, 255).astype(np.uint8)
+
+
+def encode(image: np.ndarray | Image.Image, form: str = "JPEG", **options) -> bytes:
+    file = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, form, **options)
+    return file.getvalue()
+
+
+def decoded(file: Path) -> np.ndarray:
+    """The same file through another decoder, uint8[height, width, 3]."""
+    return np.asarray(Image.open(file).convert("RGB"))
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([4], tf.int32)])
+def part_of(path: Any, window: Any) -> Any:
+    return decode_window(path, lambda _: window)
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.string)])
+def all_of(path: Any) -> Any:
+    return decode_window(path, lambda size: tf.stack([0, 0, size[0], size[1]]))
+
+
+def table_of(root: Path, names: list[str]) -> ExampleTable:
+    path = np.array([name.encode() for name in names])
+    label = (np.arange(len(names)) % 3).astype(np.int32)
+    return ExampleTable(root, path, path, label, ("a", "b", "c"), ("ant", "bee", "cat"), (0, 1, 2))
+
+
+def write_table(root: Path, contents: list[bytes]) -> ExampleTable:
+    names = [f"image {row} é.JPEG" for row in range(len(contents))]
+    for name, content in zip(names, contents, strict=True):
+        (root / name).write_bytes(content)
+    return table_of(root, names)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> ExampleTable:
+    contents = [encode(picture(row, 50 + 3 * row, 90 - 2 * row), quality=90) for row in range(NUM_EXAMPLES)]
+    return write_table(tmp_path_factory.mktemp("images"), contents)
+
+
+def train_batches(table: ExampleTable, batch_size: int = 6, **options) -> list[Batch]:
+    arguments = {"start": 0, "stop": 4, "seed": 7, "image_size": SIZE} | options
+    order = SampleOrder(table.num_examples, batch_size, seed=3)
+    return list(image_batches(table, order, Crop(), **arguments))
+
+
+def assert_same(batches: list[Batch], others: list[Batch]) -> None:
+    for batch, other in zip(batches, others, strict=True):
+        for leaf, other_leaf in zip(batch, other, strict=True):
+            assert leaf.dtype == other_leaf.dtype
+            np.testing.assert_array_equal(leaf, other_leaf)
+
+
+def appearances(batches: list[Batch]) -> dict[tuple[int, int], bytes]:
+    return {
+        (int(epoch), int(row)): image.tobytes()
+        for batch in batches
+        for image, row, epoch in zip(batch.image, batch.row, batch.epoch, strict=True)
+    }
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_hosts_together_make_the_batches_of_one_host(table: ExampleTable, count: int):
+    hosts = [train_batches(table, index=index, count=count) for index in range(count)]
+    together = [Batch(*map(np.concatenate, zip(*shards, strict=True))) for shards in zip(*hosts, strict=True)]
+    assert_same(together, train_batches(table))
+
+
+def test_columns_and_pixels_belong_together(table: ExampleTable):
+    batches, order = train_batches(table), SampleOrder(NUM_EXAMPLES, 6, seed=3)
+    for step, batch in enumerate(batches):
+        assert [leaf.dtype for leaf in batch] == [np.uint8, np.int32, np.float32, np.int32, np.int32]
+        np.testing.assert_array_equal(batch.row, order.rows(step))
+        np.testing.assert_array_equal(batch.label, order.rows(step) % 3)
+        keys = example_keys(7, batch.epoch, batch.row)
+        for image, path, key in zip(batch.image, table.file_paths(batch.row), keys, strict=True):
+            np.testing.assert_array_equal(image, train_image(path, key, Crop(), SIZE))
+
+
+def test_to_start_at_a_step_is_to_skip_to_it(table: ExampleTable):
+    assert_same(train_batches(table, start=2, stop=5), train_batches(table, stop=5)[2:])
+    assert train_batches(table, start=3, stop=3) == []
+
+
+def test_pixels_follow_seed_epoch_and_row_alone(table: ExampleTable):
+    once, again = appearances(train_batches(table)), appearances(train_batches(table, batch_size=4, stop=6, threads=3))
+    assert len(once) == len(again) == 24
+    assert once == again
+    other_seed = appearances(train_batches(table, seed=8))
+    assert all(other_seed[key] != once[key] for key in once)
+    assert all(once[0, row] != once[1, row] for row in range(NUM_EXAMPLES))
+
+
+def test_keys_are_all_different():
+    rows = np.array([0, 1, 2**31 - 1, 0, 1, 2**31 - 1], np.int32)
+    epochs = np.array([0, 0, 0, 1, 1, 2**31 - 1], np.int32)
+    keys = np.concatenate([example_keys(seed, epochs, rows) for seed in (0, 1, 2**63 - 1)])
+    assert keys.dtype == np.int64
+    assert len({tuple(key) for key in keys}) == 18
+
+
+def test_what_lies_before_the_start_is_not_read(tmp_path: Path):
+    table = write_table(tmp_path, [encode(picture(row)) for row in range(12)])
+    order = SampleOrder(12, 3, seed=0)
+    for row in np.concatenate([order.rows(0), order.rows(1), order.rows(3)]):
+        Path(os.fsdecode(table.file_paths(np.array([row]))[0])).unlink()
+    (batch,) = image_batches(table, order, Crop(), start=2, stop=3, seed=0, image_size=SIZE)
+    np.testing.assert_array_equal(batch.row, order.rows(2))
+
+
+@pytest.mark.parametrize(("batch_size", "count"), [(4, 1), (4, 2), (4, 4), (16, 4), (11, 1), (1, 1)])
+def test_evaluation_counts_every_example_once(table: ExampleTable, batch_size: int, count: int):
+    order = EvalOrder(NUM_EXAMPLES, batch_size)
+    options = {"image_size": SIZE, "resize": SIZE + 4}
+    shards = [list(image_eval_batches(table, order, **options, index=i, count=count)) for i in range(count)]
+    assert {len(batches) for batches in shards} == {order.num_batches}
+    batches = [batch for shard in shards for batch in shard]
+    assert {batch.image.shape for batch in batches} == {(batch_size // count, SIZE, SIZE, 3)}
+    seen = [pair for batch in batches for pair in zip(batch.row, batch.image, strict=True)]
+    seen = [pair for pair, mask in zip(seen, np.concatenate([batch.mask for batch in batches]), strict=True) if mask]
+    assert sorted(row for row, _ in seen) == list(range(NUM_EXAMPLES))
+    for row, image in seen:
+        np.testing.assert_array_equal(image, eval_image(table.file_paths(np.array([row]))[0], SIZE, SIZE + 4))
+    for batch in batches:
+        assert not batch.image[batch.mask == 0].any()
+
+
+def test_evaluation_is_resize_then_center_crop(tmp_path: Path):
+    smooth = np.asarray(Image.fromarray(picture(0, 30, 40)).resize((400, 300), Image.Resampling.BICUBIC))
+    (tmp_path / "image.JPEG").write_bytes(encode(smooth, quality=98))
+    resized = tf.image.resize(decoded(tmp_path / "image.JPEG"), [128, 128 * 400 // 300], antialias=True).numpy()
+    expected = resized[8:120, 29:141]
+    image = eval_image(str(tmp_path / "image.JPEG"), 112, 128).numpy().astype(float)
+    off_by_a_pixel = np.abs(np.roll(image, 1, axis=1) - expected)[:, 1:].mean()
+    assert np.abs(image - expected).mean() < 0.3 * off_by_a_pixel
+
+
+def windows(size: tuple[int, int], crop: Crop, num: int = 3000) -> np.ndarray:
+    keys = tf.data.Dataset.from_tensor_slices(example_keys(11, np.arange(num), np.arange(num)))
+    return np.stack(list(keys.map(lambda key: random_area_window(tf.constant(size), key, crop)).as_numpy_iterator()))
+
+
+def reference_window(size: tuple[int, int], crop: Crop, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """The definition, as a loop: draw until it fits, at most ten times."""
+    height, width = size
+    for _ in range(10):
+        area = rng.uniform(*crop.area) * height * width
+        aspect = math.exp(rng.uniform(math.log(crop.aspect[0]), math.log(crop.aspect[1])))
+        h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < h <= height and 0 < w <= width:
+            return int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1)), h, w
+    h, w = min(height, round(width / crop.aspect[0])), min(width, round(height * crop.aspect[1]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@pytest.mark.parametrize("size", [(375, 500), (500, 375), (64, 64), (100, 1000), (7, 5)])
+def test_crops_are_distributed_as_defined(size: tuple[int, int]):
+    crop = Crop()
+    drawn = windows(size, crop)
+    rng = np.random.default_rng(0)
+    reference = np.array([reference_window(size, crop, rng) for _ in range(20_000)])
+    top, left, height, width = drawn.T
+    assert (drawn >= [0, 0, 1, 1]).all()
+    assert (top + height <= size[0]).all()
+    assert (left + width <= size[1]).all()
+    for measure in (
+        lambda window: window[:, 2] * window[:, 3],
+        lambda window: window[:, 3] / window[:, 2],
+        lambda window: window[:, 0],
+        lambda window: window[:, 1],
+    ):
+        ours, theirs = np.sort(measure(drawn)), np.sort(measure(reference))
+        places = np.concatenate([ours, theirs])
+        distance = np.searchsorted(ours, places, "right") / len(ours) - np.searchsorted(theirs, places, "right") / len(
+            theirs
+        )
+        # Kolmogorov and Smirnov's bound, which equal distributions pass 9,999 times in 10,000.
+        assert np.abs(distance).max() < 2.23 * math.sqrt(1 / len(ours) + 1 / len(theirs))
+
+
+def test_crop_bounds_are_kept():
+    drawn = windows((400, 300), Crop(area=(0.5, 0.5), aspect=(1.0, 1.0)), 50)
+    assert set(drawn[:, 2]) == set(drawn[:, 3]) == {round(math.sqrt(0.5 * 400 * 300))}
+    central = windows((100, 1000), Crop(area=(1.0, 1.0)), 5)
+    assert {tuple(window) for window in central} == {(0, (1000 - 133) // 2, 100, 133)}
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_decoding_a_window_is_decoding_and_slicing(tmp_path: Path, subsampling: int, form: str):
+    file = tmp_path / "image.JPEG"
+    file.write_bytes(encode(picture(1, 75, 101), form, **({"subsampling": subsampling} if form == "JPEG" else {})))
+    whole = decoded(file)
+    rng = np.random.default_rng(subsampling)
+    # Borders of blocks are where the decoder is tempted to smooth colors differently.
+    corners = [(16, 32, 32, 32), (0, 0, 75, 101), (74, 100, 1, 1), (0, 16, 75, 16), (5, 0, 16, 96)]
+    for _ in range(30):
+        height, width = int(rng.integers(1, 76)), int(rng.integers(1, 102))
+        corners.append((int(rng.integers(0, 76 - height)), int(rng.integers(0, 102 - width)), height, width))
+    for top, left, height, width in corners:
+        part = part_of(str(file), np.array([top, left, height, width], np.int32))
+        np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize("size", [(75, 101), (300, 33), (24, 24), (7, 500), (1, 1)])
+def test_resize_is_bilinear_with_antialias(size: tuple[int, int]):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3)).astype(np.uint8)
+    expected = np.round(tf.image.resize(image, [SIZE, SIZE], antialias=True).numpy())
+    difference = np.abs(resize_bilinear(tf.constant(image), SIZE).numpy() - expected)
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.01
+
+
+def test_whole_images_of_the_right_size_are_left_as_they_are(tmp_path: Path):
+    table = write_table(tmp_path, [encode(picture(row, SIZE, SIZE)) for row in range(3)])
+    order = SampleOrder(3, 3, seed=0)
+    (batch,) = image_batches(table, order, Crop("whole"), start=0, stop=1, seed=0, image_size=SIZE)
+    (other,) = image_eval_batches(table, EvalOrder(3, 3), image_size=SIZE, resize=SIZE)
+    for image, row in zip(batch.image, batch.row, strict=True):
+        np.testing.assert_array_equal(image, decoded(tmp_path / f"image {row} é.JPEG"))
+        np.testing.assert_array_equal(other.image[row], image)
+    (batch,) = image_batches(table, order, Crop("whole"), start=0, stop=1, seed=0, image_size=10)
+    for image, row in zip(batch.image, batch.row, strict=True):
+        np.testing.assert_array_equal(image, resize_bilinear(decoded(tmp_path / f"image {row} é.JPEG"), 10))
+
+
+def jpeg_with_thumbnail() -> bytes:
+    """A JPEG whose EXIF-like segment holds a whole small JPEG, end-of-image marker and all."""
+    thumbnail = encode(picture(5, 16, 16))
+    data = encode(picture(5), quality=95)
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + data[2:]
+
+
+def png_header(width: int, height: int) -> bytes:
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    return b"\x89PNG\r\n\x1a\n" + header + b"\x00\x00\x00\x00IEND\xaeB`\x82"
+
+
+def bomb() -> bytes:
+    """A small file that asks for 144 million pixels."""
+    return encode(Image.new("L", (12_000, 12_000)), quality=1)
+
+
+CUT = "cut short: no end-of-image marker at the end"
+BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
+    "missing": (lambda: None, "missing image; download it or remove its row"),
+    "empty": (lambda: b"", "empty file; download it again or remove its row"),
+    "cut": (lambda: encode(picture(5))[:-200], f"{CUT}; download it again or remove its row"),
+    "end marker cut": (lambda: encode(picture(5))[:-2], CUT),
+    "cut, then zeros": (lambda: encode(picture(5))[:-200] + bytes(200), CUT),
+    "cut after thumbnail": (lambda: jpeg_with_thumbnail()[:-200], CUT),
+    "nothing but markers": (lambda: b"\xff\xd8\xff\xd9", "cut short: no image data at the end"),
+    "png cut": (lambda: encode(picture(5), "PNG")[:-12], "cut short: no IEND chunk at the end"),
+    "jpeg bomb": (bomb, "12000x12000 pixels, more than the limit of 100,000,000"),
+    "png bomb": (lambda: png_header(60_000, 50_000), "60000x50000 pixels, more than the limit of 100,000,000"),
+    "gif": (lambda: encode(picture(5), "GIF"), "neither JPEG nor PNG but a GIF; convert it or remove its row"),
+    "text": (lambda: b"<html>404</html>", "neither JPEG nor PNG but a file that starts with b'<htm'"),
+    "one byte": (lambda: b"\xff", "neither JPEG nor PNG but a file that starts with b'\\xff'"),
+    "png without pixels": (lambda: png_header(60, 50), "does not decode"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("phase", ["train", "eval"])
+def test_a_bad_image_is_named_in_one_line(tmp_path: Path, kind: str, phase: str):
+    make, message = BAD[kind]
+    content = make()
+    table = write_table(tmp_path, [encode(picture(row)) for row in range(5)] + [content or b""])
+    if content is None:
+        (tmp_path / "image 5 é.JPEG").unlink()
+    batches: Iterator[Batch]
+    if phase == "train":
+        order = SampleOrder(6, 2, seed=0, shuffle=False)
+        batches = image_batches(table, order, Crop(), start=0, stop=3, seed=1, image_size=SIZE)
+    else:
+        batches = image_eval_batches(table, EvalOrder(6, 2), image_size=SIZE, resize=SIZE)
+    assert next(batches).row.tolist() == [0, 1]
+    assert next(batches).row.tolist() == [2, 3]
+    with pytest.raises(InputError) as caught:
+        next(batches)
+    assert str(caught.value).startswith(f"{tmp_path}/image 5 é.JPEG: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_cut_short_never_trains_even_where_the_crop_lies_above_the_damage(tmp_path: Path):
+    file = tmp_path / "image.JPEG"
+    file.write_bytes(encode(picture(5))[:-2])
+    top = np.array([0, 0, 8, 8], np.int32)
+    assert tf.image.decode_and_crop_jpeg(file.read_bytes(), top).shape == (8, 8, 3)
+    with pytest.raises(tf.errors.OpError):
+        part_of(str(file), top)
+
+
+def test_a_folder_in_place_of_an_image_is_named(tmp_path: Path):
+    (tmp_path / "folder.JPEG").mkdir()
+    with pytest.raises(InputError, match=r"folder.JPEG: cannot be read \(Is a directory\)"):
+        list(image_eval_batches(table_of(tmp_path, ["folder.JPEG"]), EvalOrder(1, 1), image_size=SIZE, resize=SIZE))
+
+
+def cmyk() -> bytes:
+    return encode(Image.fromarray(picture(5)).convert("CMYK"), quality=95)
+
+
+ACCEPTED: dict[str, tuple[Callable[[], bytes], float]] = {
+    "png named jpeg": (lambda: encode(picture(5), "PNG"), 0.0),
+    "png with alpha": (lambda: encode(Image.fromarray(picture(5)).convert("RGBA"), "PNG"), 0.0),
+    "cmyk jpeg": (cmyk, 6.0),
+    "progressive jpeg": (lambda: encode(picture(5), quality=95, progressive=True), 6.0),
+    "jpeg with a thumbnail": (jpeg_with_thumbnail, 6.0),
+    "jpeg with bytes after its end": (lambda: encode(picture(5), quality=95) + b"camera's own\x00\x00", 6.0),
+}
+
+
+@pytest.mark.parametrize("kind", ACCEPTED)
+def test_unusual_images_are_decoded_to_rgb(tmp_path: Path, kind: str):
+    make, tolerance = ACCEPTED[kind]
+    file = tmp_path / "image.JPEG"
+    file.write_bytes(make())
+    pixels = all_of(str(file)).numpy().astype(float)
+    assert np.abs(pixels - picture(5)).mean() <= tolerance
+
+
+def test_gray_is_repeated(tmp_path: Path):
+    for form in ("JPEG", "PNG"):
+        file = tmp_path / form
+        file.write_bytes(encode(Image.fromarray(picture(5)).convert("L"), form))
+        np.testing.assert_array_equal(all_of(str(file)), decoded(file))
+
+
+def num_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+@pytest.mark.parametrize("end", ["close", "drop", "never started"])
+def test_threads_follow_the_cores_and_end_with_the_iterator(table: ExampleTable, end: str, monkeypatch):
+    def endless(cores: int) -> Generator[Batch]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+        order = SampleOrder(NUM_EXAMPLES, 4, seed=0)
+        return image_batches(table, order, Crop(), start=0, stop=10**9, seed=0, image_size=SIZE)
+
+    # What TensorFlow starts once for the whole process is started by now.
+    next(endless(2))
+    gc.collect()
+    time.sleep(0.5)
+    before = num_threads()
+    few, many = endless(2), endless(40)
+    assert num_threads() - before >= 42
+    if end != "never started":
+        next(few)
+        next(many)
+    if end == "close":
+        few.close()
+        many.close()
+        assert next(many, None) is None
+    else:
+        del few, many
+    assert wait_until(lambda: num_threads() <= before + 2)
+
+
+def test_a_program_that_stops_early_ends(table: ExampleTable):
+    # The producer is in Python nearly all the time, and so it is at the end.
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+import numpy as np
+from pathlib import Path
+from typing import Any
+from test_stream import *
+
+class Slow(ExampleTable):
+    def file_paths(self, rows):
+        time.sleep(0.2)
+        return super().file_paths(rows)
+
+table = table_of(Path({str(table.root)!r}), [path.decode() for path in {table.path.tolist()!r}])
+table = Slow(*(getattr(table, field.name) for field in dataclasses.fields(table)))
+batches = image_batches(table, SampleOrder(11, 4, 0), Crop(), start=0, stop=10**9, seed=0, image_size=24)
+next(batches)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": -1}, "seed -1: use an integer from 0"),
+        ({"image_size": 0}, "image size 0: use at least 1 pixel"),
+        ({"count": 4}, "batch size 6 does not divide into 4 equal parts; use 4 or 8"),
+        ({"index": 2, "count": 2}, "part 2 of a batch that is cut into 2"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(table: ExampleTable, options: dict, message: str):
+    arguments = {"start": 0, "stop": 1, "seed": 0, "image_size": SIZE} | options
+    with pytest.raises(InputError, match=message):
+        image_batches(table, SampleOrder(NUM_EXAMPLES, 6, 0), Crop(), **arguments)
+
+
+def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
+    with pytest.raises(InputError, match="an order of 12 examples for 11"):
+        image_eval_batches(table, EvalOrder(12, 6), image_size=SIZE, resize=SIZE)
+    with pytest.raises(InputError, match="image size 24: the crop exceeds the resized short side; use at most 23"):
+        image_eval_batches(table, EvalOrder(NUM_EXAMPLES, 6), image_size=24, resize=23)
+    with pytest.raises(InputError, match="crop kind 'random': use 'random_area' or 'whole'"):
+        Crop("random")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"crop area \(0, 1\)"):
+        Crop(area=(0, 1))
+    with pytest.raises(InputError, match=r"crop aspect \(2, 1\)"):
+        Crop(aspect=(2, 1))

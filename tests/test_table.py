@@ -1,0 +1,469 @@
+"""Solution files become the right table, whatever is chosen of them, and every bad input gets its line."""
+
+import csv
+import hashlib
+import io
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ilsvrc import IMAGES, synset, write_csv, write_tree
+
+from jaxddp.data import table as tables
+from jaxddp.data.subset import balanced_rows, chosen_classes
+from jaxddp.data.table import ExampleTable, train_solutions, val_solutions
+from jaxddp.errors import InputError
+
+HEADER = "ImageId,PredictionString\n"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("ilsvrc"), classes=4, images=3, val=6, test=2)
+
+
+@pytest.fixture
+def files(tmp_path) -> Path:
+    """A root of two classes without images, of which a test rewrites what it needs."""
+    (tmp_path / "LOC_synset_mapping.txt").write_text("n02 second, of two\nn01 first\n")
+    return tmp_path
+
+
+def read(root: Path, content: str | bytes, **kwargs) -> ExampleTable:
+    data = content if isinstance(content, bytes) else content.encode()
+    (root / "LOC_train_solution.csv").write_bytes(data)
+    return train_solutions(root, **kwargs)
+
+
+def message(call, *args, **kwargs) -> str:
+    with pytest.raises(InputError) as error:
+        call(*args, **kwargs)
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 700
+    return text
+
+
+def line(root: Path, number: int) -> str:
+    return f"{root}/LOC_train_solution.csv:{number}: "
+
+
+# What a table holds
+
+
+def test_train_labels_follow_the_mapping_and_paths_exist(tree):
+    table = train_solutions(tree)
+    assert (table.num_examples, len(table), table.num_classes) == (12, 12, 4)
+    assert table.class_ids == tuple(synset(i) for i in range(4))
+    assert table.class_names[1] == "class 1, also called 1"
+    assert table.class_indices == (0, 1, 2, 3)
+    assert table.label.dtype == np.int32 and table.label.tolist() == [0, 1, 2, 3] * 3
+    for image_id, path, label in zip(table.id, table.path, table.label, strict=True):
+        assert path.decode() == f"{IMAGES}/train/{synset(label)}/{image_id.decode()}.JPEG"
+        assert (tree / path.decode()).is_file()
+    assert table.file_paths(np.array([5, 0])).tolist() == [os.fsencode(tree) + b"/" + table.path[i] for i in (5, 0)]
+    table.check_images()
+
+
+def test_labels_come_from_the_order_of_the_mapping_and_not_of_the_names(files):
+    table = read(files, HEADER + "a,n01 1 2 3 4\nb,n02 1 2 3 4 \n")
+    assert table.label.tolist() == [1, 0]
+    assert table.class_names == ("second, of two", "first")
+    (files / "LOC_synset_mapping.txt").write_text("n02\tsecond, of two \nn01\n")
+    assert train_solutions(files).class_names == ("second, of two", "n01")
+
+
+def test_val_and_test_images_lie_in_one_folder(tree):
+    val, listing = val_solutions(tree), tables.test_listing(tree)
+    assert val.label.tolist() == [0, 1, 2, 3, 0, 1]
+    assert val.path[0].decode() == f"{IMAGES}/val/ILSVRC2012_val_00000001.JPEG"
+    assert listing.label.tolist() == [-1, -1] and listing.num_classes == 0
+    assert listing.path[1].decode() == f"{IMAGES}/test/ILSVRC2012_test_00000002.JPEG"
+    val.check_images()
+    listing.check_images()
+
+
+def test_several_boxes_numbers_and_white_space(files):
+    table = read(files, HEADER + "a,n01 1 2 3 4 n01 -5 6.25 7 8 n01 1 1 1 1 \nb, n02  1\t2 3 4\n")
+    assert table.label.tolist() == [1, 0]
+
+
+def test_bom_crlf_quotes_blank_lines_and_other_columns_are_accepted(files):
+    plain = read(files, HEADER + "a,n01 1 2 3 4\nb,n02 1 2 3 4\n")
+    odd = '\ufeff"PredictionString",note, ImageId \r\nn01 1 2 3 4,"x, y",a\r\n\r\n"n02 1 2 3 4","two\r\nlines","b"\r\n'
+    mapping = files / "LOC_synset_mapping.txt"
+    mapping.write_bytes(b"\xef\xbb\xbf" + mapping.read_bytes().replace(b"\n", b"\r\n") + b"\r\n")
+    table = read(files, odd)
+    assert table.fingerprint == plain.fingerprint and table.class_names == plain.class_names
+
+
+NAMES = st.text(st.characters(exclude_categories=["C"], exclude_characters="/\\"), min_size=1, max_size=12).filter(
+    lambda name: name.strip() and name not in (".", "..")
+)
+
+
+@given(ids=st.lists(NAMES, min_size=1, max_size=8, unique=True), crlf=st.booleans(), quoting=st.sampled_from([0, 1]))
+def test_any_ids_survive_the_csv(tmp_path_factory, ids, crlf, quoting):
+    root = tmp_path_factory.mktemp("csv")
+    (root / "LOC_synset_mapping.txt").write_text("n01 one\n")
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=quoting, lineterminator="\r\n" if crlf else "\n")
+    writer.writerows([("ImageId", "PredictionString"), *((image_id, "n01 0 0 1 1") for image_id in ids)])
+    table = read(root, text.getvalue())
+    assert [image_id.decode() for image_id in table.id] == ids
+    assert [path.decode() for path in table.path] == [f"{IMAGES}/train/n01/{image_id}.JPEG" for image_id in ids]
+
+
+# Choosing
+
+CLASS_IDS = tuple(f"n{i:03d}" for i in range(7))
+
+
+def small_table(label) -> ExampleTable:
+    label = np.array(label, np.int32)
+    ids = np.array([b"%d" % row for row in range(len(label))])
+    return ExampleTable(None, ids, np.strings.add(b"/d/", ids), label, CLASS_IDS, CLASS_IDS, tuple(range(7)))
+
+
+LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=40)
+
+
+@given(label=LABELS, data=st.data())
+def test_selected_labels_are_dense_and_lead_back_through_the_mapping(label, data):
+    table = small_table(label)
+    chosen = data.draw(st.lists(st.sampled_from(sorted({*label, 0, 6})), min_size=1, unique=True))
+    if not set(chosen) & set(label):
+        chosen.append(label[0])
+    selected = table.select(chosen)
+    assert [int(i) for i in selected.id] == [row for row, old in enumerate(label) if old in chosen]
+    assert [selected.class_indices[new] for new in selected.label] == [old for old in label if old in chosen]
+    assert selected.class_indices == tuple(sorted(chosen))
+    assert selected.class_ids == selected.class_names == tuple(CLASS_IDS[i] for i in sorted(chosen))
+    assert selected.label.dtype == np.int32
+    by_name = table.select(",".join(CLASS_IDS[i] for i in chosen))
+    assert by_name.fingerprint == selected.fingerprint == table.select(tuple(CLASS_IDS[i] for i in chosen)).fingerprint
+
+
+def test_a_range_selects_as_python_does(tree):
+    table = train_solutions(tree, classes="1:3")
+    assert table.class_indices == (1, 2) and table.label.tolist() == [0, 1] * 3
+    for same in (range(1, 3), [2, 1], np.array([1, 2]), f" {synset(2)}, {synset(1)},"):
+        assert train_solutions(tree, classes=same).fingerprint == table.fingerprint
+    again = table.select([1])
+    assert again.class_indices == (2,) and again.class_ids == (synset(2),) and again.label.tolist() == [0] * 3
+    assert val_solutions(tree, classes="1:3").class_ids == table.class_ids
+    assert table.select(None) is table
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        ("0:5", "classes '0:5': out of bounds, there are 4 classes; stay within 0:4"),
+        ("-1:2", "classes '-1:2': out of bounds, there are 4 classes"),
+        ("0:999999999", "out of bounds, there are 4 classes"),
+        ([0, 4], "classes [0, 4]: out of bounds, there are 4 classes"),
+        ("2:2", "classes '2:2': selects no class; give a range such as '0:200'"),
+        ("", "classes '': selects no class"),
+        ([], "classes []: selects no class"),
+        ([1, synset(1)], f"names {synset(1)} twice"),
+        ("n01000138", f"unknown class 'n01000138' of 4, did you mean {synset(1)!r}?"),
+        ("goldfish", "unknown class 'goldfish' of 4; give a range such as '0:200', or class ids"),
+        ([0.5], "0.5 is neither an index nor a class id"),
+        (5, "classes 5: is of type int; give a range"),
+    ],
+)
+def test_bad_selections(tree, classes, expected):
+    assert expected in message(train_solutions, tree, classes=classes)
+
+
+def test_a_selection_without_examples_is_refused():
+    assert "none of the 2 examples, the first of which is /d/0, is of the 1 selected" in message(
+        small_table([1, 2]).select, "3:4"
+    )
+    assert "there are 0 classes" in message(chosen_classes, "0:1", ())
+
+
+@given(label=LABELS, data=st.data())
+def test_take_keeps_every_class_share_and_grows_by_adding(label, data):
+    table = small_table(label)
+    small, large = sorted((data.draw(st.integers(1, 45)), data.draw(st.integers(1, 45))))
+    rows = [int(i) for i in table.take(small).id]
+    assert len(rows) == min(small, len(label)) and rows == sorted(set(rows))
+    assert set(rows) <= {int(i) for i in table.take(large).id}
+    counts = np.bincount(label, minlength=7)
+    share = len(rows) * counts / len(label)
+    bound = 1 + len(set(label)) / 2 * counts / len(label)
+    assert (abs(np.bincount(table.take(small).label, minlength=7) - share) <= bound).all()
+
+
+@given(classes=st.integers(1, 6), each=st.integers(1, 6), limit=st.integers(1, 36))
+def test_take_of_equal_classes_is_equal(classes, each, limit):
+    label = np.repeat(np.arange(classes), each)
+    counts = np.bincount(label[balanced_rows(label, limit)], minlength=classes)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_take_keeps_the_shares_of_unequal_classes():
+    label = np.array([0] * 90 + [1] * 10)
+    assert np.bincount(label[balanced_rows(label, 10)]).tolist() == [9, 1]
+
+
+def test_take_stays_the_same_over_releases_and_refuses_to_take_nothing():
+    rows = balanced_rows(np.arange(10_000) % 10, 100)
+    golden = "558b82c47c6f5c3f02aaf34fca5503eca2cc603d26d32d1f453db9a432831b07"
+    assert hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest() == golden
+    assert "limit 0: selects no example" in message(small_table([0]).take, 0)
+
+
+# The fingerprint
+
+
+def test_the_fingerprint_is_of_the_content_wherever_it_lies(tree, tmp_path):
+    here, there = train_solutions(tree), train_solutions(write_tree(tmp_path, classes=4, images=3, val=0))
+    assert here.fingerprint == there.fingerprint
+    golden = "6f70118b7c5368f13b9ef55c1c0b9bf4f8aafe2aeadcec732f802cd7b7c1ff57"
+    assert small_table([0, 1, 2]).fingerprint == golden
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("a,n01", "c,n01"),
+        ("a,n01 1 2 3 4\nb,n02 1 2 3 4", "b,n02 1 2 3 4\na,n01 1 2 3 4"),
+        ("n01", "n02"),
+        ("b,n02 1 2 3 4\n", ""),
+    ],
+    ids=["id", "order", "label", "row"],
+)
+def test_the_fingerprint_changes_with(files, old, new):
+    content = HEADER + "a,n01 1 2 3 4\nb,n02 1 2 3 4\n"
+    before, after = read(files, content).fingerprint, read(files, content.replace(old, new)).fingerprint
+    assert before != after
+
+
+def test_the_fingerprint_ignores_what_a_column_once_held(files):
+    long = read(files, HEADER + "a,n01 1 2 3 4\nmuch_longer,n02 1 2 3 4\n", classes="n01")
+    assert long.fingerprint == read(files, HEADER + "a,n01 1 2 3 4\n", classes="n01").fingerprint
+
+
+# Bad input
+
+
+def test_missing_root(tree, tmp_path):
+    assert f"{tmp_path}/no: no such directory; give the directory that holds LOC_synset_mapping.txt" in message(
+        train_solutions, tmp_path / "no"
+    )
+    (tmp_path / "imagenet").mkdir()
+    assert "did you mean 'imagenet'?" in message(train_solutions, tmp_path / "imagnet")
+    assert "is not a directory" in message(train_solutions, tree / "LOC_train_solution.csv")
+
+
+def test_missing_files(files):
+    csv_file = files / "LOC_train_solution.csv"
+    assert message(train_solutions, files) == f"{csv_file}: no such file; check the path"
+    write_csv(files / "LOC_train_solutions.csv", [])
+    assert message(train_solutions, files) == f"{csv_file}: no such file, did you mean 'LOC_train_solutions.csv'?"
+    csv_file.mkdir()
+    assert "cannot be read (Is a directory); give a readable text file" in message(train_solutions, files)
+    (files / "LOC_synset_mapping.txt").unlink()
+    assert message(val_solutions, files).startswith(f"{files}/LOC_synset_mapping.txt: no such file")
+
+
+def test_a_root_one_directory_off_is_pointed_out(tree, tmp_path):
+    (tmp_path / "kaggle").symlink_to(tree)
+    assert f"it lies in {tmp_path}/kaggle: give that directory instead" in message(train_solutions, tmp_path)
+    assert f"it lies in {tree}: give that directory instead" in message(train_solutions, tree / "ILSVRC")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "LOC_synset_mapping.txt: empty"),
+        (b"\n \n", "LOC_synset_mapping.txt: empty"),
+        (b"n01 a\n\nn02 b\nn01 c\n", "txt:4: duplicate synset n01, first on line 1; remove one"),
+        (b".. up\n", "txt:1: synset '..' cannot name a folder; write a plain name"),
+        (b"n01 a\na/b c\n", "txt:2: synset 'a/b' cannot name a folder"),
+        (b"n01 a\nn02 \xff\n", "txt:2: not UTF-8; save the file as UTF-8"),
+    ],
+)
+def test_bad_mappings(files, content, expected):
+    (files / "LOC_synset_mapping.txt").write_bytes(content)
+    assert expected in message(read, files, HEADER + "a,n01 1 2 3 4\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "csv: no header line; give the columns ImageId,PredictionString"),
+        (HEADER, "csv: no rows below the header; give each image a row"),
+        ("Id,PredictionString\n", "csv:1: no column ImageId, found 'Id,PredictionString'; give the columns ImageId,"),
+        ("ImageId;PredictionString\n", "csv:1: no column ImageId, found 'ImageId;PredictionString'"),
+        ("ImageId\na\n", "csv:1: no column PredictionString, found 'ImageId'"),
+        (HEADER.encode() + b"a,n01 1 2 3 4\n\xe9,n01 1 2 3 4\n", "csv:3: not UTF-8; save the file as UTF-8"),
+        (HEADER.encode("utf-16"), "csv:1: not UTF-8"),
+    ],
+)
+def test_bad_files(files, content, expected):
+    assert expected in message(read, files, content)
+
+
+GOOD = "ok,n01 1 2 3 4\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("a,n03 1 2 3 4", "unknown synset 'n03'; correct it, or add it to LOC_synset_mapping.txt, did you mean 'n0"),
+        (",n01 1 2 3 4", "blank ImageId; write a plain name of 1 to 200 characters"),
+        (" ,n01 1 2 3 4", "blank ImageId"),
+        ("ok,n01 1 2 3 4", "duplicate ImageId 'ok', first on line 3; remove one"),
+        ("../x,n01 1 2 3 4", "ImageId '../x' cannot name a file; write a plain name"),
+        ("..,n01 1 2 3 4", "ImageId '..' cannot name a file"),
+        ("/etc/passwd,n01 1 2 3 4", "ImageId '/etc/passwd' cannot name a file"),
+        ("a\\b,n01 1 2 3 4", r"ImageId 'a\\b' cannot name a file"),
+        ("a\0b,n01 1 2 3 4", r"ImageId 'a\x00b' cannot name a file"),
+        (f"{'a' * 201},n01 1 2 3 4", "aaa... cannot name a file"),
+        ("a", "1 of 2 fields in 'a'; write ImageId,PredictionString"),
+        ("a,n01 1 2 3 4,n01 1 2 3 4", "3 of 2 fields"),
+        ("a,", "PredictionString '' is short: it has 0 words, which is not 5 a box; write 'synset x1 y1 x2 y2' a box"),
+        ("a,n01 1 2 3", "PredictionString 'n01 1 2 3' is short: it has 4 words"),
+        ("a,n01 1 2 3 4 n01 1 2", "is short: it has 8 words"),
+        ("a,n01 1 2 3 4 n02 1 2 3 4", "has boxes of two synsets, 'n01' and 'n02'"),
+        ("a,n01 1 2 3 4 n01 1 x 3 4", "has the coordinate 'x', which is not a number"),
+        ("a,n01 1 2 3 1.2.3", "has the coordinate '1.2.3', which is not a number"),
+        ('a,"n01 1 2 3 4" x', "correct the quotes of this row"),
+        ('a,"n01 1 2 3 4', "correct the quotes of this row"),
+    ],
+)
+def test_bad_rows(files, row, expected):
+    text = message(read, files, HEADER + "\n" + GOOD + row + "\n")
+    assert text.startswith(line(files, 4)), text
+    assert expected in text
+
+
+def test_an_endless_field_is_one_line(files):
+    assert "field larger than field limit" in message(read, files, HEADER + "a," + "n01 1 2 3 4 " * 20_000)
+
+
+def test_a_test_listing_reads_no_predictions_and_needs_no_mapping(tmp_path):
+    (tmp_path / "LOC_sample_submission.csv").write_text("ImageId\na\n\nb\n")
+    assert tables.test_listing(tmp_path).id.tolist() == [b"a", b"b"]
+    (tmp_path / "LOC_sample_submission.csv").write_text("ImageId,PredictionString\na,\n../b,\n")
+    assert "csv:3: ImageId '../b' cannot name a file" in message(tables.test_listing, tmp_path)
+
+
+# Links
+
+
+@pytest.fixture
+def linked(tmp_path) -> Path:
+    write_tree(tmp_path / "real", classes=2, images=2, val=2)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("secret")
+    (tmp_path / "root").symlink_to("real")
+    return tmp_path / "root"
+
+
+def replace_by_link(place: Path, target: Path | str) -> None:
+    place.rename(place.with_name(place.name + ".moved"))
+    place.symlink_to(target)
+
+
+def test_links_within_a_linked_root_are_followed(linked):
+    replace_by_link(linked / IMAGES / "train" / synset(0), f"{synset(0)}.moved")
+    replace_by_link(
+        linked / IMAGES / "val" / "ILSVRC2012_val_00000001.JPEG", f"../train/{synset(1)}/{synset(1)}_0.JPEG"
+    )
+    train_solutions(linked).check_images()
+    val_solutions(linked).check_images()
+
+
+def test_an_image_that_is_a_link_out_is_refused(linked):
+    replace_by_link(linked / IMAGES / "train" / synset(1) / f"{synset(1)}_1.JPEG", linked.parent / "outside" / "secret")
+    text = message(train_solutions, linked)
+    assert text.startswith(f"{line(linked, 5)}ImageId '{synset(1)}_1': a symbolic link leads out of the data set, to ")
+    assert f"{linked.parent}/outside/secret'; put the file itself into the root, or remove the row" in text
+    assert train_solutions(linked, classes="0:1").num_examples == 2
+
+
+def test_a_link_to_a_place_that_only_begins_like_the_root_leads_out(linked):
+    (linked.parent / "real2").mkdir()
+    replace_by_link(linked / IMAGES / "val" / "ILSVRC2012_val_00000002.JPEG", linked.parent / "real2" / "x")
+    assert "leads out of the data set" in message(val_solutions, linked)
+
+
+@pytest.mark.parametrize("folder", [IMAGES / "train" / synset(1), IMAGES / "train", Path("ILSVRC")])
+def test_a_folder_that_is_a_link_out_is_refused(linked, folder):
+    place, outside = linked / folder, linked.parent / "outside" / "moved"
+    place.rename(outside)
+    place.symlink_to(outside)
+    first = 3 if folder.name == synset(1) else 2
+    assert f"{line(linked, first)}ImageId" in message(train_solutions, linked)
+
+
+def test_a_link_that_no_row_names_is_nobodys_business(linked):
+    (linked / IMAGES / "val" / "other.JPEG").symlink_to("/etc/passwd")
+    assert val_solutions(linked).num_examples == 2
+
+
+# The images themselves
+
+
+def test_check_images_names_the_first_and_counts_the_rest(linked):
+    table = train_solutions(linked)
+    first, second, third, fourth = (linked / path.decode() for path in table.path)
+    for place, spoil, expected in (
+        (
+            fourth,
+            lambda: fourth.write_bytes(b""),
+            "the image is empty (1 of 4 images cannot be used); put these images",
+        ),
+        (third, third.unlink, "the image is missing (2 of 4 images"),
+        (second, lambda: (second.unlink(), second.mkdir()), "the image is not a regular file (3 of 4"),
+        (first, lambda: replace_by_link(first, first.name), "the image cannot be read ("),
+        (first, lambda: (first.unlink(), first.symlink_to("/etc/passwd")), "a symbolic link leads out of the data set"),
+    ):
+        spoil()
+        assert f"{place}: {expected}" in message(table.check_images)
+
+
+def test_check_images_knows_missing_folders(linked):
+    table = val_solutions(linked)
+    folder = linked / IMAGES / "val"
+    folder.rename(folder.with_name("gone"))
+    assert "the image's folder is missing (2 of 2 images" in message(table.check_images)
+    folder.write_text("")
+    assert "the image's folder cannot be read (Not a directory) (2 of 2" in message(table.check_images)
+    folder.unlink()
+    folder.symlink_to(linked.parent / "outside")
+    assert "leads out of the data set" in message(table.check_images)
+
+
+def test_paths_may_be_absolute(tree):
+    table = val_solutions(tree)
+    absolute = ExampleTable(
+        None, table.id, table.file_paths(np.arange(6)), table.label, table.class_ids, table.class_names, ()
+    )
+    absolute.check_images()
+    assert absolute.file_paths(np.array([2])).tolist() == table.file_paths(np.array([2])).tolist()
+
+
+# Size
+
+
+def test_memory_a_row_is_bounded(files):
+    """600 MB for 1,281,167 rows is 491 bytes a row; what one row takes does not depend on how many there are."""
+    rows = 50_000
+    content = HEADER + "".join(f"n01440764_{i},n01 1 2 3 4 n01 10 20 300 400 \n" for i in range(rows))
+    (files / "LOC_train_solution.csv").write_text(content)
+    tracemalloc.start()
+    try:
+        table = train_solutions(files)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(table) == rows
+    assert peak / rows < 480
