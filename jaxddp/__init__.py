@@ -1,10 +1,5 @@
 """Data-parallel training of image classifiers in JAX. The names here are for notebooks and launch scripts."""
 
-import os
-
-# flax imports TensorFlow where it is installed, and TensorFlow greets everyone on stderr unless told not to before.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 from jaxddp.api import (
     evaluate,
     prepare_training,

@@ -1,6 +1,5 @@
 """Images from files: pixels follow (seed, epoch, row), nothing is lost or skipped, and a bad file gets one line."""
 
-import dataclasses
 import gc
 import io
 import math
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
 from jaxddp.data.augment import (
@@ -32,6 +30,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.stream import image_batches, image_eval_batches
 from jaxddp.data.table import ExampleTable
+from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
 
 NUM_EXAMPLES, SIZE = 11, 24
@@ -420,6 +419,7 @@ import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 from pathlib import Path
 from typing import Any
+import dataclasses
 from test_stream import *
 
 class Slow(ExampleTable):
@@ -432,7 +432,7 @@ table = Slow(*(getattr(table, field.name) for field in dataclasses.fields(table)
 batches = image_batches(table, SampleOrder(11, 4, 0), Crop(), start=0, stop=10**9, seed=0, image_size=24)
 next(batches)
 """
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -461,3 +461,13 @@ def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
         Crop(area=(0, 1))
     with pytest.raises(InputError, match=r"crop aspect \(2, 1\)"):
         Crop(aspect=(2, 1))
+
+
+def test_tensorflow_is_kept_off_the_gpus_and_says_nothing_on_stderr():
+    code = (
+        "from jaxddp.data import tensorflow_cpu\n"
+        "tensorflow_cpu.tf.constant(1)\n"
+        "assert tensorflow_cpu.tf.config.get_visible_devices('GPU') == []\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""

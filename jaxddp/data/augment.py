@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import tensorflow as tf
 
 from jaxddp.data.imagefile import JPEG_END, JPEG_START, MAX_PIXELS, parse_header
+from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
 
 CROP_TRIES = 10
@@ -189,9 +189,9 @@ def _fit(image: Any, image_size: int) -> Any:
 def resize_bilinear(image: Any, image_size: int) -> Any:
     """Bilinear with antialias, rounded: uint8[image_size, image_size, 3].
 
-    Equal to `tf.image.resize(image, …, antialias=True)`, in a third of its time (0.40 for 1.16 ms, 250x333 to 224): the
-    kernel is quick down the columns and slow along the rows, so both passes go down the columns of an image that is
-    turned in between.
+    Equal to `tf.image.resize(image, …, antialias=True)` and quicker: its kernel is fast down the columns and slow along
+    the rows, so both passes go down the columns of an image that is turned in between. Called alone on one core,
+    250x333 to 224, it takes 0.40 ms for 1.16; in a stream with the same crops, about a fifth less CPU an image.
     """
     height, width = tf.unstack(tf.shape(image)[:2])
     down = _resize_columns(tf.reshape(image, [height, width * 3]), image_size)

@@ -5,7 +5,6 @@ consumer computes them from the order and puts them beside the images. To resume
 before it is never read.
 """
 
-import contextlib
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from jaxddp.data.augment import Crop, eval_image, example_keys, train_image
 from jaxddp.data.batch import Batch
@@ -21,6 +19,7 @@ from jaxddp.data.imagefile import AGAIN, read_header
 from jaxddp.data.order import EvalOrder, Order, SampleOrder, check_seed
 from jaxddp.data.source import check_order, columns
 from jaxddp.data.table import ExampleTable
+from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
 
 PREFETCH_BATCHES = 2
@@ -111,16 +110,15 @@ class _Stream:
         check_order(self.table, self.order, self.index, self.count)
 
     def batches(self, threads: int | None) -> Generator[Batch]:
-        images = [self._images(threads or _usable_cores()).as_numpy_iterator()]
+        images: list[Iterator[np.ndarray]] = [self._images(threads or _usable_cores()).as_numpy_iterator()]
         batches = self._consume(images)
-        # To drop TensorFlow's iterator is to wait for its threads, one of which may be in Python, in `_produce`. Once the
-        # interpreter has begun to end, that one would never come back: so this happens at the latest just before.
+        # To drop TensorFlow's iterator is to wait for its threads, one of which may be in Python, in `_produce`. Once
+        # the interpreter has begun to end, that one never comes back: so the iterator is dropped just before, at last.
         weakref.finalize(batches, images.clear)
         return batches
 
     def _images(self, threads: int) -> tf.data.Dataset:
         """The pixels of one shard's batches, uint8[b, S, S, 3], b being the number of its real examples."""
-        _hide_accelerators()
         signature = (tf.TensorSpec([None], tf.string), tf.TensorSpec([None, 2], tf.int64))
         options = tf.data.Options()
         options.threading.private_threadpool_size = threads
@@ -145,17 +143,26 @@ class _Stream:
             yield self.table.file_paths(batch.row[real]), example_keys(self.seed, batch.epoch[real], batch.row[real])
 
     def _consume(self, images: list[Iterator[np.ndarray]]) -> Generator[Batch]:
-        for step in self.steps:
-            batch = self._columns(step)
-            num_real = np.count_nonzero(batch.mask)
-            padded = np.zeros((len(batch.mask) - num_real, self.image_size, self.image_size, 3), np.uint8)
-            try:
-                real = next(images[0]) if num_real else padded[:0]
-            except (tf.errors.OpError, UnicodeDecodeError):
-                # The second is TensorFlow failing to put the bytes of a file or of its path into its own message.
-                self._diagnose(batch)
-                raise
-            yield batch._replace(image=np.concatenate([real, padded]) if len(padded) else real)
+        try:
+            for step in self.steps:
+                batch = self._columns(step)
+                yield batch._replace(image=self._padded(images[0], batch))
+        finally:
+            images.clear()
+
+    def _padded(self, images: Iterator[np.ndarray], batch: Batch) -> np.ndarray:
+        """The next images, with zeros where the batch is padded, uint8[B, S, S, 3]."""
+        num_real = np.count_nonzero(batch.mask)
+        padding = np.zeros((len(batch.mask) - num_real, self.image_size, self.image_size, 3), np.uint8)
+        if not num_real:
+            return padding
+        try:
+            real = next(images)
+        except (tf.errors.OpError, UnicodeDecodeError):
+            # The second is TensorFlow failing to put the bytes of a file or of its path into its own message.
+            self._diagnose(batch)
+            raise
+        return np.concatenate([real, padding]) if len(padding) else real
 
     def _columns(self, step: int) -> Batch:
         return columns(self.table.label, self.order, step, self.index, self.count)
@@ -174,10 +181,3 @@ class _Stream:
 def _usable_cores() -> int:
     """The cores that this process may run on, which a scheduler or `taskset` may have made fewer than the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _hide_accelerators() -> None:
-    """Keeps TensorFlow from taking the memory of GPUs that JAX trains on."""
-    # Too late once TensorFlow has started: then whoever started it has decided.
-    with contextlib.suppress(RuntimeError):
-        tf.config.set_visible_devices([], "GPU")

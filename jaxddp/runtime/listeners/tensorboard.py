@@ -1,18 +1,14 @@
 """TensorBoard event files, through clu. Importing this module imports TensorFlow (seconds): only when it is chosen."""
 
-import contextlib
 from pathlib import Path
 
-import tensorflow as tf
 from clu import metric_writers
 
+# Before clu, which imports TensorFlow as it comes.
+from jaxddp.data import tensorflow_cpu  # noqa: F401
 from jaxddp.runtime import workdir
 from jaxddp.runtime.listeners import rows
 from jaxddp.runtime.records import EvaluationRecord, RunEnd, RunStart, StepRecord
-
-# A summary is a TensorFlow op, and TensorFlow's first op claims every GPU's memory, which jax needs.
-with contextlib.suppress(RuntimeError):  # TensorFlow has run already: nothing is left to hide
-    tf.config.set_visible_devices([], "GPU")
 
 
 class TensorBoard:

@@ -1,0 +1,78 @@
+"""What the benchmarks share: contenders take turns, and are told apart by medians and by the ratio in one run."""
+
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+CHILD_SECONDS = 1200
+
+Figures = dict[str, Any]
+
+
+def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each turn; who begins changes from round to round, so that a drift of the machine's favours nobody."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        for name in list(contenders)[:: 1 if number % 2 else -1]:
+            seconds[name].append(contenders[name]())
+    return seconds
+
+
+def compare(seconds: Mapping[str, list[float]], images: int, target: float) -> Figures:
+    """Medians over the rounds, and the first contender's speed as a multiple of the last's."""
+    ours, other = seconds.values()
+    return {
+        "images_per_second": {name: images / statistics.median(turns) for name, turns in seconds.items()},
+        "ratio": statistics.median(other) / statistics.median(ours),
+        "ratio_of_each_round": [b / a for a, b in zip(ours, other, strict=True)],
+        "target": target,
+    }
+
+
+def in_processes(count: int, script: list[str]) -> Figures:
+    """Run a script as a job of CPU processes, each on its own core; returns what the first prints last, as JSON."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    everything = os.sched_getaffinity(0)
+    cores, children = sorted(everything), []
+    for process in range(count):
+        job = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(process)}
+        command = [sys.executable, *script]
+        environ = {**os.environ, **job, "JAX_PLATFORMS": "cpu"}
+        # A child inherits the core; it must have it before JAX, which counts cores, is imported there.
+        os.sched_setaffinity(0, {cores[process % len(cores)]})
+        children.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
+    os.sched_setaffinity(0, everything)
+    try:
+        outputs = [child.communicate(timeout=CHILD_SECONDS)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    if any(child.returncode for child in children):
+        sys.exit(f"the processes ended with {[child.returncode for child in children]}")
+    return json.loads(outputs[0].splitlines()[-1]) | {"processes": count}
+
+
+def machine() -> Figures:
+    return {"jax": jax.__version__, "python": platform.python_version(), "cores": len(os.sched_getaffinity(0))}
+
+
+def table(comparisons: Mapping[str, Figures]) -> str:
+    """Every contender's images a second, and under them the ratio with the spread of its rounds."""
+    lines = [f"{'comparison':<14}{'contender':<18}{'images/s':>10}"]
+    for comparison, found in comparisons.items():
+        for name, speed in found["images_per_second"].items():
+            lines.append(f"{comparison:<14}{name:<18}{speed:>10.1f}")
+        low, high = min(found["ratio_of_each_round"]), max(found["ratio_of_each_round"])
+        spread = f"rounds {low:.3f} to {high:.3f}, target at least {found['target']}"
+        lines.append(f"{comparison:<14}{'ratio':<18}{found['ratio']:>10.3f}   ({spread})")
+    return "\n".join(lines)
