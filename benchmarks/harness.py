@@ -27,12 +27,17 @@ def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dic
 
 
 def compare(seconds: Mapping[str, list[float]], images: int, target: float) -> Figures:
-    """Medians over the rounds, and the first contender's speed as a multiple of the last's."""
+    """Medians over the rounds, and the first contender's speed as a multiple of the last's.
+
+    Other programs only ever make a turn slower, so on a busy machine the ratio of the best turns is the steadier one.
+    """
     ours, other = seconds.values()
     return {
         "images_per_second": {name: images / statistics.median(turns) for name, turns in seconds.items()},
         "ratio": statistics.median(other) / statistics.median(ours),
+        "ratio_of_best_turns": min(other) / min(ours),
         "ratio_of_each_round": [b / a for a, b in zip(ours, other, strict=True)],
+        "seconds": dict(seconds),
         "target": target,
     }
 
@@ -73,6 +78,6 @@ def table(comparisons: Mapping[str, Figures]) -> str:
         for name, speed in found["images_per_second"].items():
             lines.append(f"{comparison:<14}{name:<18}{speed:>10.1f}")
         low, high = min(found["ratio_of_each_round"]), max(found["ratio_of_each_round"])
-        spread = f"rounds {low:.3f} to {high:.3f}, target at least {found['target']}"
-        lines.append(f"{comparison:<14}{'ratio':<18}{found['ratio']:>10.3f}   ({spread})")
+        spread = f"best turns {found['ratio_of_best_turns']:.3f}, rounds {low:.3f} to {high:.3f}"
+        lines.append(f"{comparison:<14}{'ratio':<18}{found['ratio']:>10.3f}   ({spread}; target {found['target']})")
     return "\n".join(lines)

@@ -22,7 +22,8 @@ from jaxddp.engine.objective import Loss, cross_entropy, top_k
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
-from jaxddp.parallel.environment import find_job, join
+from jaxddp.parallel.environment import find_job
+from jaxddp.parallel.job import join
 from jaxddp.parallel.topology import Device, Topology
 from jaxddp.run.setup import RunSetup, Table, prepare
 from jaxddp.run.setup import train as train_setup

@@ -10,10 +10,12 @@ import tyro
 from jaxddp.config import Config, config_names, load
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError, JaxddpError
+from jaxddp.parallel.job import abandon
 from jaxddp.wording import choices
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
+       jaxddp launch [--processes P | --gpus K] [--nodes N --nr RANK --coordinator HOST:PORT] -- train CONFIG ...
 
 CONFIG is a name ({names}) or the path of a Python file with get_config().
 `jaxddp train CONFIG --help` lists what can be overridden, with the config's values."""
@@ -50,11 +52,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _run(arguments)
     except JaxddpError as error:
-        print(f"jaxddp: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        return _end(str(error), error.exit_code)
     except KeyboardInterrupt:
-        print("jaxddp: interrupted; the same command resumes from the last checkpoint", file=sys.stderr, flush=True)
-        return 130
+        return _end("interrupted; the same command resumes from the last checkpoint", 130)
+
+
+def _end(line: str, code: int) -> int:
+    abandon(line, code)
+    print(f"jaxddp: {line}", file=sys.stderr, flush=True)
+    return code
 
 
 def _run(arguments: list[str]) -> int:
@@ -62,14 +68,17 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage)
         return 0 if arguments else 2
-    commands = {"train": _train, "eval": _evaluate}
+    of_a_config = {"train": _train, "eval": _evaluate}
+    commands = {**of_a_config, "launch": _launch}
     command, rest = arguments[0], arguments[1:]
     if command not in commands:
         raise InputError(f"unknown command {command!r}; {choices(command, commands)}")
+    if command not in of_a_config:
+        return commands[command](rest)
     if not rest or rest[0].startswith("-"):
         print(usage, file=sys.stderr)
         raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
-    return commands[command](rest[0], rest[1:])
+    return of_a_config[command](rest[0], rest[1:])
 
 
 def _train(name: str, arguments: list[str]) -> int:
@@ -92,6 +101,13 @@ def _evaluate(name: str, arguments: list[str]) -> int:
     for figure, value in evaluate_recipe(options.config, options.workdir, options.step).items():
         print(f"{figure}: {value}")
     return 0
+
+
+def _launch(arguments: list[str]) -> int:
+    from jaxddp.cluster.launcher import Launch, launch, split
+
+    own, command = split(arguments)
+    return launch(_parse(Launch, Launch(), "jaxddp launch", own), command)
 
 
 def _parse(command: type[Command], default: Command, prog: str, arguments: list[str]) -> Command:

@@ -125,7 +125,13 @@ class ParallelConfig:
     devices: int | None = None
     """Use this many devices of all; all where absent."""
     cpu_devices: int | None = None
-    """Simulate this many devices on the CPU."""
+    """Simulate this many devices on the CPU, in each process."""
+    start_timeout: float = 60.0
+    """Seconds that the processes of a job wait for each other at the start."""
+    heartbeat_timeout: float = 10.0
+    """Seconds without a sign of life after which a process counts as lost, and the job ends."""
+    shutdown_timeout: float = 60.0
+    """Seconds that a process waits for the others at the end."""
 
 
 @dataclass(frozen=True)

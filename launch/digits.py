@@ -2,7 +2,7 @@
 
     python launch/digits.py data/digits
 
-1,797 digits of 8x8 pixels, drawn by people, enlarged to 32x32; every fifth is kept for validation. Trained from there,
+1,797 digits of 8x8 pixels, drawn by people, enlarged to 32x32; every sixth is kept for validation. Trained from there,
 they take the road that ImageNet takes. Needs scikit-learn, whose package holds the images (the extra `demo`).
 """
 
@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 SIZE = 32
-HELD_OUT = 5
+HELD_OUT = 6
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # WordNet's numbers for the ten digits, so that the mapping file says what it says for ImageNet.
 SYNSETS = tuple(f"n{13742358 + digit:08d}" for digit in range(10))

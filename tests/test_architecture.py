@@ -59,7 +59,7 @@ MACHINE = {
     *("process_index", "process_count", "process_indices", "host_id", "host_count", "host_ids"),
 }
 """What of `jax` only parallel/ may touch."""
-COORDINATION = "jaxddp/parallel/environment.py"
+COORDINATION = "jaxddp/parallel/job.py"
 """The one module that may reach into jax's private parts."""
 
 # What a machine without TensorFlow, clu, tyro and rich can import: all that training on arrays needs.
@@ -123,7 +123,7 @@ def hidden_imports(path: str, source: str) -> list[str]:
 
 
 def machine(path: str, source: str) -> list[str]:
-    """Only parallel/ asks JAX for devices and processes; only its environment.py reaches into jax._src."""
+    """Only parallel/ asks JAX for devices and processes; only COORDINATION reaches into jax._src."""
     tree, found = ast.parse(source), []
     aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     jax_names = {"jax"} | {alias.asname for alias in aliases if alias.name == "jax" and alias.asname}
@@ -233,7 +233,7 @@ GOOD = [
     (libraries, "jaxddp/engine/step.py", "from jax import lax\nfrom ..errors import InputError"),
     (hidden_imports, "jaxddp/config.py", "import importlib.util\nimportlib.util.spec_from_file_location('a', 'b')"),
     (machine, "jaxddp/parallel/topology.py", "import jax\njax.devices(), jax.process_index()"),
-    (machine, "jaxddp/parallel/environment.py", "from jax._src import distributed"),
+    (machine, COORDINATION, "from jax._src import distributed"),
     (machine, "jaxddp/engine/step.py", "import jax\ndef f(mesh, d: jax.Device):\n    return mesh.devices, jax.numpy"),
     (bare_packages, "jaxddp/run/__init__.py", '"""Run."""'),
     (bare_packages, "jaxddp/__init__.py", "from jaxddp.api import train"),

@@ -146,7 +146,7 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     shutil.copytree(finished, workdir)
     arguments = train(root, workdir, "--train.duration", "12 steps")
     message = fails([*arguments, "--optimizer.learning-rate", "0.3"], capfd)
-    assert "optimizer.learning_rate was 0.1 and is now 0.3" in message
+    assert "optimizer.learning_rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
     assert "step 12" in message and "--resume never would lose" in message
     assert main(train(root, workdir, "--train.duration", "14 steps")) == 0

@@ -1,105 +1,229 @@
-"""Who this process is in its job, read from the environment, and the one place that joins a job.
+"""Who this process is in its job: read from the variables of whatever started it.
 
-The only module that touches the coordination service's client, which has no public API.
+The coordinator's address, the number of processes and this process's id are each looked up by themselves, in the order
+of `_STARTERS`: a variable of JAX's comes before a scheduler's. Nothing here starts a JAX backend.
 """
 
-import itertools
+import hashlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import jax
+from typing import NamedTuple
 
 from jaxddp.errors import InputError
+from jaxddp.wording import show
 
-_TIMEOUT_SECONDS = 60
-_HEARTBEAT_SECONDS = 10
-_exchanges = itertools.count()
-_NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+Environ = Mapping[str, str]
+LOOPBACK = "127.0.0.1"
+RUN_ID = "JAXDDP_RUN_ID"
+
+
+class Found(NamedTuple):
+    """A value, and the variable that said so."""
+
+    value: str
+    variable: str
 
 
 @dataclass(frozen=True)
 class Job:
-    """This process's place: the coordinator's `host:port`, how many processes there are, and which one this is."""
+    """This process's place in its job.
+
+    Attributes:
+        coordinator: `host:port`, where process 0 waits for the others.
+        local_device_ids: which of this host's accelerators this process uses; None for all that it sees.
+        run_id: what the processes of this job share and those of another do not.
+        sources: the variables that all this was found in.
+    """
 
     coordinator: str
     num_processes: int
     process_id: int
+    local_device_ids: tuple[int, ...] | None = None
+    run_id: str = ""
+    sources: tuple[str, ...] = ()
+
+    @property
+    def host(self) -> str:
+        return self.coordinator.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.coordinator.rpartition(":")[2])
+
+    def __str__(self) -> str:
+        place = f"process {self.process_id} of {self.num_processes}, coordinator {self.coordinator}"
+        return f"{place} (from {', '.join(self.sources)})"
 
 
-def find_job(environ: Mapping[str, str] = os.environ) -> Job | None:
-    """Read the job from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; None where none of them is set.
+@dataclass(frozen=True)
+class _Starter:
+    """The variables of one kind of starter; the address takes a function, for few say it in one."""
+
+    process: str
+    count: str | None = None
+    address: Callable[[Environ], Found | None] = lambda environ: None
+    local: str | None = None
+    """This process's number on its host, where it has an accelerator of its own."""
+    locals: Callable[[Environ], str | None] = lambda environ: None
+    """How many processes share the host."""
+    sign: str | None = None
+    """A variable without which the others mean nothing."""
+
+
+def find_job(environ: Environ | None = None) -> Job | None:
+    """Read the job from the environment (the process's own where absent); None for a process that is alone.
 
     Raises:
-        InputError: some are set but not all, or one is not a number in its range.
+        InputError: some of address, count and id were found but not all (names the missing), or one is unusable.
     """
-    found = {name: environ[name] for name in _NAMES if environ.get(name)}
-    if not found:
+    environ = os.environ if environ is None else environ
+    starters = [starter for starter in _STARTERS if starter.sign is None or _look(environ, starter.sign)]
+    address = _first(starter.address(environ) for starter in starters)
+    count = _first(_look(environ, starter.count) for starter in starters)
+    process = _first(_look(environ, starter.process) for starter in starters)
+    if not (address or count or process):
         return None
-    missing = [name for name in _NAMES if name not in found]
-    if missing:
-        raise InputError(f"{', '.join(found)} set but not {', '.join(missing)}; set all three or none")
-    count, process = (_number(name, found[name]) for name in _NAMES[1:])
-    if not 0 <= process < count:
-        raise InputError(f"JAX_PROCESS_ID={process}: expected 0 to {count - 1}, for JAX_NUM_PROCESSES={count}")
-    return Job(found[_NAMES[0]], count, process)
-
-
-def join(job: Job | None) -> None:
-    """Join the job's processes, once, before anything asks for devices. Without a job, nothing happens."""
-    if job is None or jax.distributed.is_initialized():
-        return
-    host = job.coordinator.rpartition(":")[0]
-    bind = job.coordinator if host in ("127.0.0.1", "localhost") and job.process_id == 0 else None
-    jax.distributed.initialize(
-        job.coordinator,
-        job.num_processes,
-        job.process_id,
-        cluster_detection_method="deactivate",
-        initialization_timeout=_TIMEOUT_SECONDS,
-        heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-        shutdown_timeout_seconds=_TIMEOUT_SECONDS,
-        coordinator_bind_address=bind,
+    num_processes = _number(count, least=1) if count else None
+    if num_processes == 1 and (process is None or _number(process, least=0) == 0):
+        return None
+    if address is None or process is None or count is None or num_processes is None:
+        raise _missing(address, count, process)
+    process_id = _number(process, least=0)
+    if process_id >= num_processes:
+        last = num_processes - 1
+        raise InputError(f"{process.variable}={process_id}: expected 0 to {last}, for {count.variable}={num_processes}")
+    _check_address(address)
+    devices = _local_devices(environ, starters)
+    found = (address, count, process, *([devices] if devices else []))
+    return Job(
+        coordinator=address.value,
+        num_processes=num_processes,
+        process_id=process_id,
+        local_device_ids=_device_ids(devices) if devices else None,
+        run_id=environ.get(RUN_ID, ""),
+        sources=tuple(dict.fromkeys(name for each in found for name in each.variable.split(", "))),
     )
 
 
-def simulate_cpu_devices(count: int) -> None:
-    """Make this process see `count` devices on its CPU, and no other.
+def _local_devices(environ: Environ, starters: Iterable[_Starter]) -> Found | None:
+    """Which accelerators are this process's own: said outright, or as many as the processes that share the host."""
+    if said := _look(environ, "JAX_LOCAL_DEVICE_IDS"):
+        return said
+    for starter in starters:
+        local = _look(environ, starter.local)
+        if local is None:
+            continue
+        # A scheduler that shows each process one device has chosen already.
+        chosen = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
+        return None if chosen or starter.locals(environ) in (None, "1") else local
+    return None
 
-    Raises:
-        InputError: JAX has already started with another number of devices.
+
+def _device_ids(found: Found) -> tuple[int, ...]:
+    return tuple(_number(Found(part.strip(), found.variable), least=0) for part in found.value.split(","))
+
+
+def _look(environ: Environ, variable: str | None) -> Found | None:
+    """A variable that is set to nothing counts as not set."""
+    value = environ.get(variable, "").strip() if variable else ""
+    return Found(value, variable) if value and variable else None
+
+
+def _first(found: Iterable[Found | None]) -> Found | None:
+    return next((each for each in found if each is not None), None)
+
+
+def _missing(address: Found | None, count: Found | None, process: Found | None) -> InputError:
+    wanted = {
+        "the coordinator's address (JAX_COORDINATOR_ADDRESS)": address,
+        "the number of processes (JAX_NUM_PROCESSES)": count,
+        "this process's id (JAX_PROCESS_ID)": process,
+    }
+    found = ", ".join(each.variable for each in wanted.values() if each)
+    missing = " and ".join(name for name, each in wanted.items() if each is None)
+    return InputError(f"environment: {found} set but not {missing}; set all three, or none for a single process")
+
+
+def _check_address(address: Found) -> None:
+    host, _, port = address.value.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"{address.variable}={show(address.value)}: expected HOST:PORT, such as 10.0.0.1:1234")
+
+
+def _number(found: Found, *, least: int) -> int:
+    if not found.value.isdecimal() or int(found.value) < least:
+        raise InputError(f"{found.variable}={show(found.value)}: expected a whole number from {least}")
+    return int(found.value)
+
+
+def _torchrun_address(environ: Environ) -> Found | None:
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    return Found(f"{host}:{port}", "MASTER_ADDR, MASTER_PORT") if host and port else None
+
+
+def _open_mpi_address(environ: Environ) -> Found | None:
+    """The loopback where all ranks are on one machine, else the machine of mpirun, which starts rank 0 on itself."""
+    size, uri = environ.get("OMPI_COMM_WORLD_SIZE"), environ.get("OMPI_MCA_orte_hnp_uri", "")
+    if size and environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size:
+        return Found(f"{LOOPBACK}:{_port_of(uri)}", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    host = re.search(r"tcp6?://\[?([^\],;]+)\]?[,:]", uri)
+    return Found(f"{host[1]}:{_port_of(uri)}", "OMPI_MCA_orte_hnp_uri") if host else None
+
+
+def _slurm_address(environ: Environ) -> Found | None:
+    """The first node of the step, which runs its process 0, and a port of the step's own.
+
+    A port of the job's would be shared by its concurrent steps, which would then meet each other.
     """
-    if count < 1:
-        raise InputError(f"parallel.cpu_devices={count}: expected at least 1")
-    try:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError as error:
-        if jax.local_device_count() != count:
-            raise InputError(
-                f"parallel.cpu_devices={count}: JAX already runs with {jax.local_device_count()} devices here; "
-                "ask for them before the first computation"
-            ) from error
+    first = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environ.get("SLURM_STEP_NODELIST", ""))
+    if first is None:
+        return None
+    host = LOOPBACK if environ.get("SLURM_STEP_NUM_NODES") == "1" else first[1] + (first[2] or "")
+    step = f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
+    return Found(f"{host}:{_port_of(step)}", "SLURM_STEP_NODELIST")
 
 
-def exchange(name: str, value: str) -> list[str]:
-    """Every process's value, in order of the processes; needs no device. All must ask for the same."""
-    if jax.process_count() == 1:
-        return [value]
-    from jax._src import distributed
-
-    client: Any = distributed.global_state.client
-    # A key is written once, and a notebook may prepare the same training twice.
-    prefix = f"jaxddp/{next(_exchanges)}/{name}"
-    client.key_value_set(f"{prefix}/{jax.process_index()}", value)
-    return [
-        client.blocking_key_value_get(f"{prefix}/{process}", _TIMEOUT_SECONDS * 1000)
-        for process in range(jax.process_count())
-    ]
+def _pmi_address(environ: Environ) -> Found | None:
+    """The loopback where all ranks are on one machine; PMI itself names no host."""
+    size = environ.get("PMI_SIZE")
+    if not size or environ.get("MPI_LOCALNRANKS") != size:
+        return None
+    # The ranks of one machine are children of one proxy.
+    return Found(f"{LOOPBACK}:{_port_of(str(os.getppid()))}", "MPI_LOCALNRANKS")
 
 
-def _number(name: str, text: str) -> int:
-    if not text.strip().isdecimal():
-        raise InputError(f"{name}={text!r}: expected a whole number")
-    return int(text)
+def _port_of(job: str) -> int:
+    """A port that all processes of a job compute alike, below those that systems hand out by themselves."""
+    return 10000 + int(hashlib.sha256(job.encode()).hexdigest(), 16) % 20000
+
+
+def _slurm_tasks_here(environ: Environ) -> str | None:
+    counts = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    return counts[0] if counts else None
+
+
+# Open MPI before SLURM: mpirun inside an allocation leaves SLURM's variables of its own helper processes to the ranks.
+# SLURM's count only within a step of srun: a batch script is one process, whatever was allocated to it.
+_STARTERS = (
+    _Starter("JAX_PROCESS_ID", "JAX_NUM_PROCESSES", lambda environ: _look(environ, "JAX_COORDINATOR_ADDRESS")),
+    _Starter("RANK", "WORLD_SIZE", _torchrun_address, "LOCAL_RANK", lambda environ: environ.get("LOCAL_WORLD_SIZE")),
+    _Starter(
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        _open_mpi_address,
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        lambda environ: environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    _Starter(
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        _slurm_address,
+        "SLURM_LOCALID",
+        _slurm_tasks_here,
+        sign="SLURM_STEP_NUM_TASKS",
+    ),
+    _Starter("PMI_RANK", "PMI_SIZE", _pmi_address, "MPI_LOCALRANKID", lambda environ: environ.get("MPI_LOCALNRANKS")),
+    _Starter("JOB_COMPLETION_INDEX"),
+)

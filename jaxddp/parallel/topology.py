@@ -10,7 +10,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.errors import InputError
-from jaxddp.parallel.environment import exchange
 
 AXIS = "data"
 
@@ -85,26 +84,13 @@ class Topology:
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self.sharded, x), local_batch)
 
     def replicate(self, tree: Any) -> Any:
-        """The same values on every device; every process must hold the same (see `agree`)."""
+        """The same values on every device; every process must hold the same (see `jaxddp.parallel.job.agree`)."""
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(x)
             return jax.make_array_from_process_local_data(self.replicated, x, x.shape)
 
         return jax.tree.map(put, tree)
-
-    def agree(self, name: str, value: str) -> None:
-        """Compare a value between all processes before anything is computed from it.
-
-        Raises:
-            InputError: names a process that differs, and both values.
-        """
-        for process, other in enumerate(exchange(name, value)):
-            if other != value:
-                raise InputError(
-                    f"{name} differs between processes: process {self.process_index} has {value!r}, "
-                    f"process {process} has {other!r}; start every process with the same"
-                )
 
 
 def _first(count: int | None) -> list[Device]:
@@ -119,3 +105,22 @@ def _first(count: int | None) -> list[Device]:
     for process in range(processes):
         mine += [device for device in everything if device.process_index == process][: count // processes]
     return mine
+
+
+def simulate_cpu_devices(count: int) -> None:
+    """Make this process see `count` devices on its CPU, and no other.
+
+    Raises:
+        InputError: JAX has already started with another number of devices.
+    """
+    if count < 1:
+        raise InputError(f"parallel.cpu_devices={count}: expected at least 1")
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        if jax.local_device_count() != count:
+            raise InputError(
+                f"parallel.cpu_devices={count}: JAX already runs with {jax.local_device_count()} devices here; "
+                "ask for them before the first computation"
+            ) from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from jaxddp.config import Config, DataConfig
+from jaxddp.config import Config, DataConfig, flatten
 from jaxddp.data import catalog
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable, train_solutions, val_solutions
@@ -16,10 +16,11 @@ from jaxddp.engine.optimizer import make_optimizer, make_schedule
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.models.resnet import resnet
-from jaxddp.parallel.environment import find_job, join, simulate_cpu_devices
+from jaxddp.parallel.environment import find_job
+from jaxddp.parallel.job import Limits, agree, join
 from jaxddp.parallel.preemption import stop_on_sigterm
-from jaxddp.parallel.topology import Topology
-from jaxddp.run.resume import Resume, claim, resume_step
+from jaxddp.parallel.topology import Topology, simulate_cpu_devices
+from jaxddp.run.resume import Resume, check_shared, claim, resume_step
 from jaxddp.run.setup import RunSetup, prepare, train
 from jaxddp.runtime import workdir
 from jaxddp.runtime.checkpoint import Checkpoints
@@ -53,6 +54,7 @@ class Recipe:
         topology.check_batch_size(config.train.batch_size)
         topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
         train_table, val_table = open_tables(config.data)
+        agree({"validation data": val_table.fingerprint})
         order = SampleOrder(len(train_table), config.train.batch_size, config.seed)
         plan = Plan.of(config, len(train_table))
         sizes = {"num_examples": plan.num_examples, "batch_size": plan.batch_size}
@@ -96,7 +98,9 @@ def start(config: Config) -> Topology:
     """Simulate CPU devices where the config asks for them, join the job of the environment, and lay out the devices."""
     if config.parallel.cpu_devices is not None:
         simulate_cpu_devices(config.parallel.cpu_devices)
-    join(find_job())
+    waits = config.parallel
+    join(find_job(), Limits(waits.start_timeout, waits.heartbeat_timeout, waits.shutdown_timeout))
+    agree({key: str(value) for key, value in flatten(config.to_dict()).items()})
     return Topology.create(config.parallel.devices)
 
 
@@ -140,7 +144,8 @@ def train_recipe(
         InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
     """
     recipe = Recipe.of(config)
-    with Checkpoints(workdir.create(directory) / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
+    check_shared(workdir.create(directory))
+    with Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
         step = resume_step(checkpoints, resume)
         claim(directory, config, recipe.fingerprints, resuming=step is not None)
         setup = recipe.setup()

@@ -1,16 +1,20 @@
 """A work directory belongs to one recipe: it is claimed by writing config.json, and a resumed run must match it."""
 
 import json
+import time
+import uuid
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxddp.config import Config, flatten
 from jaxddp.errors import InputError
+from jaxddp.parallel.job import exchange, is_first
 from jaxddp.runtime import workdir
 from jaxddp.runtime.checkpoint import Checkpoints
 
 Resume = Literal["auto", "never", "must"]
 CONFIG_FILE = "config.json"
+_SHARED_SECONDS = 5
 _MEND = "restore it, or start in another --workdir"
 
 # What a resumed run may change: how long, how often, and on what. All else is the recipe.
@@ -34,6 +38,30 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
     return latest
 
 
+def check_shared(directory: Path) -> None:
+    """Processes of one job save into one directory; a private one would make Orbax wait for what never comes.
+
+    Raises:
+        InputError: a process does not see what process 0 has written there; names it.
+    """
+    name = exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
+    if is_first():
+        workdir.replace(directory / name, b"")
+    exchange("work directory written", "")
+    # A network file system may show a new file a little late.
+    give_up = time.monotonic() + _SHARED_SECONDS
+    while not (seen := (directory / name).exists()) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    blind = [process for process, saw in enumerate(exchange("work directory seen", str(seen))) if saw != str(True)]
+    if is_first():
+        workdir.remove(directory / name)
+    if blind:
+        raise InputError(
+            f"{directory}: process {blind[0]} does not see what process 0 writes there; give a --workdir that all "
+            "hosts share"
+        )
+
+
 def claim(directory: Path, config: Config, fingerprints: dict[str, str], *, resuming: bool) -> None:
     """Write config.json: the resolved config and the data's fingerprints. On resume, compare with what stands there.
 
@@ -44,7 +72,8 @@ def claim(directory: Path, config: Config, fingerprints: dict[str, str], *, resu
     content = {**config.to_dict(), "fingerprint": fingerprints}
     if resuming:
         _compare(path, _read(path), content)
-    workdir.replace(path, (json.dumps(content, indent=2) + "\n").encode())
+    if is_first():
+        workdir.replace(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None:

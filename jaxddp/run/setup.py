@@ -17,6 +17,7 @@ from jaxddp.engine.objective import Loss, Metric, Objective, top_k_metrics
 from jaxddp.engine.state import TrainState, create_state
 from jaxddp.engine.step import make_eval_step, make_train_step
 from jaxddp.models.adapt import Model, adapt
+from jaxddp.parallel.job import agree
 from jaxddp.parallel.topology import Device, Topology
 from jaxddp.runtime.checkpoint import Checkpoints
 from jaxddp.runtime.evaluate import Evaluator, prefetch
@@ -128,7 +129,7 @@ def prepare(
         InputError: a batch that the devices cannot share, processes that hold different data, and what `adapt` refuses.
     """
     topology.check_batch_size(order.batch_size)
-    topology.agree("training data", table.fingerprint)
+    agree({"training data": table.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     image_shape = table.images.shape[1:] if isinstance(table, ArrayTable) else (data.image_size, data.image_size, 3)
     preprocess = Preprocess(data.mean, data.std, data.flip, data.pad, order.seed, dtype)
     adapted = adapt(model)

@@ -12,6 +12,8 @@ from jaxddp.engine.state import TrainState, abstract_like, all_finite
 from jaxddp.errors import InputError, NonFiniteError
 
 _BEST_BY = "top1"
+# Worse than any accuracy: a checkpoint that was not validated is never the best.
+_UNMEASURED = {_BEST_BY: -1.0}
 
 
 class Checkpoints:
@@ -32,7 +34,7 @@ class Checkpoints:
             raise InputError(f"checkpoint.keep={keep}: keep at least 1, or a run could not resume")
         policies = [
             keep_policy.LatestN(n=keep),
-            keep_policy.BestN(get_metric_fn=_figure, n=1, keep_checkpoints_without_metrics=False),
+            keep_policy.BestN(get_metric_fn=_figure, n=1),
         ]
         self.directory = Path(directory).resolve()
         self._manager = ocp.CheckpointManager(
@@ -57,8 +59,8 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step of the checkpoint with the highest validation top-1; of equal ones the latest; None without any."""
-        measured = [(self._manager.metrics(step), step) for step in self.steps()]
-        return max(((_figure(metrics), step) for metrics, step in measured if metrics), default=(0, None))[1]
+        measured = [(_figure(self._manager.metrics(step) or _UNMEASURED), step) for step in self.steps()]
+        return max(((figure, step) for figure, step in measured if figure >= 0), default=(0, None))[1]
 
     def step(self, which: str) -> int:
         """Resolve "latest", "best" or a number.
@@ -92,7 +94,7 @@ class Checkpoints:
                 f"the last good checkpoint is step {self.latest()}"
             )
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
-        measured = dict(metrics) if metrics and _BEST_BY in metrics else None
+        measured = dict(metrics) if metrics and _BEST_BY in metrics else _UNMEASURED
         self._manager.save(step, args=items, metrics=measured, force=True)
 
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:

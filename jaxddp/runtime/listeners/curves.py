@@ -24,6 +24,9 @@ CURVES = "curves.png"
 # https://jfly.uni-koeln.de/color/
 TRAIN, VAL, INK, GRID = "#0072B2", "#D55E00", "#404040", "#E4E4E4"
 
+SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), ("data_wait_fraction", "data wait")]
+"""What the small panels show, of what there is; a notebook's optimizer keeps its learning rate to itself."""
+
 LABEL_GAP = 0.06
 """The least distance between two labels, as a part of the panel's height."""
 
@@ -84,7 +87,7 @@ def png(picture: Figure) -> bytes:
 
 
 def figure(series: rows.Series) -> Picture:
-    """Loss and top-1 of training (each logged step thin, epochs bold) and validation, above learning rate and speed.
+    """Loss and top-1 of training (each logged step thin, epochs bold) and validation, above two of SMALL.
 
     The loss has a logarithmic axis where its epochs span more than a factor of 100. Without `top1` its panel is left
     out.
@@ -93,7 +96,7 @@ def figure(series: rows.Series) -> Picture:
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, hspace=0.02)
     picture = Picture(figsize=(5.5 * len(measures), 5), layout=layout, facecolor="white")
     grid = picture.add_gridspec(2, len(measures), height_ratios=(4, 1))
-    small = (("learning_rate", "learning rate"), ("images_per_second", "images/s"))
+    small = [(name, title) for name, title in SMALL if name in series.train] or SMALL
     for column, (measure, (name, title)) in enumerate(zip(measures, small, strict=False)):
         upper = picture.add_subplot(grid[0, column])
         lower = picture.add_subplot(grid[1, column], sharex=upper)

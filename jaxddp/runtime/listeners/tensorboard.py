@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
-from clu import metric_writers
-
-# Before clu, which imports TensorFlow as it comes.
+# isort: off
+# First, since clu imports TensorFlow as it comes, loud and fond of GPUs.
 from jaxddp.data import tensorflow_cpu  # noqa: F401
+from clu import metric_writers
+# isort: on
+
 from jaxddp.runtime import workdir
 from jaxddp.runtime.listeners import rows
 from jaxddp.runtime.records import EvaluationRecord, RunEnd, RunStart, StepRecord

@@ -1,0 +1,163 @@
+"""Joining a job and leaving it, well or not. The one place that touches JAX's coordination service.
+
+Its client has no public API; here it carries the values that the processes compare.
+"""
+
+import atexit
+import itertools
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from jaxddp.errors import InputError
+from jaxddp.parallel.environment import Job
+from jaxddp.parallel.rendezvous import meet
+from jaxddp.parallel.watch import Watch, end_now
+from jaxddp.wording import show
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a process waits for others, in seconds.
+
+    Attributes:
+        start: for all to come, and for each value that is compared.
+        silence: without a sign of life from a process, before it counts as lost.
+        shutdown: for the others at the end.
+    """
+
+    start: float = 60
+    silence: float = 10
+    shutdown: float = 60
+
+
+_watch: Watch | None = None
+_limits = Limits()
+_exchanges = itertools.count()
+
+
+def join(job: Job | None, limits: Limits | None = None) -> None:
+    """Join the job's processes, once, before anything asks for devices. Without a job, nothing happens.
+
+    From here on this process ends, within `limits.silence` and a few seconds, when another one is lost.
+
+    Raises:
+        InputError: the processes did not find each other or do not fit together; see `rendezvous.meet`.
+    """
+    global _watch, _limits
+    if job is None or jax.distributed.is_initialized():
+        return
+    _limits = limits or Limits()
+    if job.process_id == 0:
+        print(f"joined: {job}", flush=True)
+    _bypass_proxies(job.host)
+    meeting = meet(job, _versions(), _limits.start)
+    _watch = Watch(meeting, silence=_limits.silence)
+    sys.excepthook = _on_exception
+    jax.distributed.initialize(
+        meeting.jax_address,
+        job.num_processes,
+        job.process_id,
+        local_device_ids=job.local_device_ids,
+        cluster_detection_method="deactivate",
+        initialization_timeout=int(_limits.start),
+        # The watch is to find a loss first: it can say whose.
+        heartbeat_timeout_seconds=int(_limits.silence) * 3,
+        shutdown_timeout_seconds=int(_limits.shutdown),
+        coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
+    )
+    # Run before JAX's own farewell, at whose barrier a process may wait for others that still compute.
+    atexit.register(_watch.close)
+
+
+def abandon(reason: str, code: int) -> None:
+    """End this process at once and tell the others why, where it is in a job; return where it is alone.
+
+    If another process was lost first, that is the reason to give, and its code the one to end with.
+    """
+    if _watch is None:
+        return
+    loss = _watch.loss()
+    if loss is not None:
+        end_now(str(loss), loss.code)
+    _watch.fail(f"ended: {reason}", code)
+    end_now(reason, code)
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and prints for all."""
+    return jax.process_index() == 0
+
+
+def agree(values: Mapping[str, str]) -> None:
+    """Compare values between all processes, before anything is computed from them.
+
+    Raises:
+        InputError: names the first that differs, a process where it does, and both values.
+    """
+    for process, text in enumerate(exchange("agree", json.dumps(dict(values)))):
+        theirs = json.loads(text)
+        for name, value in values.items():
+            if theirs.get(name) != value:
+                raise InputError(
+                    f"{name} differs: process {jax.process_index()} has {show(value)}, process {process} has "
+                    f"{show(theirs.get(name))}; start every process with the same"
+                )
+
+
+def exchange(name: str, value: str) -> list[str]:
+    """Every process's value, in order of the processes; needs no device. All must ask for the same.
+
+    Raises:
+        InputError: a process gave none in time.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    from jax._src import distributed
+
+    client: Any = distributed.global_state.client
+    # A key is written once, and a notebook may prepare the same training twice.
+    prefix = f"jaxddp/{next(_exchanges)}/{name}"
+    client.key_value_set(f"{prefix}/{jax.process_index()}", value)
+    values = []
+    for process in range(jax.process_count()):
+        try:
+            values.append(client.blocking_key_value_get(f"{prefix}/{process}", int(_limits.start * 1000)))
+        except jax.errors.JaxRuntimeError:
+            raise InputError(
+                f"{name}: process {process} did not say in {_limits.start:g} s; is it doing something else?"
+            ) from None
+    return values
+
+
+def _versions() -> dict[str, str]:
+    """What must be the same on every host for the processes to compile the same program."""
+    versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    for package in ("jaxddp", "jax", "jaxlib", "flax", "optax"):
+        try:
+            versions[f"{package}'s version"] = version(package)
+        except PackageNotFoundError:
+            versions[f"{package}'s version"] = "not installed"
+    return versions
+
+
+def _bypass_proxies(host: str) -> None:
+    """JAX's coordinator is spoken to by gRPC, which would look for it behind the proxies that the environment names."""
+    listed = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    os.environ["no_grpc_proxy"] = ",".join(filter(None, [listed, host, "127.0.0.1", "localhost"]))
+
+
+def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An exception that nobody caught: the others must not wait for this process."""
+    loss = _watch.loss() if _watch is not None else None
+    if loss is None:
+        sys.__excepthook__(kind, error, trace)
+    abandon(f"{kind.__name__}: {' '.join(str(error).split())[:500]}", 130 if kind is KeyboardInterrupt else 1)

@@ -1,0 +1,282 @@
+"""Several processes over gloo: they meet, compare, compute as one, and none waits for another that is gone."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxddp.errors import InputError
+from jaxddp.parallel.environment import Job, find_job
+from jaxddp.parallel.rendezvous import meet
+
+JOB = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
+TORCHRUN = {"MASTER_ADDR": "h0", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}
+SLURM = {
+    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "gpu[003-004,7],cpu1",
+    "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
+    "SLURM_PROCID": "4", "SLURM_LOCALID": "0",
+}  # fmt: skip
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_MCA_orte_hnp_uri": "123.0;tcp://192.0.2.7,198.51.100.1:4567",
+}  # fmt: skip
+
+
+def test_nothing_found_is_a_process_alone():
+    assert find_job({}) is None
+    assert find_job({"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}) is None
+    # A batch script without srun: whatever was allocated, it is one process.
+    assert find_job({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_NODELIST": "a[1-4]"}) is None
+    assert find_job({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+
+
+def test_jax_variables_come_first():
+    job = find_job({**TORCHRUN, **JOB, "JAX_LOCAL_DEVICE_IDS": "0,2"})
+    assert job is not None
+    assert (job.coordinator, job.num_processes, job.process_id, job.local_device_ids) == ("10.0.0.1:1234", 4, 3, (0, 2))
+    assert (job.host, job.port) == ("10.0.0.1", 1234)
+    line = "process 3 of 4, coordinator 10.0.0.1:1234 (from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID"
+    assert str(job).startswith(line)
+    mixed = find_job({**TORCHRUN, "JAX_COORDINATOR_ADDRESS": "other:1"})
+    assert mixed is not None and (mixed.coordinator, mixed.num_processes) == ("other:1", 8)
+
+
+def test_torchrun():
+    job = find_job({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"})
+    assert job == Job("h0:29500", 8, 5, (1,), "", ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    bound = find_job({**TORCHRUN, "LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "1"})
+    assert bound is not None and bound.local_device_ids is None
+
+
+def test_slurm_takes_the_steps_first_node_and_a_port_of_the_steps_own():
+    job, other = find_job(SLURM), find_job({**SLURM, "SLURM_STEP_ID": "3"})
+    assert job is not None and other is not None
+    assert (job.host, job.num_processes, job.process_id, job.local_device_ids) == ("gpu003", 6, 4, (0,))
+    assert job.port != other.port
+    here = find_job({**SLURM, "SLURM_STEP_NUM_NODES": "1"})
+    assert here is not None and here.host == "127.0.0.1"
+
+
+def test_open_mpi_takes_the_loopback_where_all_ranks_are_local():
+    job = find_job({**OPEN_MPI, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})
+    assert job is not None and (job.host, job.num_processes, job.process_id) == ("127.0.0.1", 2, 1)
+    far = find_job({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+    assert far is not None and far.host == "192.0.2.7"
+
+
+def test_pmi_and_kubernetes():
+    pmi = find_job({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"})
+    assert pmi is not None and (pmi.host, pmi.process_id) == ("127.0.0.1", 1)
+    indexed = {"JOB_COMPLETION_INDEX": "2", "JAX_NUM_PROCESSES": "3", "JAX_COORDINATOR_ADDRESS": "train-0.train:1234"}
+    job = find_job(indexed)
+    assert job is not None and (job.process_id, job.host) == (2, "train-0.train")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({**JOB, "JAX_PROCESS_ID": ""}, "set but not this process's id .JAX_PROCESS_ID."),
+        (
+            {"JAX_PROCESS_ID": "1"},
+            "JAX_PROCESS_ID set but not the coordinator's .* and the number of processes",
+        ),
+        ({"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX set but not the coordinator's address"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"}, "PMI_SIZE, PMI_RANK set but not the coordinator"),
+        ({**JOB, "JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID=4: expected 0 to 3, for JAX_NUM_PROCESSES=4"),
+        ({**JOB, "JAX_NUM_PROCESSES": "four"}, "JAX_NUM_PROCESSES='four': expected a whole number from 1"),
+        ({**JOB, "JAX_COORDINATOR_ADDRESS": "host0"}, "JAX_COORDINATOR_ADDRESS='host0': expected HOST:PORT"),
+        ({**JOB, "JAX_COORDINATOR_ADDRESS": "h:99999"}, "expected HOST:PORT"),
+        ({**JOB, "JAX_LOCAL_DEVICE_IDS": "0,x"}, "JAX_LOCAL_DEVICE_IDS='x': expected a whole number"),
+    ],
+)
+def test_half_a_job_is_an_error_that_says_what_is_missing(environ, expected):
+    with pytest.raises(InputError, match=expected):
+        find_job(environ)
+
+
+PROGRAM = """
+import os, signal, sys, time, numpy as np, jax, jax.numpy as jnp
+from jaxddp.errors import InputError
+from jaxddp.parallel.environment import find_job
+from jaxddp.parallel.job import Limits, abandon, agree, join
+from jaxddp.parallel.topology import Topology
+
+try:
+    join(find_job(), Limits(start=float(os.environ.get("START", "20")), silence=float(os.environ.get("SILENCE", "10"))))
+    {body}
+except InputError as error:
+    abandon(str(error), 2)
+    print("jaxddp:", error, file=sys.stderr)
+    sys.exit(2)
+"""
+ADD = """
+    topology = Topology.create()
+    total = jax.jit(lambda x: x.sum())
+    placed = topology.place(np.full(1, 10.0 ** topology.process_index))
+    print("sum", float(total(placed)), flush=True)
+"""
+FOREVER = ADD + "    while True: total(placed).block_until_ready(); time.sleep(0.01)\n"
+
+
+class Group:
+    """Real processes of one job, each with its own environment."""
+
+    def __init__(self, tmp_path: Path, body: str, count: int = 2, port: int | None = None, **each: dict[str, str]):
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM.replace("{body}", body.strip()))
+        address = f"127.0.0.1:{port or free_port()}"
+        common = {
+            **os.environ, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count),
+            "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": os.pathsep.join(sys.path),
+        }  # fmt: skip
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(program)],
+                env={**common, "JAX_PROCESS_ID": str(process), **each.get(f"process{process}", {})},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for process in range(count)
+        ]
+
+    def until_all_say(self, word: str) -> None:
+        for process in self.processes:
+            assert process.stdout is not None
+            while word not in (line := process.stdout.readline()):
+                assert line, process.communicate()[1]
+
+    def ends(self, timeout: float = 60) -> list[tuple[int, str]]:
+        """Each process's exit code and the last line of its stderr, in bounded time."""
+        try:
+            errors = [process.communicate(timeout=timeout)[1] for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+        last = [error.rstrip().split("\n")[-1] for error in errors]
+        return [(process.returncode, line) for process, line in zip(self.processes, last, strict=True)]
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def test_processes_compute_as_one_and_say_how_they_were_found(tmp_path):
+    group = Group(tmp_path, ADD + "    agree({'seed': '1'})\n")
+    outputs = [process.communicate(timeout=60) for process in group.processes]
+    assert [process.returncode for process in group.processes] == [0, 0], outputs
+    assert all("sum 11.0" in output for output, _ in outputs)
+    assert outputs[0][0].startswith("joined: process 0 of 2, coordinator 127.0.0.1:")
+    assert "joined" not in outputs[1][0]
+
+
+def test_a_value_that_differs_is_named_with_both(tmp_path):
+    body = "agree({'train.batch_size': '8', 'seed': str(jax.process_index() * 7)})"
+    for process, (code, line) in enumerate(Group(tmp_path, body).ends()):
+        assert code == 2
+        assert "seed differs: process" in line or "process 0 has '0'" in line or f"process {1 - process} ended" in line
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_ends_all_others_by_name(tmp_path, killed):
+    group = Group(tmp_path, FOREVER, count=3)
+    group.until_all_say("sum 111.0")
+    group.processes[killed].send_signal(signal.SIGKILL)
+    ends = group.ends(timeout=15)
+    assert ends.pop(killed)[0] == -signal.SIGKILL
+    for code, line in ends:
+        assert code == 1
+        assert line.startswith(f"jaxddp: process {killed} was lost")
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):
+    group = Group(tmp_path, FOREVER, process0={"SILENCE": "3"}, process1={"SILENCE": "3"})
+    group.until_all_say("sum 11.0")
+    group.processes[stopped].send_signal(signal.SIGSTOP)
+    other = group.processes[1 - stopped]
+    assert other.wait(timeout=15) == 1
+    group.processes[stopped].kill()
+    assert f"jaxddp: process {stopped} gave no sign of life for 3 s" in group.ends()[1 - stopped][1]
+
+
+def test_an_exception_ends_the_others_with_its_cause(tmp_path):
+    body = ADD + "    if topology.process_index == 1: raise RuntimeError('disk on fire')\n" + FOREVER[len(ADD) :]
+    (first, told), (second, own) = Group(tmp_path, body).ends(timeout=30)
+    assert (first, second) == (1, 1)
+    assert "process 1 ended: RuntimeError: disk on fire" in told
+    assert own == "jaxddp: RuntimeError: disk on fire"
+
+
+def test_two_ideas_of_the_process_count(tmp_path):
+    ends = Group(tmp_path, ADD, process1={"JAX_NUM_PROCESSES": "3"}).ends()
+    for code, line in ends:
+        assert code == 2
+        assert "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on" in line and "has 3" in line
+
+
+def test_a_process_id_given_twice(tmp_path):
+    ends = Group(tmp_path, ADD, count=3, process2={"JAX_PROCESS_ID": "1"}).ends()
+    assert [code for code, _ in ends] == [2, 2, 2]
+    assert all("JAX_PROCESS_ID=1 twice" in line or "did not come" in line for _, line in ends)
+    assert any("JAX_PROCESS_ID=1 twice" in line for _, line in ends)
+
+
+def test_one_too_many_is_turned_away_and_the_job_goes_on(tmp_path):
+    port = free_port()
+    group = Group(tmp_path, FOREVER, port=port)
+    group.until_all_say("sum 11.0")
+    late = Group(tmp_path, ADD, count=1, port=port, process0={"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"})
+    ((code, line),) = late.ends()
+    assert code == 2 and "have come already; is JAX_PROCESS_ID=1 given twice" in line
+    assert [process.poll() for process in group.processes] == [None, None]
+    group.processes[0].kill()
+    group.ends()
+
+
+def test_a_process_that_does_not_come_is_named():
+    with pytest.raises(InputError, match=r"processes 1, 2 of 3 did not come in 0.3 s"):
+        meet(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
+
+
+def test_an_address_where_nobody_listens():
+    job = Job(f"127.0.0.1:{free_port()}", 2, 1)
+    with pytest.raises(InputError, match=rf"coordinator {job.coordinator}: process 1 could not reach it in 0.5 s"):
+        meet(job, {}, timeout=0.5)
+    with pytest.raises(InputError, match="name cannot be resolved"):
+        meet(Job("no-such-host.invalid:1", 2, 1), {}, timeout=0.5)
+
+
+def test_a_port_that_is_taken_or_not_ours():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InputError, match=f"coordinator {address}: process 0 cannot listen there"):
+            meet(Job(address, 2, 0), {}, timeout=5)
+        begin = time.monotonic()
+        with pytest.raises(InputError, match="no answer in 0.5 s"):
+            meet(Job(address, 2, 1), {}, timeout=0.5)
+        assert time.monotonic() - begin < 30
+    with pytest.raises(InputError, match="process 0 cannot listen there"):
+        meet(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)
+
+
+def test_versions_that_differ_and_another_job_at_the_same_address(tmp_path):
+    body = "pass"
+    ends = Group(tmp_path, body, process1={"JAXDDP_RUN_ID": "other", "START": "4"}, process0={"START": "4"}).ends()
+    assert [code for code, _ in ends] == [2, 2]
+    assert "process 1 of 2 did not come" in ends[0][1]
+    assert "it serves another job" in ends[1][1]
+
+
+def test_proxies_in_the_environment_do_not_matter(tmp_path):
+    dead = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY")}
+    assert [code for code, _ in Group(tmp_path, ADD, process0=dead, process1=dead).ends()] == [0, 0]
