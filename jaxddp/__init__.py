@@ -1,39 +1,25 @@
-"""Data-parallel training of image classifiers in JAX. The names here are for notebooks and launch scripts."""
+"""Data-parallel training of image classifiers in JAX.
 
-from jaxddp.api import (
-    evaluate,
-    prepare_training,
-    show_predictions,
-    softmax_cross_entropy,
-    topk_accuracy,
-    train,
-)
-from jaxddp.config import Config, DataConfig
-from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.table import ExampleTable, test_listing, train_solutions, val_solutions
-from jaxddp.errors import InputError
-from jaxddp.models.adapt import adapt
-from jaxddp.models.resnet import resnet
-from jaxddp.run.setup import RunSetup
-from jaxddp.runtime.listeners.history import History
+For notebooks and launch scripts: the names of `jaxddp.api` are this package's own.
+"""
 
-__all__ = [
-    "ArrayTable",
-    "Config",
-    "DataConfig",
-    "ExampleTable",
-    "History",
-    "InputError",
-    "RunSetup",
-    "adapt",
-    "evaluate",
-    "prepare_training",
-    "resnet",
-    "show_predictions",
-    "softmax_cross_entropy",
-    "test_listing",
-    "topk_accuracy",
-    "train",
-    "train_solutions",
-    "val_solutions",
-]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxddp.api import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: the launcher, and the help for a mistyped command, need none of JAX, which takes seconds to import.
+    if not name.startswith("__"):
+        import jaxddp.api as api
+
+        if name in api.__all__:
+            return getattr(api, name)
+    raise AttributeError(f"module 'jaxddp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    import jaxddp.api as api
+
+    return sorted(api.__all__)

@@ -16,12 +16,16 @@ import numpy as np
 import optax
 
 from jaxddp.config import Config, DataConfig
+from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import SampleOrder
+from jaxddp.data.table import ExampleTable, test_listing, train_solutions, val_solutions
 from jaxddp.engine.objective import Loss, cross_entropy, top_k
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
+from jaxddp.models.adapt import adapt
+from jaxddp.models.resnet import resnet
 from jaxddp.parallel.environment import find_job
 from jaxddp.parallel.job import join
 from jaxddp.parallel.topology import Device, Topology
@@ -37,6 +41,27 @@ from jaxddp.runtime.records import Listener
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+__all__ = [
+    "ArrayTable",
+    "Config",
+    "DataConfig",
+    "ExampleTable",
+    "History",
+    "InputError",
+    "RunSetup",
+    "adapt",
+    "evaluate",
+    "prepare_training",
+    "resnet",
+    "show_predictions",
+    "softmax_cross_entropy",
+    "test_listing",
+    "topk_accuracy",
+    "train",
+    "train_solutions",
+    "val_solutions",
+]
 
 softmax_cross_entropy = cross_entropy()
 """The usual loss: (logits float[B, K], labels int32[B]) -> float[B]."""

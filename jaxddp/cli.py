@@ -10,7 +10,6 @@ import tyro
 from jaxddp.config import Config, config_names, load
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError, JaxddpError
-from jaxddp.parallel.job import abandon
 from jaxddp.wording import choices
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
@@ -58,7 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end(line: str, code: int) -> int:
-    abandon(line, code)
+    # A process that has not come as far as this module has joined no job.
+    if "jaxddp.parallel.job" in sys.modules:
+        from jaxddp.parallel.job import abandon
+
+        abandon(line, code)
     print(f"jaxddp: {line}", file=sys.stderr, flush=True)
     return code
 
