@@ -72,6 +72,11 @@ def test_moments_come_in_the_order_that_fit_documents(tmp_path):
     ]  # fmt: skip
 
 
+def test_an_epochs_end_and_the_last_step_are_logged_whatever_the_cadence():
+    _, recorder = run(setup_of(), plan_of(9, log="1000 steps", eval="0 steps", checkpoint="0 steps"))
+    assert recorder.moments == [("start", 0), ("step", 7), ("step", 9), ("end", "done")]
+
+
 def test_a_records_loss_is_that_steps_own():
     _, each = run(setup_of(), plan_of(log="1 step"))
     _, some = run(setup_of(), plan_of(log="5 steps"))

@@ -1,0 +1,231 @@
+"""Start a group of processes on this machine, each told its place in the job, and see them to their end.
+
+This process starts no JAX backend: it would hold memory on every GPU.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import count, zip_longest
+from pathlib import Path
+
+from jaxddp.cluster.machine import local_cores, local_gpus, shares
+from jaxddp.cluster.output import say
+from jaxddp.cluster.ports import is_loopback, listen_anywhere, listen_at, split_address
+from jaxddp.cluster.workers import Job, Worker, caught_signals
+from jaxddp.errors import InputError
+from jaxddp.wording import nearest
+
+COMMANDS = ("train", "eval", "doctor", "data", "report", "predict")
+"""First words of a command that mean `python -m jaxddp`."""
+_EXAMPLE = "jaxddp launch --processes 2 -- train digits"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start a command in several processes: one for each GPU of this machine, unless told otherwise."""
+
+    processes: int | None = None
+    """Processes on this machine; its GPUs, if it has any, are shared out evenly among them."""
+    gpus: int | None = None
+    """GPUs of this machine to use, one process each; 0 leaves them all alone and computes on the CPU."""
+    nodes: int = 1
+    """Machines in the job, on each of which the same command is started, but for --nr."""
+    nr: int | None = None
+    """This machine's number, from 0."""
+    coordinator: str | None = None
+    """HOST:PORT by which every machine reaches machine 0; a free port of the loopback where there is one machine."""
+    run_id: str | None = None
+    """What tells this job from any other that its processes might meet; the same on every machine."""
+    logs: Path | None = None
+    """Folder for each process's output; `logs` in the command's --workdir, or runs/launch."""
+    cores: int | None = None
+    """Cores for each process; its even share where there are no GPUs. 0 lets every process use all."""
+    grace: float = 10.0
+    """Seconds between SIGTERM and SIGKILL for the processes that outlive another's failure."""
+    save_grace: float = 120.0
+    """The same after Ctrl-C or SIGTERM, when every process is to save first."""
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The launcher's own words and the command's, which are parted by the first `--`.
+
+    Raises:
+        InputError: no command follows, unless the launcher's words ask for help.
+    """
+    words = list(arguments)
+    own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    if not command and not {"-h", "--help"} & set(own):
+        raise InputError(f"launch: no command; it follows a --, as in: {_EXAMPLE}")
+    return own, command
+
+
+def launch(options: Launch, command: Sequence[str]) -> int:
+    """Run a command in every process of this machine, and wait for their end. From the main thread.
+
+    Each process is a direct child in a session of its own, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
+    JAX_PROCESS_ID and JAXDDP_RUN_ID in its environment, and CUDA_VISIBLE_DEVICES where GPUs are shared out. Process 0
+    of the job also inherits a socket that listens at the coordinator's address, whose number is JAXDDP_COORDINATOR_FD.
+    What they write is shown line by line after `[R] `, and kept in `process-R.log`.
+
+    Args:
+        command: the words of `jaxddp` (`train digits`), or of any program; `python` is the one that runs here.
+
+    Returns:
+        An exit code: see `jaxddp.cluster.workers.Job.watch`.
+
+    Raises:
+        InputError: options that do not fit each other or this machine, or a command that is not there.
+    """
+    program = _program(command)
+    _check(options)
+    gpus, cores = _shares(options)
+    logs = options.logs or _default_logs(command)
+    first_rank = (options.nr or 0) * len(gpus)
+    with caught_signals() as received, Job(options.grace, options.save_grace) as job:
+        # Let go of once process 0 holds it, so that after its death nobody waits at a door that none will open.
+        with _listener(options) or nullcontext() as listener:
+            shared = _job_environment(options, len(gpus), listener)
+            _announce(options, shared, logs)
+            for rank, own_gpus, own_cores in zip(count(first_rank), gpus, cores, strict=False):
+                door = listener if rank == 0 else None
+                environ = shared | _own_environment(options, rank, own_gpus, door)
+                log = logs / f"process-{rank}.log"
+                inherited = [door.fileno()] if door else []
+                job.workers.append(Worker.start(rank, program, environ, log, cores=own_cores, pass_fds=inherited))
+        return job.watch(received)
+
+
+def _program(command: Sequence[str]) -> list[str]:
+    word = command[0]
+    if word in COMMANDS:
+        return [sys.executable, "-m", "jaxddp", *command]
+    if word in ("python", "python3"):
+        return [sys.executable, *command[1:]]
+    if shutil.which(word) is None:
+        raise InputError(f"launch: {word!r} is neither a command of jaxddp nor a program{nearest(word, COMMANDS)}")
+    return list(command)
+
+
+def _check(options: Launch) -> None:
+    """What can be said of the options without looking at the machine."""
+    least = {"processes": 1, "gpus": 0, "nodes": 1, "cores": 0, "grace": 0, "save_grace": 0}
+    for name, bound in least.items():
+        value = getattr(options, name)
+        if value is not None and not value >= bound:
+            raise InputError(f"--{name.replace('_', '-')} {value}: expected at least {bound}")
+    if options.nodes > 1 and options.coordinator is None:
+        raise InputError(f"--nodes {options.nodes}: give --coordinator HOST:PORT, an address of machine 0")
+    if options.nodes > 1 and options.nr is None:
+        raise InputError(f"--nodes {options.nodes}: give --nr, this machine's number, 0 to {options.nodes - 1}")
+    if options.nr is not None and not 0 <= options.nr < options.nodes:
+        raise InputError(f"--nr {options.nr}: expected 0 to {options.nodes - 1}, for --nodes {options.nodes}")
+    if options.coordinator is not None:
+        split_address(options.coordinator)
+
+
+def _shares(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
+    """Each process's GPUs, in CUDA's words, and cores; no cores are all cores."""
+    seen = local_gpus()
+    gpus = seen if options.gpus is None else seen[: options.gpus]
+    if options.gpus is not None and options.gpus > len(seen):
+        raise InputError(f"--gpus {options.gpus}: a process here would see {len(seen)}; --processes P needs none")
+    processes = len(gpus) if options.processes is None else options.processes
+    if processes == 0:
+        raise InputError("launch: no GPU to start a process for; say how many to start: --processes P")
+    if len(gpus) % processes:
+        raise InputError(
+            f"--processes {processes}: {len(gpus)} GPUs cannot be shared evenly; --gpus K takes some of them, 0 none"
+        )
+    return shares(gpus, processes), _cores(options, processes, pinned=not gpus)
+
+
+def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[int]]:
+    mine = local_cores()
+    if options.cores:
+        if options.cores * processes > len(mine):
+            needed = f"{_counted(processes, 'process', 'es')} would need {options.cores * processes}"
+            raise InputError(f"--cores {options.cores}: {needed}, and this one may use {len(mine)}")
+        mine = mine[: options.cores * processes]
+    elif processes > len(mine):
+        say(f"jaxddp launch: oversubscribed: {processes} processes on {_counted(len(mine), 'core')}")
+        pinned = False
+    if options.cores == 0 or not (options.cores or pinned) or not hasattr(os, "sched_setaffinity"):
+        return [()] * processes
+    return shares(mine, processes)
+
+
+def _listener(options: Launch) -> socket.socket | None:
+    """Where process 0 of the job will be met, if it runs on this machine."""
+    if options.nr:
+        return None
+    if options.coordinator is None:
+        return listen_anywhere()
+    listener = listen_at(options.coordinator)
+    host, _ = split_address(options.coordinator)
+    if options.nodes > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
+        # Debian's /etc/hosts gives a machine's own name such an address.
+        say(
+            f"jaxddp launch: {host} is {listener.getsockname()[0]} here, where no other machine reaches it: give its IP"
+        )
+    return listener
+
+
+def _job_environment(options: Launch, processes: int, listener: socket.socket | None) -> dict[str, str]:
+    """What every process of this machine is told."""
+    # These are about one process, and this one may itself have been started by a launcher.
+    ours = {"JAXDDP_COORDINATOR_FD", "JAX_LOCAL_DEVICE_IDS"}
+    environ = {name: value for name, value in os.environ.items() if name not in ours}
+    # Measured: huge pages for malloc make a training step on a CPU 9 to 20% faster.
+    environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    # Or the last lines of a process that is killed would be lost in its buffer.
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+    address, run_id = options.coordinator, options.run_id
+    if address is None:
+        assert listener is not None
+        address = "{}:{}".format(*listener.getsockname())
+    if run_id is None:
+        alone = options.nodes == 1
+        run_id = secrets.token_hex(8) if alone else hashlib.sha256(address.encode()).hexdigest()[:16]
+    return environ | {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(options.nodes * processes),
+        "JAXDDP_RUN_ID": run_id,
+    }
+
+
+def _own_environment(options: Launch, rank: int, gpus: Sequence[str], door: socket.socket | None) -> dict[str, str]:
+    """What one process is told."""
+    environ = {"JAX_PROCESS_ID": str(rank)}
+    if door:
+        environ["JAXDDP_COORDINATOR_FD"] = str(door.fileno())
+    if gpus:
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    elif options.gpus == 0:
+        environ |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    return environ
+
+
+def _announce(options: Launch, environ: Mapping[str, str], logs: Path) -> None:
+    total, address = int(environ["JAX_NUM_PROCESSES"]), environ["JAX_COORDINATOR_ADDRESS"]
+    machines = f" on {options.nodes} machines" if options.nodes > 1 else ""
+    say(f"jaxddp launch: {_counted(total, 'process', 'es')}{machines}, coordinator {address}, output in {logs}")
+
+
+def _default_logs(command: Sequence[str]) -> Path:
+    for word, following in zip_longest(command, command[1:], fillvalue=""):
+        if word == "--workdir" and following:
+            return Path(following) / "logs"
+        if word.startswith("--workdir="):
+            return Path(word.partition("=")[2]) / "logs"
+    return Path("runs/launch")
+
+
+def _counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"

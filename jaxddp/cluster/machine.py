@@ -1,0 +1,44 @@
+"""What this machine has to share among processes, found without starting a JAX backend."""
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[str]:
+    """The NVIDIA GPUs that a process started here would see, in the words of CUDA_VISIBLE_DEVICES.
+
+    None where JAX_PLATFORMS leaves GPUs out. Otherwise CUDA_VISIBLE_DEVICES decides where it is set (a negative number
+    ends its list); else the device files do, or, where the driver has not made them yet, what it says of itself. In a
+    container both show its own GPUs alone, which CUDA counts from 0.
+
+    Args:
+        root: what `/dev` and `/proc` are looked for under.
+    """
+    platforms = {word.strip() for word in environ.get("JAX_PLATFORMS", "").lower().split(",")} - {""}
+    if platforms and not platforms & {"cuda", "gpu"}:
+        return []
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        words = [word.strip() for word in visible.split(",")]
+        end = next((i for i, word in enumerate(words) if not word or word.startswith("-")), len(words))
+        return words[:end]
+    count = len(list(root.glob("dev/nvidia[0-9]*"))) or len(list(root.glob("proc/driver/nvidia/gpus/*")))
+    return [str(index) for index in range(count)]
+
+
+def local_cores() -> list[int]:
+    """The cores that this process may use; where the system does not say, all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def shares(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
+    """`items` cut into `count` neighbourhoods, in order, whose sizes differ by one at most."""
+    bounds = [part * len(items) // count for part in range(count + 1)]
+    return [items[start:stop] for start, stop in pairwise(bounds)]

@@ -1,0 +1,57 @@
+"""The coordinator's port, bound before anybody is told of it: a port that was only found free may be taken by then."""
+
+import errno
+import os
+import socket
+
+from jaxddp.errors import InputError
+
+_WAITING = 4096
+"""Connections that may wait to be accepted: every process of the largest job, at once."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """("host0", 1234) of `host0:1234`; an IPv6 address stands in brackets.
+
+    Raises:
+        InputError: there is no host, or no port from 1 to 65535.
+    """
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
+        raise InputError(f"--coordinator {address}: expected HOST:PORT with a port from 1 to 65535, as in host0:1234")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def listen_anywhere() -> socket.socket:
+    """A socket that listens on a free port of the loopback."""
+    return socket.create_server(("127.0.0.1", 0), backlog=_WAITING)
+
+
+def listen_at(address: str) -> socket.socket:
+    """A socket that listens at `host:port`, which must be an address of this machine, and on no other interface.
+
+    Raises:
+        InputError: the port is taken or not allowed, the host unknown or another machine's.
+    """
+    host, port = split_address(address)
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(where[:2], family=family, backlog=_WAITING)
+    except (socket.gaierror, UnicodeError) as error:
+        raise InputError(f"--coordinator {address}: there is no host {host!r}; give its name or address") from error
+    except OSError as error:
+        raise InputError(f"--coordinator {address}: {_advice(error, port)}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address says itself that it is reached from its own machine alone."""
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
+def _advice(error: OSError, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is taken; choose another, the same on every machine"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "not an address of this machine; --nr 0 runs on the coordinator's, and the others count from 1"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"cannot listen there ({reason}); choose a port above 1023, the same on every machine"

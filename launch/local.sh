@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# All GPUs of this machine, one process each:
+#
+#     launch/local.sh imagenet_resnet50 --data.path /data/imagenet --train.precision bfloat16
+#
+# On a machine without GPUs, say how many processes; each gets its share of the cores:
+#
+#     PROCESSES=2 launch/local.sh digits --data.path data/digits
+#
+# The same command again goes on from the last checkpoint. Ctrl-C saves and ends; a second Ctrl-C only ends.
+set -euo pipefail
+
+if (($# == 0)); then
+  echo "usage: [PROCESSES=P] $0 CONFIG [overrides]" >&2
+  exit 2
+fi
+# One process for all GPUs (`jaxddp train`, without a launcher) computes the same. One for each GPU decodes images and
+# feeds its device from a Python of its own, and is how several machines are used.
+exec jaxddp launch ${PROCESSES:+--processes "$PROCESSES"} -- train "$@"

@@ -1,0 +1,101 @@
+"""A launch script of one's own, on jaxddp's Python API: ResNets on ImageNet's files, one process for each GPU.
+
+    python launch/main.py --data /data/imagenet --epochs 90            # all GPUs of this machine
+    python launch/main.py --data /data/imagenet --epochs 90 --nodes 2 --gpus 8 --nr 0 --coordinator host0:12321
+    python launch/main.py --data /data/imagenet --epochs 90 --nodes 2 --gpus 8 --nr 1 --coordinator host0:12321
+
+The last two are for two machines, which share the work directory. On a machine without GPUs, say how many processes:
+
+    python launch/digits.py data/digits
+    python launch/main.py --data data/digits --gpus 0 --processes 2 --model resnet18 --width 8 --image-size 32
+
+Started by srun, mpirun, torchrun or `jaxddp launch -- python launch/main.py …`, it takes its place in that job instead
+of starting processes. The same command again goes on from the last checkpoint.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import optax
+
+import jaxddp
+from jaxddp.cluster.launcher import Launch, launch
+from jaxddp.errors import JaxddpError
+from jaxddp.parallel.environment import find_job
+
+
+def train(args: argparse.Namespace) -> None:
+    """What every process runs: the same program, on its own share of each batch."""
+    table = jaxddp.train_solutions(args.data, classes=args.classes)
+    val = jaxddp.val_solutions(args.data, classes=args.classes)
+    # Small images are not to be halved twice before the first block.
+    stem = "imagenet" if args.image_size > 64 else "small"
+    model = jaxddp.resnet(args.model, table.num_classes, width=args.width, stem=stem)
+    optimizer = optax.chain(
+        optax.add_decayed_weights(1e-4),
+        optax.sgd(args.learning_rate, momentum=0.9, nesterov=True),
+    )
+    data = jaxddp.DataConfig(image_size=args.image_size, resize=args.image_size * 8 // 7)
+    # Joins the job's processes, so nothing before this line may ask JAX for its devices.
+    setup = jaxddp.prepare_training(
+        model, table, None, optimizer, args.batch_size, epochs=args.epochs, data=data, seed=args.seed
+    )
+    if setup.topology.process_index == 0:
+        print(setup)
+    steps = setup.order.steps(args.epochs)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, steps // 20, steps)
+    _, history = jaxddp.train(
+        jaxddp.softmax_cross_entropy, setup, val=val, schedule=schedule, workdir=args.workdir, log_every=args.log_every
+    )
+    if setup.topology.process_index == 0:
+        print(f"validation top-1: {history.val['top1'][-1]:.4f}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    start = parser.add_argument_group("processes")
+    start.add_argument("-n", "--nodes", type=int, default=1, help="machines in the job")
+    start.add_argument("-g", "--gpus", type=int, help="GPUs on each, one process a GPU (default: all; 0: the CPU)")
+    start.add_argument("-nr", "--nr", type=int, help="this machine's number, from 0")
+    start.add_argument("--processes", type=int, help="processes on each machine, where they are not one a GPU")
+    start.add_argument("--coordinator", metavar="HOST:PORT", help="an address of machine 0, for several machines")
+    recipe = parser.add_argument_group("recipe")
+    recipe.add_argument("--data", type=Path, required=True, help="the unpacked ILSVRC archive, or a folder laid out so")
+    recipe.add_argument("--classes", help="some of its classes, as 0:100")
+    recipe.add_argument("--workdir", type=Path, default=Path("runs/main"), help="for checkpoints, figures and logs")
+    recipe.add_argument("--epochs", type=float, default=2)
+    recipe.add_argument("--batch-size", type=int, default=32, help="of each device")
+    recipe.add_argument("--model", default="resnet50")
+    recipe.add_argument("--width", type=int, default=64, help="channels of the first stage")
+    recipe.add_argument("--image-size", type=int, default=224)
+    recipe.add_argument("--learning-rate", type=float, default=0.1)
+    recipe.add_argument("--seed", type=int, default=0)
+    recipe.add_argument("--log-every", default="10 steps")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
+    try:
+        # A launcher's only process is a worker too, though it has no job to join.
+        if "JAX_PROCESS_ID" in os.environ or find_job():
+            train(args)
+            return 0
+        options = Launch(
+            processes=args.processes,
+            gpus=args.gpus,
+            nodes=args.nodes,
+            nr=args.nr,
+            coordinator=args.coordinator,
+            logs=args.workdir / "logs",
+        )
+        return launch(options, [sys.executable, *sys.argv])
+    except JaxddpError as error:
+        print(f"main.py: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Started by Open MPI's mpirun, which jaxddp uses to start processes and for nothing else: they talk through NCCL or gloo.
+#
+#     HOSTS=host0:8,host1:8 launch/openmpi.sh imagenet_resnet50 --data.path /data/imagenet --workdir /shared/runs/first
+#     PROCESSES=2 launch/openmpi.sh digits --data.path data/digits
+#
+# Run it on the first of the hosts: process 0 and the coordinator are on mpirun's own machine.
+set -euo pipefail
+
+if (($# == 0)); then
+  echo "usage: [HOSTS=HOST:SLOTS,...] [PROCESSES=P] $0 CONFIG [overrides]" >&2
+  exit 2
+fi
+options=(
+  # mpirun would pin each process, and with it all its threads that decode images, to a single core.
+  --bind-to none
+  # Ranks fill one host before the next, so that the local rank is the number of a GPU.
+  --map-by slot
+)
+[[ -n "${HOSTS:-}" ]] && options+=(--host "$HOSTS")
+[[ -n "${PROCESSES:-}" ]] && options+=(-np "$PROCESSES")
+# Variables are not handed on to other hosts unless named.
+for name in PATH LD_LIBRARY_PATH JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR JAXDDP_DATASETS; do
+  [[ -n "${!name:-}" ]] && options+=(-x "$name")
+done
+# A rank that fails ends the job with its exit code.
+exec mpirun "${options[@]}" jaxddp train "$@"

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Several machines without a scheduler, over ssh, from a folder that has the same path on all of them:
+#
+#     HOSTS="host0 host1" launch/ssh.sh imagenet_resnet50 --data.path /data/imagenet --workdir /shared/runs/first
+#     HOSTS="host0 host1" LAUNCH="--gpus 4" launch/ssh.sh …       # other options of `jaxddp launch`, the same everywhere
+#
+# HOSTS are names by which the machines reach each other and ssh lets you in without a password. PORT must be free on the
+# first, and open between them; the work directory must be shared.
+set -euo pipefail
+
+read -ra hosts <<<"${HOSTS:-}"
+if ((${#hosts[@]} == 0 || $# == 0)); then
+  echo "usage: HOSTS=\"HOST0 HOST1 ...\" [PORT=P] [LAUNCH=OPTIONS] $0 CONFIG [overrides]" >&2
+  exit 2
+fi
+place=$(printf '%q' "$PWD")
+command=$(printf '%q ' train "$@")
+
+pids=()
+# In the background ssh hears no Ctrl-C. Told to end, it hangs up, and the launcher over there saves and ends.
+trap '((${#pids[@]})) && kill "${pids[@]}" 2>/dev/null' INT TERM
+for nr in "${!hosts[@]}"; do
+  job="--nodes ${#hosts[@]} --nr $nr --coordinator ${hosts[0]}:${PORT:-12321}"
+  # -tt: a terminal over there is what hangs up.
+  ssh -tt -o BatchMode=yes "${hosts[nr]}" \
+    "cd $place && exec jaxddp launch $job ${LAUNCH:-} -- $command" </dev/null &
+  pids+=($!)
+done
+
+# A machine that fails ends the others in seconds (they miss it), so that waiting for all ends too.
+code=0
+for pid in "${pids[@]}"; do
+  wait "$pid" || code=$((code ? code : $?))
+done
+exit "$code"
