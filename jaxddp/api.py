@@ -28,6 +28,7 @@ from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import resnet
 from jaxddp.parallel.environment import find_job
 from jaxddp.parallel.job import join
+from jaxddp.parallel.preemption import stop_on_sigterm
 from jaxddp.parallel.topology import Device, Topology
 from jaxddp.run.setup import RunSetup, Table, prepare
 from jaxddp.run.setup import train as train_setup
@@ -129,14 +130,15 @@ def train(
         listeners: told of the start, logged steps, evaluations and the end; see `jaxddp.runtime.records.Listener`. A
             live progress display where absent; () watches in silence.
         evaluators: functions of the state, whose figures join each evaluation's.
-        workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed.
+        workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed. With it, SIGTERM
+            makes the run save and stop.
         log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
 
     Returns:
         The trained state, and a history that draws itself in a notebook.
 
     Raises:
-        InputError, NonFiniteError: see `jaxddp.errors`.
+        InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
     """
     config = Config().replace(
         train={"batch_size": setup.order.batch_size, "duration": f"{setup.epochs} epochs"},
@@ -154,8 +156,8 @@ def train(
     watching = [*([progress()] if listeners is None else listeners), history]
     if workdir is None:
         return train_setup(again, objective, plan, listeners=watching, **settings), history
-    with Checkpoints(files.create(Path(workdir)) / "checkpoints") as checkpoints:
-        settings |= {"checkpoints": checkpoints, "resume_step": checkpoints.latest()}
+    with Checkpoints(files.create(Path(workdir)) / "checkpoints") as checkpoints, stop_on_sigterm() as stop:
+        settings |= {"checkpoints": checkpoints, "resume_step": checkpoints.latest(), "should_stop": stop}
         state = train_setup(again, objective, plan, listeners=[*watching, JsonLines(Path(workdir))], **settings)
     return state, history
 

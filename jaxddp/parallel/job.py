@@ -4,12 +4,13 @@ Its client has no public API; here it carries the values that the processes comp
 """
 
 import atexit
+import contextlib
 import itertools
 import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
@@ -17,7 +18,7 @@ from typing import Any
 
 import jax
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Preempted
 from jaxddp.parallel.environment import Job
 from jaxddp.parallel.rendezvous import meet
 from jaxddp.parallel.watch import Watch, end_now
@@ -58,22 +59,22 @@ def join(job: Job | None, limits: Limits | None = None) -> None:
     _limits = limits or Limits()
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
-    _bypass_proxies(job.host)
     meeting = meet(job, _versions(), _limits.start)
     _watch = Watch(meeting, silence=_limits.silence)
     sys.excepthook = _on_exception
-    jax.distributed.initialize(
-        meeting.jax_address,
-        job.num_processes,
-        job.process_id,
-        local_device_ids=job.local_device_ids,
-        cluster_detection_method="deactivate",
-        initialization_timeout=int(_limits.start),
-        # The watch is to find a loss first: it can say whose.
-        heartbeat_timeout_seconds=int(_limits.silence) * 3,
-        shutdown_timeout_seconds=int(_limits.shutdown),
-        coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
-    )
+    with _without_proxies():
+        jax.distributed.initialize(
+            meeting.jax_address,
+            job.num_processes,
+            job.process_id,
+            local_device_ids=job.local_device_ids,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(_limits.start),
+            # The watch is to find a loss first: it can say whose.
+            heartbeat_timeout_seconds=int(_limits.silence) * 3,
+            shutdown_timeout_seconds=int(_limits.shutdown),
+            coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
+        )
     # Run before JAX's own farewell, at whose barrier a process may wait for others that still compute.
     atexit.register(_watch.close)
 
@@ -81,9 +82,10 @@ def join(job: Job | None, limits: Limits | None = None) -> None:
 def abandon(reason: str, code: int) -> None:
     """End this process at once and tell the others why, where it is in a job; return where it is alone.
 
-    If another process was lost first, that is the reason to give, and its code the one to end with.
+    If another process was lost first, that is the reason to give, and its code the one to end with. After a preemption
+    it returns as well: all stop at one step, and who has finished first must not end one that is still writing.
     """
-    if _watch is None:
+    if _watch is None or code == Preempted.exit_code:
         return
     loss = _watch.loss()
     if loss is not None:
@@ -149,10 +151,14 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _bypass_proxies(host: str) -> None:
+@contextlib.contextmanager
+def _without_proxies() -> Iterator[None]:
     """JAX's coordinator is spoken to by gRPC, which would look for it behind the proxies that the environment names."""
-    listed = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    os.environ["no_grpc_proxy"] = ",".join(filter(None, [listed, host, "127.0.0.1", "localhost"]))
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.lower().endswith("_proxy")}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -7,16 +7,14 @@ bound.
 """
 
 import contextlib
-import json
 import os
-import select
 import socket
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from jaxddp.errors import InputError
+from jaxddp.parallel.connection import Peer
 from jaxddp.parallel.environment import Job
 from jaxddp.wording import show
 
@@ -25,56 +23,6 @@ INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
 
 _PROTOCOL = "jaxddp-1"
 _RETRY_SECONDS = 0.2
-_LONGEST_LINE = 65536
-
-
-class Peer:
-    """A connection that carries JSON lines."""
-
-    def __init__(self, connection: socket.socket):
-        connection.setblocking(True)
-        self._socket = connection
-        self._buffer = b""
-        self._sending = threading.Lock()
-
-    def send(self, **message: Any) -> None:
-        """Send a message; any thread may. Raises OSError where the other side has gone."""
-        with self._sending:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self, timeout: float) -> dict[str, Any] | None:
-        """The next message; None where the connection has ended.
-
-        Raises:
-            TimeoutError: none came in time.
-            ValueError: what came is no message.
-        """
-        give_up = time.monotonic() + timeout
-        while b"\n" not in self._buffer:
-            if len(self._buffer) > _LONGEST_LINE:
-                raise ValueError("an endless line")
-            # A timeout of the socket's own would be that of `send` in other threads too.
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            if not poll.poll(1000 * max(give_up - time.monotonic(), 0)):
-                raise TimeoutError
-            try:
-                received = self._socket.recv(4096)
-            except ConnectionError:
-                return None
-            if not received:
-                return None
-            self._buffer += received
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            raise ValueError("not an object")
-        return message
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def train_recipe(
     """
     recipe = Recipe.of(config)
     check_shared(workdir.create(directory))
-    with Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
+    with Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep) as checkpoints, stop_on_sigterm() as stop:
         step = resume_step(checkpoints, resume)
         claim(directory, config, recipe.fingerprints, resuming=step is not None)
         setup = recipe.setup()
@@ -159,7 +159,7 @@ def train_recipe(
             resume_step=step,
             listeners=[*listeners, *_writers(config, directory)],
             learning_rate=recipe.learning_rate,
-            should_stop=stop_on_sigterm(),
+            should_stop=stop,
         )
 
 
