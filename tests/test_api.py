@@ -1,6 +1,8 @@
 """The notebook's door: any model, any loss, any optimizer, and figures that can be looked at."""
 
 import dataclasses
+import os
+import signal
 
 import flax.linen as nn
 import jax
@@ -14,6 +16,7 @@ from small import CLASSES, SmallNet, largest_difference, linear_model, random_ta
 
 import jaxddp
 from jaxddp import InputError, prepare_training, train
+from jaxddp.errors import Preempted
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 SGD = optax.sgd(0.05, momentum=0.9)
@@ -99,6 +102,23 @@ def test_interrupted_in_a_notebook_and_called_again_goes_on(tmp_path):
         train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step", save_every="2 steps",
               listeners=[Interrupt()])  # fmt: skip
     resumed, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step", save_every="2 steps")
+    whole, _ = train(jaxddp.softmax_cross_entropy, setup)
+    assert largest_difference(resumed, whole) == 0
+
+
+def test_sigterm_in_a_script_saves_and_the_next_call_goes_on(tmp_path):
+    class Terminate(jaxddp.History):
+        def step(self, record):
+            if record.step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    setup = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
+    settings = {"workdir": tmp_path, "log_every": "1 step"}
+    with pytest.raises(Preempted, match="saved step"):
+        train(jaxddp.softmax_cross_entropy, setup, listeners=[Terminate()], **settings)
+    assert signal.getsignal(signal.SIGTERM) == before
+    resumed, _ = train(jaxddp.softmax_cross_entropy, setup, **settings)
     whole, _ = train(jaxddp.softmax_cross_entropy, setup)
     assert largest_difference(resumed, whole) == 0
 
