@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import tyro
 
@@ -12,8 +12,12 @@ from jaxddp.duration import Duration
 from jaxddp.errors import InputError, JaxddpError
 from jaxddp.wording import choices
 
+if TYPE_CHECKING:
+    from jaxddp.cluster.doctor import Row
+
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
+       jaxddp doctor [CONFIG] [--workdir DIR] [overrides]
        jaxddp launch [--processes P | --gpus K] [--nodes N --nr RANK --coordinator HOST:PORT] -- train CONFIG ...
 
 CONFIG is a name ({names}) or the path of a Python file with get_config().
@@ -45,6 +49,23 @@ class Eval:
     """Which checkpoint: latest, best, or its step."""
 
 
+@dataclass(frozen=True)
+class Doctor:
+    """Check this machine, and all processes of the job that it is in."""
+
+    workdir: Path | None = None
+    """Also whether a run could write there."""
+
+
+@dataclass(frozen=True)
+class DoctorOfConfig:
+    """Check this machine and what a run of the config needs: its data, its compiled step, room for its checkpoints."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")]
+    workdir: Path
+    """Where the run would write."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 2 bad input, 75 preempted after saving, 1 another failure."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -72,7 +93,7 @@ def _run(arguments: list[str]) -> int:
         print(usage)
         return 0 if arguments else 2
     of_a_config = {"train": _train, "eval": _evaluate}
-    commands = {**of_a_config, "launch": _launch}
+    commands = {**of_a_config, "doctor": _doctor, "launch": _launch}
     command, rest = arguments[0], arguments[1:]
     if command not in commands:
         raise InputError(f"unknown command {command!r}; {choices(command, commands)}")
@@ -104,6 +125,36 @@ def _evaluate(name: str, arguments: list[str]) -> int:
     for figure, value in evaluate_recipe(options.config, options.workdir, options.step).items():
         print(f"{figure}: {value}")
     return 0
+
+
+def _doctor(arguments: list[str]) -> int:
+    if arguments and not arguments[0].startswith("-"):
+        name, rest = arguments[0], arguments[1:]
+        default = DoctorOfConfig(load(name), Path("runs") / Path(name).stem)
+        options = _parse(DoctorOfConfig, default, f"jaxddp doctor {name}", rest)
+        config = options.config
+    else:
+        options, config = _parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
+    from jaxddp.cluster.doctor import doctor, speaks
+
+    rows = doctor(config, options.workdir)
+    if speaks():
+        _show(rows)
+    return int(any(row.verdict == "fail" for row in rows))
+
+
+def _show(rows: "list[Row]") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    table = Table("check", "verdict", "detail", box=box.SIMPLE)
+    for row in rows:
+        table.add_row(row.check, Text(row.verdict, styles[row.verdict]), Text(row.detail, overflow="fold"))
+    # A file, or the prefix of a launcher, has no width that a row would have to keep to.
+    Console(width=None if sys.stdout.isatty() else 1000).print(table)
 
 
 def _launch(arguments: list[str]) -> int:

@@ -1,0 +1,129 @@
+"""How long a data-parallel step takes on many GPUs, from a model with few parameters. Nothing here was measured.
+
+A ring all-reduce of S bytes over n peers sends 2 (n - 1) messages of S / n bytes, one after the other (Patarasuk and
+Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). With bandwidth B and latency a of a link:
+
+    ring(S, n, B, a) = 2 (n - 1) (S / (n B) + a)
+
+On N nodes of g GPUs, the GPUs of a node first share out the sum among themselves (the first half of a ring over
+NVLink), then each sums its part, S / g, with its like on the other nodes (a ring over InfiniBand, an adapter for each
+GPU), then they tell each other (the second half of the first ring):
+
+    communication = ring(S, g, NVLink) + ring(S / g, N, InfiniBand)
+    step          = compute + (1 - overlap) * communication
+    efficiency    = compute / step
+
+`overlap` is the share of the communication that computing hides. jaxddp averages everything in one collective after
+the last gradient, so its overlap is 0. NCCL has other algorithms, whose latency grows with log N: above some hundred
+nodes, where the latency of a ring is most of its time, this projection is a pessimistic one. What makes a GPU wait
+for other reasons (input, stragglers, links that other jobs share) is not in it.
+
+The parameters of `DGX_A100` are NVIDIA's:
+- NVLink 3: 600 GB/s a GPU, both directions together ("NVIDIA A100 Tensor Core GPU" data sheet): 300 GB/s each way.
+- 8 HDR InfiniBand adapters of 200 Gb/s in a DGX A100 ("NVIDIA DGX A100" data sheet): 25 GB/s each way for each GPU.
+- Of either, 80% counts here: an assumption.
+- Latency of a step of a ring: 3.4 us over NVLink, 14 us over the network (`hwLat`, ring, protocol Simple, in
+  src/graph/tuning.cc of NCCL 2.18).
+- 2470 images/s: ResNet-50 v1.5 in mixed precision on one A100 80GB (NVIDIA/DeepLearningExamples,
+  PyTorch/Classification/ConvNets/resnet50v1.5, "Training performance"). There 8 GPUs reach 16621 images/s, 84% of 8
+  times one: what is lost within a node is hardly communication.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bytes a second in one direction, and seconds that a message of no bytes takes."""
+
+    bandwidth: float
+    latency: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes of `gpus` each, joined by `inside` within a node and by one `outside` for each GPU between nodes."""
+
+    gpus: int
+    inside: Link
+    outside: Link
+
+    def communication(self, num_bytes: float, num_gpus: int) -> float:
+        """Seconds of an all-reduce over `num_gpus`: a part of one node, or whole nodes.
+
+        Raises:
+            ValueError: fewer than one GPU, or a number that fills no whole nodes.
+        """
+        here = min(self.gpus, num_gpus)
+        if num_gpus < 1 or num_gpus % here:
+            raise ValueError(f"{num_gpus} GPUs: expected 1 to {self.gpus}, or a multiple of {self.gpus}")
+        nodes = num_gpus // here
+        return ring(num_bytes, here, self.inside) + ring(num_bytes / here, nodes, self.outside)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A step on many GPUs, in seconds, and what it comes to."""
+
+    gpus: int
+    compute: float
+    communication: float
+    exposed: float
+    images_per_second: float
+
+    @property
+    def step(self) -> float:
+        return self.compute + self.exposed
+
+    @property
+    def efficiency(self) -> float:
+        """Of as many GPUs that need not communicate, 0 to 1."""
+        return self.compute / self.step
+
+
+EFFICIENCY_OF_LINKS = 0.8
+DGX_A100 = Machine(
+    gpus=8,
+    inside=Link(EFFICIENCY_OF_LINKS * 300e9, 3.4e-6),
+    outside=Link(EFFICIENCY_OF_LINKS * 25e9, 14e-6),
+)
+A100_IMAGES_PER_SECOND = 2470
+
+
+def ring(num_bytes: float, peers: int, link: Link) -> float:
+    """Seconds of a ring all-reduce of `num_bytes`; 0 for one peer."""
+    return 2 * (peers - 1) * (num_bytes / (peers * link.bandwidth) + link.latency)
+
+
+def fit_link(small: tuple[float, float], large: tuple[float, float]) -> Link:
+    """The link over which two measured all-reduces between two peers, (bytes, seconds), take what they take.
+
+    Raises:
+        ValueError: the larger one took no longer than the smaller.
+    """
+    (few, short), (many, long) = small, large
+    if not (many > few and long > short):
+        raise ValueError(f"all-reduces of {few:g} and {many:g} bytes took {short:g} and {long:g} s: measure again")
+    # For two peers, ring() is bytes / bandwidth + 2 latency.
+    bandwidth = (many - few) / (long - short)
+    return Link(bandwidth, max(0.0, (short - few / bandwidth) / 2))
+
+
+def project(
+    machine: Machine, num_gpus: int, *, num_bytes: float, compute: float, batch_per_gpu: int, overlap: float = 0
+) -> Projection:
+    """A step of `num_gpus`, each with a batch of its own.
+
+    Args:
+        num_bytes: averaged between the GPUs in a step.
+        compute: seconds of a step that communicates nothing.
+        overlap: 0..1, the share of the communication that computing hides.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+    if not (num_bytes >= 0 and compute > 0 and batch_per_gpu > 0 and 0 <= overlap <= 1):
+        raise ValueError(f"{num_bytes=}, {compute=}, {batch_per_gpu=}, {overlap=}: out of range")
+    communication = machine.communication(num_bytes, num_gpus)
+    exposed = (1 - overlap) * communication
+    return Projection(num_gpus, compute, communication, exposed, num_gpus * batch_per_gpu / (compute + exposed))

@@ -1,0 +1,159 @@
+"""What can be looked at on a machine before anything is trained on it. Each check says what it found, or raises."""
+
+import os
+import platform
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxddp.cluster.allreduce import bus_bandwidth, check_sum, time_all_reduce
+from jaxddp.cluster.machine import local_cores, local_gpus
+from jaxddp.config import Config, ParallelConfig, flatten
+from jaxddp.errors import InputError
+from jaxddp.parallel.environment import Job, find_job
+from jaxddp.parallel.job import Limits, agree, join
+from jaxddp.parallel.topology import Topology, simulate_cpu_devices
+from jaxddp.run.resume import check_shared
+from jaxddp.runtime import workdir
+
+Verdict = Literal["ok", "warn", "fail"]
+PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorflow")
+_SIZES = {"4 kB": 4_000, "1 MB": 1_000_000, "16 MB": 16_000_000, "100 MB": 100_000_000}
+_LARGEST_ON_CPU = 16_000_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check that could be made found: a line for the reader, and a value for the checks after it."""
+
+    detail: str
+    value: Any = None
+    verdict: Verdict = "ok"
+
+
+def environment() -> Finding:
+    """Which job this process is in; the value is a list of it, empty for a process that is alone."""
+    job = find_job()
+    place = str(job) if job else "a single process (no launcher's variables)"
+    cores = len(local_cores())
+    return Finding(f"{platform.node()}, {cores} core{'s' * (cores > 1)}: {place}", [job] if job else [])
+
+
+def coordinator(job: Job | None, parallel: ParallelConfig) -> Finding:
+    """Join the job, after the devices were simulated that the config asks for."""
+    if parallel.cpu_devices is not None:
+        simulate_cpu_devices(parallel.cpu_devices)
+    begin = time.monotonic()
+    join(job, Limits(parallel.start_timeout, parallel.heartbeat_timeout, parallel.shutdown_timeout))
+    if job is None:
+        return Finding("not in a job")
+    return Finding(f"{job.num_processes} processes met at {job.coordinator} in {time.monotonic() - begin:.1f} s")
+
+
+def devices(parallel: ParallelConfig) -> Finding:
+    """The devices of all processes; the value is their topology."""
+    topology = Topology.create(parallel.devices)
+    memory = device_memory(topology)
+    each = f", {size(memory)} of memory each" if memory else ""
+    over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
+    found = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
+    unseen = local_gpus()
+    if unseen and on_cpu(topology):
+        advice = "install jaxddp[cuda12], or set JAX_PLATFORMS=cpu"
+        return Finding(f"{found}; JAX does not see the {len(unseen)} GPUs here: {advice}", topology, "warn")
+    return Finding(found, topology)
+
+
+def on_cpu(topology: Topology) -> bool:
+    return topology.mesh.devices.flat[0].platform == "cpu"
+
+
+def device_memory(topology: Topology) -> int | None:
+    """Bytes that JAX may use on a device of this process; None where the backend does not say."""
+    stats = topology.mesh.local_devices[0].memory_stats() or {}
+    return stats.get("bytes_limit")
+
+
+def versions() -> Finding:
+    """What is installed of all that a run needs."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        names = ("tensorflow", "tensorflow-cpu") if package == "tensorflow" else (package,)
+        found[package] = next(filter(None, map(_version, names)), "not installed")
+    detail = ", ".join(f"{name} {number}" for name, number in found.items())
+    if found["tensorflow"] == "not installed":
+        return Finding(f"{detail}: without TensorFlow only arrays in memory can be trained on", verdict="warn")
+    return Finding(detail)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(a checkout)" if package == "jaxddp" else None
+
+
+def all_reduce(topology: Topology) -> Finding:
+    """Sums over all devices, checked, and their speed as ring bandwidth: what passes over a link of the ring."""
+    said, sums = [], []
+    for name, num_bytes in _SIZES.items():
+        if on_cpu(topology) and num_bytes > _LARGEST_ON_CPU:
+            continue
+        seconds, total = time_all_reduce(topology, num_bytes)
+        sums.append(total)
+        speed = bus_bandwidth(topology.num_devices, num_bytes, seconds) / 1e9
+        said.append(f"{name} in {seconds * 1000:.3g} ms, {speed:.3g} GB/s")
+    for total in sums:
+        check_sum(topology, total)
+    if topology.num_devices == 1:
+        said = ["one device, so nothing is sent"]
+    return Finding("; ".join(["sums are right", *said]))
+
+
+def settings(config: Config | None, directory: Path | None) -> Finding:
+    """Whether all processes were given the same, without which the checks after this one would not meet."""
+    given = {} if config is None else {key: str(value) for key, value in flatten(config.to_dict()).items()}
+    words = {"CONFIG": config, "--workdir": directory}
+    agree({word: "not given" if value is None else "given" for word, value in words.items()} | given)
+    return Finding("the same in all processes", True)
+
+
+def work_directory(directory: Path, needed: int | None) -> Finding:
+    """Make the directory as training would, write into it, and see what room there is; the value is the directory.
+
+    Args:
+        needed: bytes that a run's checkpoints will take at most, where known.
+    """
+    workdir.create(directory)
+    with workdir.readable_errors(directory), tempfile.TemporaryFile(dir=directory) as file:
+        file.write(b"\0" * 4096)
+        file.flush()
+        os.fsync(file.fileno())
+    free = shutil.disk_usage(directory).free
+    if needed is None:
+        return Finding(f"{directory}: writable, {size(free)} free", directory)
+    if needed > free:
+        raise InputError(
+            f"{directory}: {size(free)} free, and checkpoints will take up to {size(needed)}; free some space there, "
+            "or lower checkpoint.keep"
+        )
+    return Finding(f"{directory}: writable, {size(free)} free, checkpoints up to {size(needed)}", directory)
+
+
+def shared(directory: Path) -> Finding:
+    """Whether every process sees what the first one writes."""
+    check_shared(directory)
+    return Finding(f"{directory}: seen by all processes")
+
+
+def size(num_bytes: float) -> str:
+    """As people read it: `4.0 kB`, `102 MB`, `1.2 GB`."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while num_bytes >= 999.5 and unit != "TB":
+        num_bytes, unit = num_bytes / 1000, next(units)
+    return f"{num_bytes:.1f} {unit}" if num_bytes < 10 and unit != "B" else f"{num_bytes:.0f} {unit}"

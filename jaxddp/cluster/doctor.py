@@ -1,0 +1,140 @@
+"""Looks a machine, a job and a config over before a run, and says of each part whether it will do.
+
+Every check stands by itself: one that fails is a row, and the others go on. In a job every process makes every check;
+the rows are exchanged at the end, so that a failure anywhere is seen by all. What the processes do together they begin
+only if all of them can, or one would wait for another.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxddp.cluster import checks
+from jaxddp.cluster.checks import Finding, Verdict
+from jaxddp.config import Config, ParallelConfig
+from jaxddp.errors import JaxddpError
+from jaxddp.parallel.job import exchange, is_first
+from jaxddp.parallel.topology import Topology
+
+_LONGEST_REASON = 500
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the report."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+
+
+@dataclass
+class Report:
+    """The rows so far."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, check: str, look: Callable[..., Finding], *arguments: Any) -> Any | None:
+        """Make a check and note its row; returns the value that it found, None where it failed."""
+        try:
+            found = look(*arguments)
+        except JaxddpError as error:
+            self.rows.append(Row(check, "fail", str(error)))
+            return None
+        except Exception as error:
+            reason = " ".join(str(error).split())[:_LONGEST_REASON]
+            self.rows.append(Row(check, "fail", f"{type(error).__name__}: {reason}"))
+            return None
+        self.rows.append(Row(check, found.verdict, found.detail))
+        return found.value
+
+
+def doctor(config: Config | None, workdir: Path | None) -> list[Row]:
+    """Check the machine; with a config also its data, its step and what it will write; with a work directory also that.
+
+    In a job all processes must call it, and all get the same rows.
+    """
+    report = Report()
+    parallel = config.parallel if config else ParallelConfig()
+    job = next(iter(report.add("environment", checks.environment) or []), None)
+    report.add("coordinator", checks.coordinator, job, parallel)
+    topology = report.add("devices", checks.devices, parallel)
+    report.add("versions", checks.versions)
+    if topology is not None:
+        report.add("all-reduce", checks.all_reduce, topology)
+    alone = topology is None or topology.process_count == 1
+    # Processes that were given different things would not meet in what follows.
+    if alone or report.add("settings", checks.settings, config, workdir):
+        setup = _rehearse(report, config, topology, job.process_id if job else 0) if config else None
+        if workdir is not None:
+            _look_at_directory(report, config, workdir, setup, topology)
+    return _merged(report.rows, topology)
+
+
+def _rehearse(report: Report, config: Config, topology: Topology | None, process: int) -> Any | None:
+    """Returns the setup of the config's run, if it came to be."""
+    from jaxddp.cluster import rehearsal
+
+    tables = report.add("data", rehearsal.data, config)
+    if tables is not None:
+        report.add("images", rehearsal.images, config, tables, process)
+    if not _all_can(topology, tables is not None):
+        return None
+    setup = report.add("recipe", rehearsal.recipe, config)
+    if setup is not None:
+        report.add("step", rehearsal.step, config, setup)
+    return setup
+
+
+def _look_at_directory(
+    report: Report, config: Config | None, workdir: Path, setup: Any | None, topology: Topology | None
+) -> None:
+    needed = None
+    if config is not None and setup is not None:
+        from jaxddp.cluster import rehearsal
+
+        needed = rehearsal.checkpoint_bytes(setup.state, config.checkpoint.keep)
+    written = report.add("work directory", checks.work_directory, workdir, needed)
+    if topology is not None and topology.process_count > 1 and _all_can(topology, written is not None):
+        report.add("shared", checks.shared, workdir)
+
+
+def _all_can(topology: Topology | None, ready: bool) -> bool:
+    """Whether every process is ready for what all must do together."""
+    return topology is not None and all(word == str(True) for word in exchange("doctor: ready", str(ready)))
+
+
+def _merged(rows: Sequence[Row], topology: Topology | None) -> list[Row]:
+    if topology is None:
+        return list(rows)
+    words = exchange("doctor: rows", json.dumps([(row.check, row.verdict, row.detail) for row in rows]))
+    return merge([[Row(*each) for each in json.loads(word)] for word in words])
+
+
+def merge(reports: Sequence[Sequence[Row]]) -> list[Row]:
+    """The first process's rows, and under each what the same check complained of elsewhere."""
+    first, merged = reports[0], []
+    names = dict.fromkeys(row.check for rows in reports for row in rows)
+    for name in names:
+        own = [row for row in first if row.check == name]
+        elsewhere: dict[Row, list[str]] = {}
+        for process, rows in enumerate(reports[1:], start=1):
+            for row in rows:
+                if row.check == name and row.verdict != "ok" and row not in own:
+                    elsewhere.setdefault(row, []).append(str(process))
+        merged += own
+        for row, processes in elsewhere.items():
+            who = f"process{'es' * (len(processes) > 1)} {', '.join(processes)}"
+            merged.append(Row(name, row.verdict, f"{who}: {row.detail}"))
+    return merged
+
+
+def speaks() -> bool:
+    """Whether this process shows the rows for all: the first does, and one without devices, which has only its own."""
+    try:
+        return is_first()
+    except Exception:
+        # Where JAX finds no devices it says so by a RuntimeError at first, and by an AssertionError ever after.
+        return True

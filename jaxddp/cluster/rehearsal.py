@@ -1,0 +1,112 @@
+"""The first moments of a config's run, one after the other: its data, a few of its images, its compiled step."""
+
+import time
+from itertools import islice
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxddp.cluster.checks import Finding, device_memory, size
+from jaxddp.config import Config
+from jaxddp.data.batch import Batch
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.table import ExampleTable
+from jaxddp.engine.objective import cross_entropy
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import make_train_step
+from jaxddp.errors import InputError
+from jaxddp.run.recipe import Recipe, open_tables
+from jaxddp.run.setup import RunSetup
+
+SAMPLE_IMAGES = 512
+_SAMPLE_BATCH = 16
+
+
+def data(config: Config) -> Finding:
+    """Read the solution files and see that every image is there; the value is the two tables."""
+    tables = train_table, val_table = open_tables(config.data)
+    counts = f"{len(train_table):,} rows to train, {len(val_table):,} to validate"
+    return Finding(f"{counts}, {train_table.num_classes} classes; every image is there", tables)
+
+
+def images(config: Config, tables: tuple[ExampleTable, ExampleTable], process: int) -> Finding:
+    """Decode some of the images that training begins with, others in each process, and the first of validation."""
+    # TensorFlow takes seconds to import, and a machine without it can still be looked at.
+    from jaxddp.data.stream import Crop, image_batches, image_eval_batches
+
+    train_table, val_table = tables
+    size = min(_SAMPLE_BATCH, len(train_table))
+    steps = -(-min(SAMPLE_IMAGES, len(train_table)) // size)
+    span = {"start": process * steps, "stop": (process + 1) * steps}
+    crop = Crop(config.data.crop, config.data.crop_area)
+    order = SampleOrder(len(train_table), size, config.seed)
+    stream = image_batches(train_table, order, crop, **span, seed=config.seed, image_size=config.data.image_size)
+    # The clock starts at the first batch, when TensorFlow has built its graph and started its threads.
+    decoded, begin = len(next(stream).row), time.perf_counter()
+    timed = sum(len(batch.row) for batch in stream)
+    speed = f" at {timed / (time.perf_counter() - begin):,.0f} images/s" if timed else ""
+    evaluation = image_eval_batches(
+        val_table,
+        EvalOrder(len(val_table), _SAMPLE_BATCH),
+        image_size=config.data.image_size,
+        resize=config.data.resize,
+    )
+    validated = int(sum(batch.mask.sum() for batch in islice(evaluation, steps)))
+    evaluation.close()
+    return Finding(f"{decoded + timed} decoded for training{speed}, {validated} for validation")
+
+
+def recipe(config: Config) -> Finding:
+    """Put the run together, as training does; the value is its setup."""
+    made = Recipe.of(config)
+    steps = f"{made.plan.total_steps:,} steps of {made.order.batch_size} images"
+    setup = made.setup()
+    count = sum(leaf.size for leaf in jax.tree.leaves(setup.state.params))
+    return Finding(f"{config.model.name}, {count:,} parameters; {steps}", setup)
+
+
+def step(config: Config, setup: RunSetup) -> Finding:
+    """Compile the training step and see what it takes.
+
+    Raises:
+        InputError: a device has not as much memory.
+    """
+    objective = setup.objective(cross_entropy(config.train.label_smoothing))
+    made: Any = make_train_step(objective, setup.optimizer, setup.topology)
+    begin = time.perf_counter()
+    compiled = made.lower(setup.state, abstract_batch(setup)).compile()
+    seconds = time.perf_counter() - begin
+    memory, flops = compiled.memory_analysis(), (compiled.cost_analysis() or {}).get("flops", float("nan"))
+    arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
+    parts = f"arguments {size(arguments)}, output {size(outputs)}, temporary {size(memory.temp_size_in_bytes)}"
+    # The output takes the place of the state that the step is given.
+    needed = arguments + outputs - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+    limit = device_memory(setup.topology)
+    if limit is not None and needed > limit:
+        raise InputError(
+            f"{size(needed)} a device needed ({parts}), {size(limit)} there; lower train.batch_size or "
+            "data.image_size, use more devices, or train.precision bfloat16"
+        )
+    return Finding(f"{size(needed)} a device ({parts}); {flops / 1e9:.3g} GFLOP; compiled in {seconds:.0f} s")
+
+
+def abstract_batch(setup: RunSetup) -> Batch:
+    """The shape of a placed training batch, without its memory."""
+    rows, edge, sharded = setup.order.batch_size, setup.data.image_size, setup.topology.sharded
+
+    def column(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=sharded)
+
+    return Batch(
+        image=column(np.uint8, edge, edge, 3),
+        label=column(np.int32),
+        mask=column(np.float32),
+        row=column(np.int32),
+        epoch=column(np.int32),
+    )
+
+
+def checkpoint_bytes(state: TrainState, keep: int) -> int:
+    """What a work directory's checkpoints take at most: the latest, the best, and the one being written."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state)) * (keep + 2)

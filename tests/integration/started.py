@@ -1,0 +1,144 @@
+"""Real programs, started and waited for: what a test of several processes needs, with a bound on every wait."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+HANGING = 150
+"""Seconds after which a wait has no end: ten times what the slowest takes on an idle machine of two cores."""
+
+TRAIN = [
+    "train", "digits", "--model.width", "2", "--model.batch-norm", "sync", "--model.no-zero-init-last-scale",
+    "--data.image-size", "16", "--data.resize", "16", "--data.pad", "1",
+    "--train.batch-size", "8", "--eval.batch-size", "8", "--log.no-tensorboard", "--log.every", "1 step",
+    # Plain SGD at a constant rate: a gradient that is off by a factor cannot hide, and a series does not depend on
+    # how long the run is to be. At this rate the losses move by 1% and more, and rounding stays rounding (at 0.1 it
+    # does not).
+    "--optimizer.name", "momentum", "--optimizer.momentum", "0", "--optimizer.no-nesterov",
+    "--optimizer.schedule", "constant", "--optimizer.warmup", "0 steps", "--optimizer.learning-rate", "0.02",
+]  # fmt: skip
+STEPS = 6
+BRIEF = ["--train.duration", f"{STEPS} steps"]
+ENDLESS = ["--train.duration", "100000 steps", "--eval.every", "100000 steps", "--checkpoint.every", "100000 steps"]
+
+_OF_A_JOB = re.compile(r"JAX_(COORDINATOR|NUM|PROCESS|LOCAL)_|JAXDDP_|SLURM_|OMPI_|PMI|RANK$|LOCAL_RANK|WORLD_SIZE")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a started program is told: no job that the tests themselves run in, and to compile in haste."""
+    inherited = {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
+    paths = [str(REPOSITORY), str(Path(__file__).parent / "children")]
+    haste = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
+    return {**inherited, **haste, "PYTHONPATH": os.pathsep.join(paths), **more}
+
+
+class Program:
+    """A started program. Its output goes to files, so that nobody has to read it for it to go on."""
+
+    def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._out, self._err = folder / "stdout", folder / "stderr"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                list(command), env=env or environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def last(self) -> str:
+        """The last line of stderr."""
+        return last_line(self._err)
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait for something that this program is to bring about."""
+        give_up = time.monotonic() + HANGING
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.poll()}:\n{self.out}{self.err}"
+            assert time.monotonic() < give_up, f"did not come about:\n{self.out}{self.err}"
+            time.sleep(0.05)
+
+    def end(self, within: float = HANGING) -> int:
+        """Its exit code, in bounded time."""
+        try:
+            return self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {within:g} s:\n{self.out}{self.err}")
+
+    def ends_well(self) -> None:
+        assert self.end() == 0, self.out + self.err
+
+    def close(self) -> None:
+        """End it, if it still runs, in the way that lets a launcher end what it has started."""
+        for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 30)):
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+                try:
+                    self.process.wait(seconds)
+                except subprocess.TimeoutExpired:
+                    continue
+
+
+class Launched(Program):
+    """`jaxddp launch` of several processes of this machine."""
+
+    def __init__(self, folder: Path, processes: int, command: Sequence[str], *options: str):
+        self.logs = folder / "logs"
+        own = ["--processes", str(processes), "--logs", str(self.logs), *options]
+        super().__init__([sys.executable, "-m", "jaxddp", "launch", *own, "--", *command], folder)
+
+    def last_of(self, rank: int) -> str:
+        """The last line that a process wrote, to either stream."""
+        return last_line(self.logs / f"process-{rank}.log")
+
+    def worker(self, rank: int) -> int:
+        """The pid of a process of the job."""
+        launcher = self.process.pid
+        for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+            if f"JAX_PROCESS_ID={rank}\0" in Path(f"/proc/{pid}/environ").read_text():
+                return int(pid)
+        pytest.fail(f"process {rank} does not run:\n{self.out}{self.err}")
+
+
+def last_line(file: Path) -> str:
+    return file.read_text().rstrip("\n").split("\n")[-1]
+
+
+def lines(workdir: Path, split: str = "train") -> list[dict]:
+    """What metrics.jsonl holds of a split, without a line that is being written."""
+    file = workdir / "metrics.jsonl"
+    whole = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [line for line in map(json.loads, whole) if line["split"] == split]
+
+
+def losses(workdir: Path, split: str = "train") -> dict[int, float]:
+    """The loss by step."""
+    return {line["step"]: line["loss"] for line in lines(workdir, split)}
+
+
+def result(workdir: Path) -> dict:
+    return json.loads((workdir / "result.json").read_text())
+
+
+def checkpoint_steps(workdir: Path) -> list[int]:
+    return sorted(int(folder.name) for folder in (workdir / "checkpoints").iterdir() if folder.name.isdecimal())
+
+
+def close(series: dict[int, float], expected: dict[int, float]) -> bool:
+    """Whether two series have the same steps, and values that differ by rounding alone."""
+    return series == pytest.approx(expected, rel=2e-5)

@@ -1,0 +1,96 @@
+"""Faults from outside, in the middle of a training: every process ends, soon, and says whose fault it was."""
+
+import os
+import signal
+
+import pytest
+from started import ENDLESS, TRAIN, Launched, checkpoint_steps, close, lines, losses, result
+
+SOON = 40
+"""Seconds within which all must have ended: the promise's 15, and the launcher's grace, on a machine that is busy."""
+
+FAILING = """
+import itertools, os, sys
+from jaxddp.cli import main
+from jaxddp.parallel.topology import Topology
+
+if os.environ["JAX_PROCESS_ID"] == "1":
+    place, calls = Topology.place, itertools.count()
+    def failing(topology, batch):
+        if next(calls) == 12:
+            raise RuntimeError("disk on fire")
+        return place(topology, batch)
+    Topology.place = failing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def training(tree, workdir, start, tmp_path):
+    """Starts two processes that would train for ever, and returns when they have made some steps."""
+
+    def run(*more: str, program: tuple[str, ...] = (), steps: int = 4, options: tuple[str, ...] = ()) -> Launched:
+        words = [*program, *TRAIN, "--data.path", str(tree), "--workdir", str(workdir), *ENDLESS, *more]
+        launched = start(Launched, tmp_path / "launch", 2, words, "--grace", "2", *options)
+        launched.wait_until(lambda: len(lines(workdir)) >= steps)
+        return launched
+
+    return run
+
+
+def test_a_killed_process_ends_the_job(training):
+    launched = training()
+    os.kill(launched.worker(1), signal.SIGKILL)
+    assert launched.end(SOON) == 128 + signal.SIGKILL
+    assert "process 1: killed by SIGKILL\n" in launched.err
+    assert "process 0: exit code 1\n" in launched.err
+    assert launched.last_of(0).startswith("jaxddp: process 1 was lost (on ")
+
+
+def test_a_stopped_process_ends_the_job(training):
+    launched = training("--parallel.heartbeat-timeout", "3")
+    os.kill(launched.worker(0), signal.SIGSTOP)
+    assert launched.end(SOON) == 1
+    assert "process 1: exit code 1\n" in launched.err
+    # It cannot end by itself: the launcher does it.
+    assert "process 0: killed by SIGKILL\n" in launched.err
+    expected = "jaxddp: process 0 gave no sign of life for 3 s"
+    assert launched.last_of(1).startswith(expected)
+    assert launched.last.startswith(f"[1] {expected}")
+
+
+def test_an_exception_in_one_process_ends_the_job_with_its_cause(training, tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    launched = training(program=("python", str(tmp_path / "failing.py")))
+    assert launched.end(SOON) == 1
+    assert all(f"process {rank}: exit code 1\n" in launched.err for rank in (0, 1))
+    assert launched.last_of(1) == "jaxddp: RuntimeError: disk on fire"
+    assert launched.last_of(0) == "jaxddp: process 1 ended: RuntimeError: disk on fire; the job ends here"
+    log = (launched.logs / "process-1.log").read_text()
+    assert "Traceback" in log and log.count("disk on fire") >= 2
+
+
+def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir, reference):
+    done = 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = len(lines(workdir))
+        launched = training(steps=before + 4)
+        launched.process.send_signal(number)
+        assert launched.end() == 75, launched.out + launched.err
+        assert f"{number.name}: every process was asked to save and end" in launched.err
+        assert all(f"process {rank}: exit code 75\n" in launched.err for rank in (0, 1))
+        assert not done or f"resuming at step {done}\n" in launched.out
+        step = result(workdir)["step"]
+        assert result(workdir)["status"] == "preempted" and step > done
+        assert checkpoint_steps(workdir)[-1] == step
+        saved = f"jaxddp: asked to stop: saved step {step} of 100000; the same command resumes it"
+        assert [launched.last_of(rank) for rank in (0, 1)] == [saved, saved]
+        done = step
+    assert list(losses(workdir)) == list(range(1, done + 1))
+    expected = losses(reference)
+    assert close({step: losses(workdir)[step] for step in expected}, expected)

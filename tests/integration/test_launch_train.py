@@ -1,0 +1,123 @@
+"""`jaxddp launch -- train`: the processes of a job compute what one would, or say why they cannot."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from ilsvrc import write_csv
+from started import BRIEF, STEPS, TRAIN, Launched, checkpoint_steps, close, lines, losses, result
+
+# Process 1 of a job is told something else; the launcher itself tells all the same.
+TWISTED = """
+import os, sys
+from jaxddp.cli import main
+words = sys.argv[1:]
+if os.environ["JAX_PROCESS_ID"] == "1":
+    {twist}
+sys.exit(main(words))
+"""
+
+
+@pytest.fixture(scope="module")
+def words(tree):
+    return lambda workdir, *more: [*TRAIN, "--data.path", str(tree), "--workdir", str(workdir), *BRIEF, *more]
+
+
+@pytest.fixture(scope="module")
+def by_two(words, tmp_path_factory) -> Path:
+    """The work directory of a run of two processes with two devices each, which also saved half-way."""
+    workdir = tmp_path_factory.mktemp("two")
+    run = Launched(workdir, 2, words(workdir, "--parallel.cpu-devices", "2", "--checkpoint.every", "3 steps"))
+    try:
+        run.ends_well()
+    finally:
+        run.close()
+    return workdir
+
+
+def is_the_same_run(workdir: Path, reference: Path, *, processes: int) -> None:
+    end = result(workdir)
+    assert (end["status"], end["step"], end["devices"], end["processes"]) == ("done", STEPS, 4, processes)
+    assert list(losses(workdir)) == list(range(1, STEPS + 1))
+    assert close(losses(workdir), losses(reference))
+    assert close(losses(workdir, "val"), losses(reference, "val"))
+    assert {line["count"] for line in lines(workdir, "val")} == {11}
+    assert end["val"]["top1"] == result(reference)["val"]["top1"]
+
+
+def test_two_processes_of_two_devices_are_one_of_four(by_two, reference):
+    is_the_same_run(by_two, reference, processes=2)
+
+
+def test_four_processes_of_one_device_are_one_of_four(words, reference, start, tmp_path):
+    run = start(Launched, tmp_path, 4, words(tmp_path))
+    run.ends_well()
+    assert "oversubscribed: 4 processes on" in run.err or "oversubscribed" not in run.err
+    is_the_same_run(tmp_path, reference, processes=4)
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(1, 4), (4, 1)])
+def test_a_checkpoint_of_two_processes_restores_on_one_and_on_four(
+    by_two, words, reference, start, tmp_path, processes, devices
+):
+    workdir = tmp_path / "run"
+    shutil.copytree(by_two, workdir, ignore=shutil.ignore_patterns("logs"))
+    assert checkpoint_steps(workdir) == [3, STEPS]
+    shutil.rmtree(workdir / "checkpoints" / str(STEPS))
+    more = ["--resume", "must", "--parallel.cpu-devices", str(devices), "--checkpoint.every", "3 steps"]
+    run = start(Launched, tmp_path, processes, words(workdir, *more))
+    run.ends_well()
+    assert "resuming at step 3\n" in run.out
+    is_the_same_run(workdir, reference, processes=processes)
+
+
+def test_a_batch_that_the_devices_cannot_share(words, start, tmp_path):
+    more = ["--train.batch-size", "6", "--parallel.cpu-devices", "2"]
+    run = start(Launched, tmp_path / "launch", 2, words(tmp_path / "run", *more))
+    assert run.end() == 2
+    expected = "jaxddp: train.batch_size=6 cannot be divided among 4 devices; 4 or 8 would do"
+    assert expected in (run.last_of(0), run.last_of(1))
+    assert run.last.endswith(expected)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def twisted(words, start, tmp_path):
+    """Runs two processes, the second of them twisted, which end with code 2; what they said last."""
+
+    def run(twist: str) -> list[str]:
+        program = tmp_path / "twisted.py"
+        program.write_text(TWISTED.format(twist=twist))
+        launched = start(Launched, tmp_path / "launch", 2, ["python", str(program), *words(tmp_path / "run")])
+        assert launched.end() == 2, launched.out + launched.err
+        said = [launched.last_of(rank) for rank in (0, 1)]
+        assert all(line.startswith("jaxddp: ") for line in said), said
+        assert all(f"process {rank}: exit code 2" in launched.err for rank in (0, 1)), launched.err
+        assert launched.last.removeprefix("[0] ").removeprefix("[1] ") in said
+        return said
+
+    return run
+
+
+def test_a_key_that_differs_is_named_with_both_values(twisted):
+    said = twisted("words += ['--optimizer.weight-decay', '0.25']")
+    for rank, line in enumerate(said):
+        # The first to find it may end before the other has looked.
+        assert f"jaxddp: optimizer.weight_decay differs: process {rank} has " in line or f"process {1 - rank}" in line
+        assert "'0.25'" in line and "'0.05'" in line and "optimizer.weight_decay differs" in line
+
+
+def test_data_that_differs_is_named(twisted, tree):
+    rows = (tree / "LOC_train_solution.csv").read_text().splitlines()[1:]
+    write_csv(tree / "other.csv", [tuple(row.split(",")) for row in rows[:-1]])
+    said = twisted(
+        f"import jaxddp.run.recipe as r; f = r.train_solutions; "
+        f"r.train_solutions = lambda root, csv, classes: f(root, {str(tree / 'other.csv')!r}, classes)"
+    )
+    assert all("training data differs: process" in line for line in said), said
+
+
+def test_a_work_directory_that_is_not_shared(twisted, tmp_path):
+    said = twisted(f"words[words.index('--workdir') + 1] = {str(tmp_path / 'private')!r}")
+    assert said[0].startswith(f"jaxddp: {tmp_path / 'run'}: process 1 does not see what process 0 writes there")
+    assert "process 1 does not see what process 0 writes there" in said[1]

@@ -1,0 +1,35 @@
+"""A real mpirun: used to start processes, which find each other through what it tells them."""
+
+import sys
+
+import pytest
+from started import BRIEF, TRAIN, Program, close, losses, result
+
+MPIRUN = [
+    "mpirun", "-n", "2", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+    "--mca", "oob_tcp_if_include", "lo",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def open_mpi(require):
+    require("mpirun", package="openmpi-bin")
+
+
+def test_mpirun_trains(tree, reference, start, tmp_path):
+    workdir = tmp_path / "run"
+    words = [*TRAIN, "--data.path", str(tree), "--workdir", str(workdir), *BRIEF]
+    run = start(Program, [*MPIRUN, sys.executable, "-m", "jaxddp", *words], tmp_path / "mpirun")
+    run.ends_well()
+    assert "joined: process 0 of 2, coordinator 127.0.0.1:" in run.out
+    assert "OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_RANK" in run.out
+    end = result(workdir)
+    assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
+    assert close(losses(workdir), losses(reference))
+
+
+def test_a_bad_input_ends_every_rank(tree, start, tmp_path):
+    words = [*TRAIN, "--data.path", str(tree), "--workdir", str(tmp_path / "run"), "--train.batch-size", "7"]
+    run = start(Program, [*MPIRUN, sys.executable, "-m", "jaxddp", *words], tmp_path / "mpirun")
+    assert run.end() == 2, run.out + run.err
+    assert "jaxddp: train.batch_size=7 cannot be divided among 2 devices; 6 or 8 would do\n" in run.err

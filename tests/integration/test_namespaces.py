@@ -1,0 +1,92 @@
+"""Two hosts: network namespaces, each with an address of its own, joined by a cable that can be pulled."""
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from started import ENDLESS, STEPS, TRAIN, Program, close, environment, last_line, lines, losses
+
+SOON = 40
+"""Seconds within which all must have ended once the cable is pulled: the heartbeat, and time to say so."""
+HOSTS = {"jaxddp-a": "10.77.0.1", "jaxddp-b": "10.77.0.2"}
+COORDINATOR = "10.77.0.1:7077"
+
+
+def ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
+
+
+@pytest.fixture
+def hosts(require) -> Iterator[list[str]]:
+    """The names of two namespaces. Each has its own /etc/hosts, or gloo would tell the other host the loopback."""
+    require("ip", package="iproute2", root=True)
+    folders = [Path("/etc/netns") / host for host in HOSTS]
+    try:
+        for host, folder in zip(HOSTS, folders, strict=True):
+            ip("netns", "add", host)
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{HOSTS[host]} {socket.gethostname()}\n")
+        a, b = HOSTS
+        ip("link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b)
+        for host, address in HOSTS.items():
+            ip("-n", host, "address", "add", f"{address}/24", "dev", "cable")
+            ip("-n", host, "link", "set", "lo", "up")
+            ip("-n", host, "link", "set", "cable", "up")
+        yield list(HOSTS)
+    finally:
+        for host, folder in zip(HOSTS, folders, strict=True):
+            subprocess.run(["ip", "netns", "delete", host], capture_output=True, timeout=30)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Host:
+    """What `jaxddp launch` on one of two hosts does and says."""
+
+    launcher: Program
+    log: Path
+
+
+@pytest.fixture
+def trained(hosts, tree, start, tmp_path):
+    """Starts the same training on both hosts, one process each; on a network file system, as it were."""
+
+    def run(workdir: Path, *more: str) -> list[Host]:
+        words = [*TRAIN, "--data.path", str(tree), "--workdir", str(workdir), *more]
+        return [
+            Host(
+                start(
+                    Program,
+                    ["ip", "netns", "exec", host, sys.executable, "-m", "jaxddp", "launch", "--nodes", "2", "--nr",
+                     str(number), "--processes", "1", "--coordinator", COORDINATOR, "--grace", "2",
+                     "--logs", str(tmp_path / host), "--", *words],
+                    tmp_path / f"launch-{host}",
+                    environment(),
+                ),
+                tmp_path / host / f"process-{number}.log",
+            )
+            for number, host in enumerate(hosts)
+        ]  # fmt: skip
+
+    return run
+
+
+def test_two_hosts_train_as_one_until_the_cable_is_pulled(trained, reference, hosts, tmp_path):
+    workdir = tmp_path / "run"
+    both = trained(workdir, *ENDLESS, "--parallel.heartbeat-timeout", "4")
+    both[0].launcher.wait_until(lambda: len(lines(workdir)) >= STEPS)
+    expected = losses(reference)
+    assert close({step: losses(workdir)[step] for step in expected}, expected)
+    ip("-n", hosts[1], "link", "set", "cable", "down")
+    for number, host in enumerate(both):
+        assert host.launcher.end(SOON) == 1, host.launcher.out + host.launcher.err
+        assert f"process {number}: exit code 1\n" in host.launcher.err
+        line = last_line(host.log)
+        assert line.startswith(f"jaxddp: process {1 - number} gave no sign of life for 4 s"), line
+        assert host.launcher.last == f"[{number}] {line}"

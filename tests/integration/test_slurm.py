@@ -1,0 +1,150 @@
+"""A real SLURM on this machine: the tasks of a step find each other, no other step's, and none waits for the dead."""
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from started import BRIEF, TRAIN, Program, close, environment, losses, result
+
+# Neither munge nor systemd: the daemons run in the foreground, as children of the tests.
+CONFIGURATION = """
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+AuthInfo=cred_expire=5
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1
+KillWait=5
+NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=8 State=UNKNOWN
+PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+# Each process adds its own term; a step that met another's processes would get another sum. None begins before as many
+# as are told are there.
+SUM = """
+import os, pathlib, sys, time
+import jax, numpy as np
+from jaxddp.parallel.environment import find_job
+from jaxddp.parallel.job import join
+from jaxddp.parallel.topology import Topology
+
+term, together, folder = float(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3])
+(folder / str(os.getpid())).touch()
+while len(list(folder.iterdir())) < together:
+    time.sleep(0.05)
+join(find_job())
+topology = Topology.create()
+total = jax.jit(lambda x: x.sum())
+placed = topology.place(np.full(1, term * 10**topology.process_index))
+print("pid", topology.process_index, os.getpid(), "sum", float(total(placed)), flush=True)
+while "for-ever" in sys.argv:
+    total(placed).block_until_ready()
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(require, tmp_path_factory) -> Iterator[dict[str, str]]:
+    """The environment in which srun finds a cluster of one node with eight (pretended) cores."""
+    require("slurmctld", "slurmd", "srun", "sinfo", "salloc", package="slurm-wlm", root=True)
+    folder = tmp_path_factory.mktemp("slurm")
+    (folder / "state").mkdir()
+    controller, node = free_ports(2)
+    host = socket.gethostname().partition(".")[0]
+    file = folder / "slurm.conf"
+    file.write_text(CONFIGURATION.format(host=host, folder=folder, controller=controller, node=node))
+    env = environment(SLURM_CONF=str(file))
+    daemons = []
+    try:
+        for name, command in {
+            "slurmctld": ["slurmctld", "-D", "-f", str(file)],
+            "slurmd": ["slurmd", "-D", "-N", host, "-f", str(file)],
+        }.items():
+            daemons.append(Program(command, folder / name, env))
+        daemons[-1].wait_until(lambda: sinfo(env) == "idle")
+        yield env
+    finally:
+        for daemon in reversed(daemons):
+            daemon.close()
+
+
+@pytest.fixture
+def sum_of(tmp_path) -> Callable[..., list[str]]:
+    """The command of a task that adds."""
+    script, folder = tmp_path / "sum.py", tmp_path / "begun"
+    script.write_text(SUM)
+    folder.mkdir()
+    return lambda term, *more, together: [sys.executable, str(script), str(term), str(together), str(folder), *more]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def sinfo(env: dict[str, str]) -> str:
+    done = subprocess.run(["sinfo", "-h", "-o", "%T"], env=env, capture_output=True, text=True, timeout=30)
+    return done.stdout.strip()
+
+
+def test_srun_trains(slurm, tree, reference, start, tmp_path):
+    workdir = tmp_path / "run"
+    words = [*TRAIN, "--data.path", str(tree), "--workdir", str(workdir), *BRIEF]
+    run = start(Program, ["srun", "-n", "2", sys.executable, "-m", "jaxddp", *words], tmp_path / "srun", slurm)
+    run.ends_well()
+    assert "joined: process 0 of 2, coordinator 127.0.0.1:" in run.out
+    assert "(from SLURM_STEP_NODELIST, SLURM_STEP_NUM_TASKS, SLURM_PROCID" in run.out
+    end = result(workdir)
+    assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
+    assert close(losses(workdir), losses(reference))
+
+
+def test_two_steps_of_one_allocation_are_not_cross_wired(slurm, sum_of, start, tmp_path):
+    steps = [shlex.join(["srun", "--exact", "-n", "2", *sum_of(term, together=4)]) for term in (1, 2)]
+    script = f"{steps[0]} & first=$!; {steps[1]} && wait $first"
+    run = start(Program, ["salloc", "-n", "4", "bash", "-c", script], tmp_path / "salloc", slurm)
+    run.ends_well()
+    sums = sorted(float(line.split()[-1]) for line in run.out.splitlines() if " sum " in line)
+    assert sums == [11, 11, 22, 22], run.out + run.err
+
+
+def test_a_killed_rank_ends_the_step(slurm, sum_of, start, tmp_path):
+    command = ["srun", "-K", "-n", "2", "--label", *sum_of(1, "for-ever", together=2)]
+    run = start(Program, command, tmp_path / "srun", slurm)
+    run.wait_until(lambda: run.out.count("sum 11.0") == 2)
+    pids = {words[2]: int(words[3]) for words in map(str.split, run.out.splitlines()) if words[1:2] == ["pid"]}
+    os.kill(pids["1"], signal.SIGKILL)
+    begin = time.monotonic()
+    assert run.end(within=40) == 128 + signal.SIGKILL, run.out + run.err
+    assert "task 1: Killed" in run.err
+    give_up = begin + 40
+    while Path(f"/proc/{pids['0']}").exists():
+        assert time.monotonic() < give_up, "process 0 outlives its step"
+        time.sleep(0.1)

@@ -1,0 +1,22 @@
+"""The all-reduce that the doctor and the benchmarks time: its sum, and its speed as a ring's."""
+
+import numpy as np
+import pytest
+
+from jaxddp.cluster import allreduce
+from jaxddp.parallel.topology import Topology
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_the_sums_are_those_that_numpy_finds(devices):
+    topology = Topology.create(devices)
+    parts = allreduce.contributions(topology, 13)
+    total = allreduce.make_all_reduce(topology)(parts)
+    np.testing.assert_array_equal(total, np.asarray(parts).reshape(devices, 13).sum(0))
+    allreduce.check_sum(topology, total)
+
+
+def test_ring_bandwidth():
+    assert allreduce.bus_bandwidth(1, 1000, 1.0) == 0
+    assert allreduce.bus_bandwidth(2, 1000, 0.5) == 2000
+    assert allreduce.bus_bandwidth(8, 800, 1.0) == 1400

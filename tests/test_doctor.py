@@ -1,0 +1,255 @@
+"""The doctor: what it says of a machine that will do, and that each fault is its row while the others go on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ilsvrc import IMAGES, write_tree
+
+from jaxddp.cli import main
+from jaxddp.cluster import allreduce, checks
+from jaxddp.cluster.doctor import Report, Row, doctor, merge
+from jaxddp.config import Config, load
+from jaxddp.errors import InputError
+
+ROOT = Path(__file__).parent.parent
+MACHINE = ["environment", "coordinator", "devices", "versions", "all-reduce"]
+OF_A_CONFIG = ["data", "images", "recipe", "step", "work directory"]
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch):
+    monkeypatch.setattr(checks, "_SIZES", {"4 kB": 4_000, "1 MB": 1_000_000})
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=13, val=11, size=20)
+
+
+def small_config(tree: Path, **changes) -> Config:
+    data = {"path": str(tree), "image_size": 16, "resize": 16, "pad": 1}
+    small = {"model": {"width": 2}, "train": {"batch_size": 8}, "eval": {"batch_size": 8}}
+    return load("digits").replace(**{"data": data, **small, **changes})
+
+
+def by_check(rows: list[Row]) -> dict[str, Row]:
+    assert len({row.check for row in rows}) == len(rows)
+    return {row.check: row for row in rows}
+
+
+def test_a_machine_and_a_config_that_will_do(tree, tmp_path):
+    rows = by_check(doctor(small_config(tree), tmp_path / "w"))
+    assert list(rows) == MACHINE + OF_A_CONFIG
+    assert {row.verdict for row in rows.values()} == {"ok"}, rows
+    details = {check: row.detail for check, row in rows.items()}
+    assert "a single process" in details["environment"]
+    assert details["coordinator"] == "not in a job"
+    assert details["devices"] == "8 x cpu"
+    assert f"jax {jax.__version__}," in details["versions"]
+    assert "sums are right; 4 kB in " in details["all-reduce"]
+    assert details["data"].startswith("39 rows to train, 11 to validate, 3 classes")
+    assert details["images"].startswith("48 decoded for training") and "11 for validation" in details["images"]
+    # 39 images in batches of 8, 6 epochs.
+    assert "30 steps of 8 images" in details["recipe"]
+    assert "arguments" in details["step"] and "GFLOP" in details["step"]
+    assert "checkpoints up to" in details["work directory"]
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+def test_without_a_config_only_the_machine_is_checked():
+    assert list(by_check(doctor(None, None))) == MACHINE
+
+
+def test_an_image_that_does_not_decode_is_named_and_the_rest_goes_on(tmp_path):
+    tree = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
+    broken = sorted((tree / IMAGES / "train").rglob("*.JPEG"))[7]
+    broken.write_bytes(broken.read_bytes()[:-40])
+    rows = by_check(doctor(small_config(tree), tmp_path / "w"))
+    assert rows["images"].verdict == "fail" and str(broken) in rows["images"].detail
+    assert [row.check for row in rows.values() if row.verdict != "ok"] == ["images"]
+
+
+def test_data_that_cannot_be_read_leave_the_other_checks(tree, tmp_path):
+    rows = by_check(doctor(small_config(tree / "nowhere"), tmp_path / "w"))
+    assert list(rows) == [*MACHINE, "data", "work directory"]
+    assert rows["data"].verdict == "fail" and "nowhere" in rows["data"].detail
+    assert rows["work directory"].verdict == "ok"
+
+
+def test_a_recipe_that_cannot_be_run_is_its_own_row(tree, tmp_path):
+    rows = by_check(doctor(small_config(tree, train={"batch_size": 9}), None))
+    assert rows["recipe"].verdict == "fail" and "cannot be divided among 8 devices" in rows["recipe"].detail
+    assert rows["images"].verdict == "ok" and "step" not in rows
+
+
+def test_a_step_that_does_not_fit_says_what_it_needs(tree, monkeypatch):
+    from jaxddp.cluster import rehearsal
+
+    monkeypatch.setattr(rehearsal, "device_memory", lambda topology: 1_000)
+    step = by_check(doctor(small_config(tree), None))["step"]
+    assert step.verdict == "fail" and "1.0 kB there; lower train.batch_size" in step.detail
+
+
+def test_a_work_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    row = by_check(doctor(None, tmp_path / "file" / "w"))["work directory"]
+    assert row.verdict == "fail" and str(tmp_path / "file" / "w") in row.detail
+
+
+def test_too_little_room_for_the_checkpoints(tmp_path):
+    with pytest.raises(InputError, match=r"checkpoints will take up to 1000000 TB; free some space"):
+        checks.work_directory(tmp_path, 10**18)
+    assert "free, checkpoints up to 1.0 kB" in checks.work_directory(tmp_path, 1000).detail
+
+
+@pytest.mark.parametrize("device", [0, 5])
+def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
+    make = allreduce.make_all_reduce
+
+    def make_wrong(topology):
+        reduce = make(topology)
+
+        def wrong(parts):
+            total = reduce(parts)
+            copies = [np.array(shard.data) for shard in total.addressable_shards]
+            copies[device][3] += 1
+            placed = [jax.device_put(copy, at) for copy, at in zip(copies, topology.mesh.devices.flat, strict=True)]
+            return jax.make_array_from_single_device_arrays(total.shape, total.sharding, placed)
+
+        return wrong
+
+    monkeypatch.setattr(allreduce, "make_all_reduce", make_wrong)
+    row = by_check(doctor(None, None))["all-reduce"]
+    assert row.verdict == "fail"
+    # Element 3 of device i is (i + 3) mod 5: 3 4 0 1 2 3 4 0.
+    assert "element 3 is 18, expected 17" in row.detail and f"{jax.devices()[device]}:" in row.detail
+
+
+def test_any_exception_is_a_row_of_one_line():
+    def broken() -> checks.Finding:
+        raise RuntimeError("no such\ndriver")
+
+    report = Report()
+    assert report.add("devices", broken) is None
+    assert report.rows == [Row("devices", "fail", "RuntimeError: no such driver")]
+
+
+def test_an_incomplete_environment_is_a_row(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    rows = by_check(doctor(None, None))
+    assert rows["environment"].verdict == "fail" and "JAX_PROCESS_ID" in rows["environment"].detail
+    assert rows["all-reduce"].verdict == "ok"
+
+
+def test_gpus_that_jax_does_not_see_are_a_warning(monkeypatch):
+    monkeypatch.setattr(checks, "local_gpus", lambda: ["0", "1"])
+    row = by_check(doctor(None, None))["devices"]
+    assert row.verdict == "warn" and "does not see the 2 GPUs here" in row.detail
+
+
+# --- Rows of several processes become one report ---
+
+FINE, BAD = Row("images", "ok", "fine"), Row("images", "fail", "bad")
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([[FINE], [FINE]], [FINE]),
+        ([[FINE], [BAD]], [FINE, Row("images", "fail", "process 1: bad")]),
+        ([[FINE], [BAD], [FINE], [BAD]], [FINE, Row("images", "fail", "processes 1, 3: bad")]),
+        ([[BAD], [BAD]], [BAD]),
+        ([[BAD], [FINE]], [BAD]),
+        ([[], [BAD]], [Row("images", "fail", "process 1: bad")]),
+    ],
+)
+def test_merging(reports, expected):
+    assert merge(reports) == expected
+
+
+@given(
+    st.lists(st.lists(st.builds(Row, st.sampled_from("ab"), st.sampled_from(["ok", "warn", "fail"]), st.just("x")))),
+)
+def test_no_failure_is_lost_in_merging(reports):
+    reports = [[], *reports]
+    merged = merge(reports)
+    for verdict in ("warn", "fail"):
+        checks_of = {row.check for rows in reports for row in rows if row.verdict == verdict}
+        assert {row.check for row in merged if row.verdict == verdict} == checks_of
+
+
+# --- From the terminal ---
+
+
+def test_the_table_and_the_exit_code(tmp_path, capfd):
+    assert main(["doctor", "--workdir", str(tmp_path / "w")]) == 0
+    table = capfd.readouterr().out
+    assert all(name in table for name in [*MACHINE, "work directory", "verdict"])
+    (tmp_path / "file").write_text("")
+    assert main(["doctor", "--workdir", str(tmp_path / "file" / "[bold]")]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    # The one line holds all of the reason, and no part of a path is taken for markup.
+    assert any("fail" in line and str(tmp_path / "file" / "[bold]") in line for line in lines)
+
+
+def test_a_config_from_the_terminal_takes_overrides(tree, capfd):
+    assert main(["doctor", "digits", "--data.path", str(tree / "gone"), "--workdir", str(tree / "w")]) == 1
+    assert str(tree / "gone") in capfd.readouterr().out
+
+
+def test_an_unknown_config(capfd):
+    assert main(["doctor", "digitss"]) == 2
+    assert "did you mean 'digits'?" in capfd.readouterr().err
+
+
+# --- Two processes ---
+
+BROKEN_IN_ONE = """
+import os, sys
+from jaxddp.cli import main
+from jaxddp.cluster import checks
+from jaxddp.errors import InputError
+
+def raises(reason):
+    def broken(*arguments):
+        raise InputError(reason)
+    return broken
+
+if os.environ["JAX_PROCESS_ID"] == "1":
+    checks.check_sum = raises("17 is not 18")
+    checks.work_directory = raises("this disk is full")
+sys.exit(main(["doctor", *sys.argv[1:]]))
+"""
+
+
+def launch(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "jaxddp", "launch", "--processes", "2", "--logs", str(tmp_path / "logs")]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")}
+    return subprocess.run(
+        [*launcher, "--", *command], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def test_two_processes_print_one_table(tmp_path):
+    done = launch(tmp_path, "doctor", "--workdir", str(tmp_path / "w"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if " ok " in line]
+    assert all(line.startswith("[0] ") for line in rows)
+    assert [line.split()[1] for line in rows] == [*(name.split()[0] for name in MACHINE), "settings", "work", "shared"]
+    assert "2 x cpu in 2 processes" in done.stdout and "2 processes met at 127.0.0.1:" in done.stdout
+
+
+def test_failures_of_the_second_process_are_shown_by_the_first_and_keep_nobody_waiting(tmp_path):
+    done = launch(tmp_path, "python", "-c", BROKEN_IN_ONE, "--workdir", str(tmp_path / "w"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    failed = [line for line in done.stdout.splitlines() if " fail " in line]
+    assert all(line.startswith("[0] ") for line in failed)
+    assert [line.split("process 1: ")[1].strip() for line in failed] == ["17 is not 18", "this disk is full"]
+    assert " shared " not in done.stdout and "did not say" not in done.stdout

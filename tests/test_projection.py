@@ -1,0 +1,91 @@
+"""The projection to many GPUs keeps the laws of its model."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.projection import DGX_A100, Link, Machine, Projection, fit_link, project, ring
+
+links = st.builds(Link, bandwidth=st.floats(1e6, 1e12), latency=st.floats(0, 1e-2))
+machines = st.builds(Machine, gpus=st.sampled_from([1, 2, 4, 8]), inside=links, outside=links)
+sizes = st.floats(1, 1e12)
+gpu_counts = st.integers(0, 9).map(lambda power: 8 * 2**power)
+overlaps = st.floats(0, 1)
+
+
+def step(machine: Machine, num_gpus: int, num_bytes: float, overlap: float = 0) -> Projection:
+    return project(machine, num_gpus, num_bytes=num_bytes, compute=0.1, batch_per_gpu=256, overlap=overlap)
+
+
+@given(sizes, links)
+def test_two_peers_send_each_other_all_of_it(num_bytes, link):
+    expected = num_bytes / link.bandwidth + 2 * link.latency
+    assert ring(num_bytes, 2, link) == pytest.approx(expected)
+    alone = Machine(1, Link(1, 1e9), link)
+    assert alone.communication(num_bytes, 2) == pytest.approx(expected)
+    together = Machine(2, link, Link(1, 1e9))
+    assert together.communication(num_bytes, 2) == pytest.approx(expected)
+
+
+def test_a_number_worked_out_by_hand():
+    machine = Machine(8, Link(200e9, 3e-6), Link(20e9, 10e-6))
+    # Within the node 14 messages of 10 MB, between 4 nodes 6 messages of 2.5 MB.
+    inside, outside = 14 * (10e6 / 200e9 + 3e-6), 6 * (2.5e6 / 20e9 + 10e-6)
+    assert machine.communication(80e6, 32) == pytest.approx(inside + outside)
+    half = step(machine, 32, 80e6, overlap=0.5)
+    assert half.exposed == pytest.approx((inside + outside) / 2)
+    assert half.images_per_second == pytest.approx(32 * 256 / (0.1 + half.exposed))
+    assert half.efficiency == pytest.approx(half.images_per_second / (32 * 256 / 0.1))
+
+
+@given(machines, gpu_counts, sizes, sizes)
+def test_more_bytes_never_take_less_time(machine, num_gpus, one, other):
+    few, many = sorted([one, other])
+    assert machine.communication(few, num_gpus) <= machine.communication(many, num_gpus)
+
+
+@given(machines, gpu_counts, sizes, overlaps)
+def test_more_nodes_never_take_less_time_and_efficiency_is_a_share(machine, num_gpus, num_bytes, overlap):
+    found, twice = (step(machine, gpus, num_bytes, overlap) for gpus in (num_gpus, 2 * num_gpus))
+    assert 0 < twice.efficiency <= found.efficiency <= 1
+    assert found.efficiency == pytest.approx(found.images_per_second / (num_gpus * 256 / 0.1))
+
+
+@given(machines, gpu_counts, sizes)
+def test_overlap_hides_communication(machine, num_gpus, num_bytes):
+    assert step(machine, num_gpus, num_bytes, overlap=1).efficiency == 1
+    assert step(machine, num_gpus, num_bytes, overlap=0).exposed == machine.communication(num_bytes, num_gpus)
+
+
+def test_one_gpu_communicates_nothing():
+    assert DGX_A100.communication(1e9, 1) == 0
+    assert step(DGX_A100, 1, 1e9).efficiency == 1
+
+
+@given(links)
+def test_a_link_is_found_again_from_what_it_takes(link):
+    few, many = 4e3, 1e12
+    found = fit_link((few, ring(few, 2, link)), (many, ring(many, 2, link)))
+    assert found.bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
+    assert found.latency == pytest.approx(link.latency, rel=1e-3, abs=1e-3 * few / link.bandwidth)
+
+
+def test_measurements_that_no_link_could_have_made():
+    with pytest.raises(ValueError, match="measure again"):
+        fit_link((4e3, 1e-3), (1e6, 1e-3))
+    # The smaller one was faster than its bytes allow: a link has no negative latency.
+    assert fit_link((1e6, 1e-6), (2e6, 1.0)).latency == 0
+
+
+@pytest.mark.parametrize("num_gpus", [0, -8, 9, 12])
+def test_gpus_that_fill_no_whole_nodes(num_gpus):
+    with pytest.raises(ValueError, match=f"^{num_gpus} GPUs: expected 1 to 8, or a multiple of 8"):
+        DGX_A100.communication(1e6, num_gpus)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"overlap": 1.5}, {"overlap": -0.1}, {"compute": 0}, {"num_bytes": -1}, {"batch_per_gpu": 0}]
+)
+def test_numbers_out_of_range(wrong):
+    with pytest.raises(ValueError, match="out of range"):
+        project(DGX_A100, 8, **{"num_bytes": 1e6, "compute": 0.1, "batch_per_gpu": 256, **wrong})
