@@ -56,6 +56,7 @@ def test_torchrun():
 def test_slurm_takes_the_steps_first_node_and_a_port_of_the_steps_own():
     job, other = find_job(SLURM), find_job({**SLURM, "SLURM_STEP_ID": "3"})
     assert job is not None and other is not None
+    assert (job.run_id, other.run_id) == ("77.2", "77.3")
     assert (job.host, job.num_processes, job.process_id, job.local_device_ids) == ("gpu003", 6, 4, (0,))
     assert job.port != other.port
     here = find_job({**SLURM, "SLURM_STEP_NUM_NODES": "1"})
@@ -124,11 +125,11 @@ FOREVER = ADD + "    while True: total(placed).block_until_ready(); time.sleep(0
 
 
 class Group:
-    """Real processes of one job, each with its own environment."""
+    """Real processes of one job, each with its own environment, that run `body` in PROGRAM, or as it is if a script."""
 
     def __init__(self, tmp_path: Path, body: str, count: int = 2, port: int | None = None, **each: dict[str, str]):
         program = tmp_path / "program.py"
-        program.write_text(PROGRAM.replace("{body}", body.strip()))
+        program.write_text(body if body.startswith("#") else PROGRAM.replace("{body}", body.strip()))
         address = f"127.0.0.1:{port or free_port()}"
         common = {
             **os.environ, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count),
@@ -214,6 +215,29 @@ def test_an_exception_ends_the_others_with_its_cause(tmp_path):
     assert (first, second) == (1, 1)
     assert "process 1 ended: RuntimeError: disk on fire" in told
     assert own == "jaxddp: RuntimeError: disk on fire"
+
+
+SCRIPT = """# A script of one's own, which catches nothing.
+from jaxddp.errors import {error}
+from jaxddp.parallel.environment import find_job
+from jaxddp.parallel.job import agree, join
+join(find_job())
+if {where}: raise {error}("train.csv:7: empty ImageId")
+agree({"all": "well"})
+"""
+
+
+def test_a_bad_input_in_a_script_of_ones_own_ends_all_with_its_code(tmp_path):
+    script = SCRIPT.replace("{error}", "InputError").replace("{where}", "find_job().process_id == 1")
+    (first, told), (second, own) = Group(tmp_path, script).ends(timeout=30)
+    assert (first, second) == (2, 2)
+    assert "process 1 ended: train.csv:7: empty ImageId" in told
+    assert own == "jaxddp: train.csv:7: empty ImageId"
+
+
+def test_a_preempted_script_leaves_in_order(tmp_path):
+    script = SCRIPT.replace("{error}", "Preempted").replace("{where}", "True")
+    assert Group(tmp_path, script).ends(timeout=30) == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2
 
 
 def test_two_ideas_of_the_process_count(tmp_path):

@@ -102,9 +102,16 @@ def find_job(environ: Environ | None = None) -> Job | None:
         num_processes=num_processes,
         process_id=process_id,
         local_device_ids=_device_ids(devices) if devices else None,
-        run_id=environ.get(RUN_ID, ""),
+        run_id=_run_id(environ),
         sources=tuple(dict.fromkeys(name for each in found for name in each.variable.split(", "))),
     )
+
+
+def _run_id(environ: Environ) -> str:
+    """What the starter calls this group of processes, where it says: two groups may meet at one address after all."""
+    if named := environ.get(RUN_ID) or environ.get("OMPI_MCA_orte_hnp_uri", "").partition(";")[0]:
+        return named
+    return _slurm_step(environ) if _look(environ, "SLURM_STEP_NUM_TASKS") else ""
 
 
 def _local_devices(environ: Environ, starters: Iterable[_Starter]) -> Found | None:
@@ -181,8 +188,11 @@ def _slurm_address(environ: Environ) -> Found | None:
     if first is None:
         return None
     host = LOOPBACK if environ.get("SLURM_STEP_NUM_NODES") == "1" else first[1] + (first[2] or "")
-    step = f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
-    return Found(f"{host}:{_port_of(step)}", "SLURM_STEP_NODELIST")
+    return Found(f"{host}:{_port_of(_slurm_step(environ))}", "SLURM_STEP_NODELIST")
+
+
+def _slurm_step(environ: Environ) -> str:
+    return f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
 
 
 def _pmi_address(environ: Environ) -> Found | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from jaxddp.errors import InputError, Preempted
+from jaxddp.errors import InputError, JaxddpError, Preempted
 from jaxddp.parallel.environment import Job
 from jaxddp.parallel.rendezvous import meet
 from jaxddp.parallel.watch import Watch, end_now
@@ -30,12 +30,14 @@ class Limits:
     """How long a process waits for others, in seconds.
 
     Attributes:
-        start: for all to come, and for each value that is compared.
+        start: for all to come.
+        compare: for each value that is compared; one host may still be looking through its files.
         silence: without a sign of life from a process, before it counts as lost.
         shutdown: for the others at the end.
     """
 
     start: float = 60
+    compare: float = 600
     silence: float = 10
     shutdown: float = 60
 
@@ -96,7 +98,8 @@ def abandon(reason: str, code: int) -> None:
 
 def is_first() -> bool:
     """Whether this process is the one that writes and prints for all."""
-    return jax.process_index() == 0
+    state = _coordination()
+    return state.client is None or state.process_id == 0
 
 
 def agree(values: Mapping[str, str]) -> None:
@@ -110,7 +113,7 @@ def agree(values: Mapping[str, str]) -> None:
         for name, value in values.items():
             if theirs.get(name) != value:
                 raise InputError(
-                    f"{name} differs: process {jax.process_index()} has {show(value)}, process {process} has "
+                    f"{name} differs: process {_coordination().process_id} has {show(value)}, process {process} has "
                     f"{show(theirs.get(name))}; start every process with the same"
                 )
 
@@ -121,23 +124,28 @@ def exchange(name: str, value: str) -> list[str]:
     Raises:
         InputError: a process gave none in time.
     """
-    if jax.process_count() == 1:
+    state = _coordination()
+    if state.client is None:
         return [value]
-    from jax._src import distributed
-
-    client: Any = distributed.global_state.client
     # A key is written once, and a notebook may prepare the same training twice.
     prefix = f"jaxddp/{next(_exchanges)}/{name}"
-    client.key_value_set(f"{prefix}/{jax.process_index()}", value)
+    state.client.key_value_set(f"{prefix}/{state.process_id}", value)
     values = []
-    for process in range(jax.process_count()):
+    for process in range(state.num_processes):
         try:
-            values.append(client.blocking_key_value_get(f"{prefix}/{process}", int(_limits.start * 1000)))
+            values.append(state.client.blocking_key_value_get(f"{prefix}/{process}", int(_limits.compare * 1000)))
         except jax.errors.JaxRuntimeError:
             raise InputError(
-                f"{name}: process {process} did not say in {_limits.start:g} s; is it doing something else?"
+                f"{name}: process {process} did not say in {_limits.compare:g} s; is it doing something else?"
             ) from None
     return values
+
+
+def _coordination() -> Any:
+    """The state of JAX's coordination service, which is there before any device; outside a job its client is None."""
+    from jax._src import distributed
+
+    return distributed.global_state
 
 
 def _versions() -> dict[str, str]:
@@ -163,6 +171,12 @@ def _without_proxies() -> Iterator[None]:
 
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An exception that nobody caught: the others must not wait for this process."""
+    if isinstance(error, Preempted) and _watch is not None:
+        _watch.close()
+        jax.distributed.shutdown()
+        end_now(str(error), error.exit_code)
+    if isinstance(error, JaxddpError):
+        abandon(str(error), error.exit_code)
     loss = _watch.loss() if _watch is not None else None
     if loss is None:
         sys.__excepthook__(kind, error, trace)
