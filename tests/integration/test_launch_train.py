@@ -1,6 +1,9 @@
 """`jaxddp launch -- train`: the processes of a job compute what one would, or say why they cannot."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,3 +124,19 @@ def test_a_work_directory_that_is_not_shared(twisted, tmp_path):
     said = twisted(f"words[words.index('--workdir') + 1] = {str(tmp_path / 'private')!r}")
     assert said[0].startswith(f"jaxddp: {tmp_path / 'run'}: process 1 does not see what process 0 writes there")
     assert "process 1 does not see what process 0 writes there" in said[1]
+
+
+def test_the_launch_script_on_the_python_api_trains(tree, tmp_path):
+    script = Path(__file__).parents[2] / "launch" / "main.py"
+    recipe = ["--model", "resnet18", "--width", "2", "--image-size", "16", "--batch-size", "4", "--epochs", "0.5"]
+    command = [sys.executable, str(script), "--data", str(tree), "--workdir", str(tmp_path), *recipe]
+    environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*command, "--gpus", "0", "--processes", "2"], env=environ, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[0] validation top-1: 0." in done.stdout or "[0] validation top-1: 1." in done.stdout
+    assert result(tmp_path)["processes"] == 2
+    bad = subprocess.run([*command, "--nodes", "2"], env=environ, capture_output=True, text=True, timeout=60)
+    assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)
+    assert "--nodes 2: give --coordinator HOST:PORT" in bad.stderr
