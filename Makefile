@@ -24,8 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup
 	@rm -rf runs/demo
-	@$(BIN)/python launch/digits.py runs/digits
-	$(BIN)/jaxddp train digits --data.path runs/digits --workdir runs/demo --parallel.cpu-devices 4
+	@$(BIN)/python launch/digits.py data/digits
+	$(BIN)/jaxddp train digits --data.path data/digits --workdir runs/demo --parallel.cpu-devices 4
 
 test: setup
 	$(BIN)/python -m pytest
@@ -42,4 +42,4 @@ format: setup
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs data/digits

@@ -69,6 +69,7 @@ def devices(parallel: ParallelConfig) -> Finding:
 
 
 def on_cpu(topology: Topology) -> bool:
+    """Whether the devices are CPUs, simulated or not."""
     return topology.mesh.devices.flat[0].platform == "cpu"
 
 
