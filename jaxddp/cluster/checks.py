@@ -15,8 +15,9 @@ from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import Config, ParallelConfig, flatten
 from jaxddp.errors import InputError
 from jaxddp.parallel.environment import Job, find_job
-from jaxddp.parallel.job import Limits, agree, join
+from jaxddp.parallel.job import agree, join
 from jaxddp.parallel.topology import Topology, simulate_cpu_devices
+from jaxddp.run.recipe import limits
 from jaxddp.run.resume import check_shared
 from jaxddp.runtime import workdir
 
@@ -48,7 +49,7 @@ def coordinator(job: Job | None, parallel: ParallelConfig) -> Finding:
     if parallel.cpu_devices is not None:
         simulate_cpu_devices(parallel.cpu_devices)
     begin = time.monotonic()
-    join(job, Limits(parallel.start_timeout, parallel.heartbeat_timeout, parallel.shutdown_timeout))
+    join(job, limits(parallel))
     if job is None:
         return Finding("not in a job")
     return Finding(f"{job.num_processes} processes met at {job.coordinator} in {time.monotonic() - begin:.1f} s")

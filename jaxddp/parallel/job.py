@@ -25,7 +25,7 @@ from jaxddp.parallel.watch import Watch, end_now
 from jaxddp.wording import show
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """How long a process waits for others, in seconds.
 

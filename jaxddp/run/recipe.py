@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from jaxddp.config import Config, DataConfig, flatten
+from jaxddp.config import Config, DataConfig, ParallelConfig, flatten
 from jaxddp.data import catalog
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable, train_solutions, val_solutions
@@ -98,10 +98,14 @@ def start(config: Config) -> Topology:
     """Simulate CPU devices where the config asks for them, join the job of the environment, and lay out the devices."""
     if config.parallel.cpu_devices is not None:
         simulate_cpu_devices(config.parallel.cpu_devices)
-    waits = config.parallel
-    join(find_job(), Limits(waits.start_timeout, waits.heartbeat_timeout, waits.shutdown_timeout))
+    join(find_job(), limits(config.parallel))
     agree({key: str(value) for key, value in flatten(config.to_dict()).items()})
     return Topology.create(config.parallel.devices)
+
+
+def limits(parallel: ParallelConfig) -> Limits:
+    """How long the processes of a run wait for each other, as its config says."""
+    return Limits(start=parallel.start_timeout, silence=parallel.heartbeat_timeout, shutdown=parallel.shutdown_timeout)
 
 
 def open_tables(data: DataConfig) -> tuple[ExampleTable, ExampleTable]:
