@@ -676,6 +676,8 @@ def test_the_command(run, tmp_path, monkeypatch, capfd):
         launch(Launch(processes=1, logs=tmp_path), ["trian", "digits"])
     package = tmp_path / "jaxddp"
     package.mkdir()
+    # Without it this would be a namespace, and an installed jaxddp come first.
+    (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text("import sys; print(sys.executable, *sys.argv[1:])")
     monkeypatch.chdir(tmp_path)
     assert launch(Launch(processes=1, logs=tmp_path), ["train", "digits", "--seed", "1"]) == 0
