@@ -15,9 +15,9 @@ from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import Config, ParallelConfig, flatten
 from jaxddp.errors import InputError
 from jaxddp.parallel.environment import Job, find_job
-from jaxddp.parallel.job import agree, join
-from jaxddp.parallel.topology import Topology, simulate_cpu_devices
-from jaxddp.run.recipe import limits
+from jaxddp.parallel.job import agree
+from jaxddp.parallel.topology import Topology
+from jaxddp.run.recipe import join_job
 from jaxddp.run.resume import check_shared
 from jaxddp.runtime import workdir
 
@@ -46,10 +46,8 @@ def environment() -> Finding:
 
 def coordinator(job: Job | None, parallel: ParallelConfig) -> Finding:
     """Join the job, after the devices were simulated that the config asks for."""
-    if parallel.cpu_devices is not None:
-        simulate_cpu_devices(parallel.cpu_devices)
     begin = time.monotonic()
-    join(job, limits(parallel))
+    join_job(job, parallel)
     if job is None:
         return Finding("not in a job")
     return Finding(f"{job.num_processes} processes met at {job.coordinator} in {time.monotonic() - begin:.1f} s")

@@ -16,7 +16,7 @@ from jaxddp.engine.optimizer import make_optimizer, make_schedule
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.models.resnet import resnet
-from jaxddp.parallel.environment import find_job
+from jaxddp.parallel.environment import Job, find_job
 from jaxddp.parallel.job import Limits, agree, join
 from jaxddp.parallel.preemption import stop_on_sigterm
 from jaxddp.parallel.topology import Topology, simulate_cpu_devices
@@ -95,17 +95,20 @@ class Recipe:
 
 
 def start(config: Config) -> Topology:
-    """Simulate CPU devices where the config asks for them, join the job of the environment, and lay out the devices."""
-    if config.parallel.cpu_devices is not None:
-        simulate_cpu_devices(config.parallel.cpu_devices)
-    join(find_job(), limits(config.parallel))
+    """Join the job of the environment, see that all have this config, and lay out the devices."""
+    join_job(find_job(), config.parallel)
     agree({key: str(value) for key, value in flatten(config.to_dict()).items()})
     return Topology.create(config.parallel.devices)
 
 
-def limits(parallel: ParallelConfig) -> Limits:
-    """How long the processes of a run wait for each other, as its config says."""
-    return Limits(start=parallel.start_timeout, silence=parallel.heartbeat_timeout, shutdown=parallel.shutdown_timeout)
+def join_job(job: Job | None, parallel: ParallelConfig) -> None:
+    """Simulate CPU devices where the config asks for them, and join the job, with the config's limits to every wait."""
+    if parallel.cpu_devices is not None:
+        simulate_cpu_devices(parallel.cpu_devices)
+    limits = Limits(
+        start=parallel.start_timeout, silence=parallel.heartbeat_timeout, shutdown=parallel.shutdown_timeout
+    )
+    join(job, limits)
 
 
 def open_tables(data: DataConfig) -> tuple[ExampleTable, ExampleTable]:
