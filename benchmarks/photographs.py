@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.table import ExampleTable
 
 PHOTOGRAPHS, PHOTOGRAPH_SIZE, CLASSES = 512, 128, 10
@@ -25,4 +26,4 @@ def photograph_table(folder: Path) -> ExampleTable:
     names = np.array([f"{number:04d}.jpg".encode() for number in range(PHOTOGRAPHS)])
     label = (np.arange(PHOTOGRAPHS) % CLASSES).astype(np.int32)
     classes = tuple(f"n{label:08d}" for label in range(CLASSES))
-    return ExampleTable(folder, names, names, label, classes, classes, tuple(range(CLASSES)))
+    return ExampleTable(LocalFiles(folder), names, names, label, classes, classes, tuple(range(CLASSES)))

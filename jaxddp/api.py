@@ -18,8 +18,9 @@ import optax
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
+from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.table import ExampleTable, test_listing, train_solutions, val_solutions
+from jaxddp.data.table import ExampleTable
 from jaxddp.engine.objective import Loss, cross_entropy, top_k
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_predict

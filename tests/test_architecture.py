@@ -33,7 +33,7 @@ HOUSE = (
     Room(1, "parallel", "jax"),
     Room(2, "configs"),
     Room(2, "models", "jax flax"),
-    Room(2, "data", "tensorflow_datasets obstore"),
+    Room(2, "data"),
     Room(3, "engine", "jax flax optax"),
     Room(4, "runtime", "jax"),
     Room(5, "run", "jax optax"),
@@ -48,6 +48,7 @@ DOOR = "__init__"
 FILES = {
     "jaxddp/cluster/allreduce.py": "jax",
     "jaxddp/cluster/rehearsal.py": "jax",
+    "jaxddp/data/images/verify.py": "PIL simplejpeg",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",
     "jaxddp/runtime/checkpoint.py": "orbax",
     "jaxddp/runtime/listeners/curves.py": "matplotlib",
@@ -65,7 +66,18 @@ COORDINATION = "jaxddp/parallel/job.py"
 """The one module that may reach into jax's private parts."""
 
 # What a machine without TensorFlow, clu, tyro and rich can import: all that training on arrays needs.
-BARE = ("config", "duration", "errors", "parallel", "models", "engine", "data.order", "data.arrays", "data.table")
+BARE = (
+    "config",
+    "duration",
+    "errors",
+    "parallel",
+    "models",
+    "engine",
+    "data.order",
+    "data.arrays",
+    "data.table",
+    "data.formats.ilsvrc",
+)
 BARE_RUNTIME = ("runtime.loop", "runtime.checkpoint", "run.setup", "api")
 
 Rule = Callable[[str, str], list[str]]

@@ -130,5 +130,5 @@ def test_an_order_that_does_not_fit_is_refused_before_the_first_batch():
 
 
 def test_tensorflow_stays_out():
-    code = "import sys, jaxddp.data.arrays, jaxddp.data.imagefile; sys.exit('tensorflow' in sys.modules)"
+    code = "import sys, jaxddp.data.arrays, jaxddp.data.images.verify; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

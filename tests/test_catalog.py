@@ -43,7 +43,7 @@ def test_entries(catalog):
 
 
 def test_defaults_are_those_of_the_table():
-    from jaxddp.data.table import TRAIN_CSV, VAL_CSV
+    from jaxddp.data.formats.ilsvrc import TRAIN_CSV, VAL_CSV
 
     assert (DatasetEntry("", "").train, DatasetEntry("", "").val) == (TRAIN_CSV, VAL_CSV)
 

@@ -1,6 +1,7 @@
 """Solution files become the right table, whatever is chosen of them, and every bad input gets its line."""
 
 import csv
+import dataclasses
 import hashlib
 import io
 import os
@@ -13,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ilsvrc import IMAGES, synset, write_csv, write_tree
 
-from jaxddp.data import table as tables
+from jaxddp.data.formats import ilsvrc
+from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.subset import balanced_rows, chosen_classes
-from jaxddp.data.table import ExampleTable, train_solutions, val_solutions
+from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 
 HEADER = "ImageId,PredictionString\n"
@@ -64,7 +67,7 @@ def test_train_labels_follow_the_mapping_and_paths_exist(tree):
     for image_id, path, label in zip(table.id, table.path, table.label, strict=True):
         assert path.decode() == f"{IMAGES}/train/{synset(label)}/{image_id.decode()}.JPEG"
         assert (tree / path.decode()).is_file()
-    assert table.file_paths(np.array([5, 0])).tolist() == [os.fsencode(tree) + b"/" + table.path[i] for i in (5, 0)]
+    assert [table.name(row) for row in (5, 0)] == [f"{tree}/{os.fsdecode(table.path[row])}" for row in (5, 0)]
     table.check_images()
 
 
@@ -77,7 +80,7 @@ def test_labels_come_from_the_order_of_the_mapping_and_not_of_the_names(files):
 
 
 def test_val_and_test_images_lie_in_one_folder(tree):
-    val, listing = val_solutions(tree), tables.test_listing(tree)
+    val, listing = val_solutions(tree), ilsvrc.test_listing(tree)
     assert val.label.tolist() == [0, 1, 2, 3, 0, 1]
     assert val.path[0].decode() == f"{IMAGES}/val/ILSVRC2012_val_00000001.JPEG"
     assert listing.label.tolist() == [-1, -1] and listing.num_classes == 0
@@ -350,9 +353,9 @@ def test_an_endless_field_is_one_line(files):
 
 def test_a_test_listing_reads_no_predictions_and_needs_no_mapping(tmp_path):
     (tmp_path / "LOC_sample_submission.csv").write_text("ImageId\na\n\nb\n")
-    assert tables.test_listing(tmp_path).id.tolist() == [b"a", b"b"]
+    assert ilsvrc.test_listing(tmp_path).id.tolist() == [b"a", b"b"]
     (tmp_path / "LOC_sample_submission.csv").write_text("ImageId,PredictionString\na,\n../b,\n")
-    assert "csv:3: ImageId '../b' cannot name a file" in message(tables.test_listing, tmp_path)
+    assert "csv:3: ImageId '../b' cannot name a file" in message(ilsvrc.test_listing, tmp_path)
 
 
 # Links
@@ -444,11 +447,11 @@ def test_check_images_knows_missing_folders(linked):
 
 def test_paths_may_be_absolute(tree):
     table = val_solutions(tree)
-    absolute = ExampleTable(
-        None, table.id, table.file_paths(np.arange(6)), table.label, table.class_ids, table.class_names, ()
-    )
+    paths = np.array([table.name(row).encode() for row in range(len(table))])
+    absolute = dataclasses.replace(table, store=LocalFiles(), path=paths)
     absolute.check_images()
-    assert absolute.file_paths(np.array([2])).tolist() == table.file_paths(np.array([2])).tolist()
+    assert absolute.name(2) == table.name(2)
+    assert absolute.read(2) == table.read(2)
 
 
 # Size

@@ -33,12 +33,13 @@ def data(config: Config) -> Finding:
 def images(config: Config, tables: tuple[ExampleTable, ExampleTable], process: int) -> Finding:
     """Decode some of the images that training begins with, others in each process, and the first of validation."""
     # TensorFlow takes seconds to import, and a machine without it can still be looked at.
-    from jaxddp.data.stream import Crop, image_batches, image_eval_batches
+    from jaxddp.data.images.windows import Crop
+    from jaxddp.data.stream import image_batches, image_eval_batches
 
     train_table, val_table = tables
     size = min(_SAMPLE_BATCH, len(train_table))
     steps = -(-min(SAMPLE_IMAGES, len(train_table)) // size)
-    span = {"start": process * steps, "stop": (process + 1) * steps}
+    span: dict[str, Any] = {"start": process * steps, "stop": (process + 1) * steps}
     crop = Crop(config.data.crop, config.data.crop_area)
     order = SampleOrder(len(train_table), size, config.seed)
     stream = image_batches(train_table, order, crop, **span, seed=config.seed, image_size=config.data.image_size)

@@ -21,3 +21,5 @@ class Batch(NamedTuple):
     """int32[B], the example's row in its table; 0 where padded."""
     epoch: Any
     """int32[B], how often this example has been seen before; 0 in evaluation."""
+    substituted: Any = None
+    """float32[B], 1 where another example's image stands in for one that cannot be used; None where that may not be."""

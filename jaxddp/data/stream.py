@@ -1,23 +1,28 @@
-"""Batches of images from files, as a function of the step: tf.data opens, decodes and resizes, and keeps no state.
+"""Batches of images as a function of the step: tf.data reads, decodes and resizes, and keeps no state.
 
-TensorFlow sees paths and keys, and gives back pixels. Labels, masks, rows and epochs never enter its graph: the
-consumer computes them from the order and puts them beside the images. To resume is to start at a later step: what lies
-before it is never read.
+TensorFlow sees what names an image and a key, and gives back pixels. Labels, masks, rows and epochs never enter its
+graph: the consumer computes them from the order and puts them beside the images. To resume is to start at a later step:
+what lies before it is never read. To go on after a bad image is the same: another stands in, and the stream starts anew
+at the step that met it.
 """
 
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from jaxddp.data.augment import Crop, eval_image, example_keys, train_image
 from jaxddp.data.batch import Batch
-from jaxddp.data.imagefile import AGAIN, read_header
+from jaxddp.data.images.decode import decodes, eval_image, train_image, verified
+from jaxddp.data.images.verify import verify
+from jaxddp.data.images.windows import Crop, example_keys
 from jaxddp.data.order import EvalOrder, Order, SampleOrder, check_seed
+from jaxddp.data.reading import Reading, reading
 from jaxddp.data.source import check_order, columns
+from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
@@ -26,7 +31,10 @@ PREFETCH_BATCHES = 2
 """How many finished batches wait for the consumer, beyond the one in the making: the bound of the stream's memory."""
 
 Load = Callable[[Any, Any], Any]
-"""From a path, a string scalar, and a key, int64[2], to an image, uint8[S, S, 3], in TensorFlow ops."""
+"""From an encoded image, a string scalar, and a key, int64[2], to an image, uint8[S, S, 3], in TensorFlow ops."""
+
+_SOUND: "weakref.WeakKeyDictionary[ExampleTable, np.ndarray]" = weakref.WeakKeyDictionary()
+"""Which rows this process has read to their last pixel, bool[N]: no file is looked through twice."""
 
 
 def image_batches(
@@ -41,6 +49,7 @@ def image_batches(
     seed: int,
     image_size: int,
     threads: int | None = None,
+    substitutes: Substitutes | None = None,
 ) -> Generator[Batch]:
     """The training batches of steps [start, stop), shard `index` of `count`, with images of uint8[B, S, S, 3].
 
@@ -51,17 +60,20 @@ def image_batches(
         seed: 0..2**63-1, for the crops.
         image_size: S.
         threads: by default as many as the cores that this process may use.
+        substitutes: what stands in for images that cannot be used; without it they end the stream.
 
     Raises:
         InputError: at once, where an argument is out of range or the batch does not divide by `count`; from the
-            iterator, at the first batch with an image that is missing, empty, cut short, too large, or no image.
+            iterator, at the first batch with an image that is missing, empty, cut short, damaged, too large, or no
+            image. Each file is read to its last pixel the first time that a process meets it.
     """
     check_seed(seed)
 
-    def load(path: Any, key: Any) -> Any:
-        return train_image(path, key, crop, image_size)
+    def load(data: Any, key: Any) -> Any:
+        return train_image(data, key, crop, image_size)
 
-    return _Stream(table, order, range(start, stop), index, count, seed, image_size, load).batches(threads)
+    stream = _Stream(table, order, range(start, stop), index, count, seed, image_size, load, substitutes)
+    return stream.batches(threads)
 
 
 def image_eval_batches(
@@ -76,7 +88,8 @@ def image_eval_batches(
 ) -> Generator[Batch]:
     """Every example once, its short side resized to `resize` and its center cropped to `image_size`; see `eval_image`.
 
-    Where the last batch is padded, mask and image are 0. `resize == image_size` keeps square images whole.
+    Where the last batch is padded, mask and image are 0. `resize == image_size` keeps square images whole. Nothing
+    stands in for a bad image: a figure over other images would be none of this set.
 
     Raises:
         InputError: as `image_batches`, and where `image_size` is larger than `resize`.
@@ -84,8 +97,8 @@ def image_eval_batches(
     if image_size > resize:
         raise InputError(f"image size {image_size}: the crop exceeds the resized short side; use at most {resize}")
 
-    def load(path: Any, _: Any) -> Any:
-        return eval_image(path, image_size, resize)
+    def load(data: Any, _: Any) -> Any:
+        return eval_image(data, image_size, resize)
 
     steps = range(order.num_batches)
     return _Stream(table, order, steps, index, count, 0, image_size, load).batches(threads)
@@ -103,6 +116,7 @@ class _Stream:
     seed: int
     image_size: int
     load: Load
+    substitutes: Substitutes | None = None
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
@@ -110,72 +124,116 @@ class _Stream:
         check_order(self.table, self.order, self.index, self.count)
 
     def batches(self, threads: int | None) -> Generator[Batch]:
-        images: list[Iterator[np.ndarray]] = [self._images(threads or _usable_cores()).as_numpy_iterator()]
-        batches = self._consume(images)
+        way = reading(self.table)
+
+        def start(step: int) -> Iterator[np.ndarray]:
+            return self._images(way, self.steps[self.steps.index(step) :], threads or _usable_cores())
+
+        images = [start(self.steps[0])] if self.steps else []
+        batches = self._consume(images, start)
         # To drop TensorFlow's iterator is to wait for its threads, one of which may be in Python, in `_produce`. Once
         # the interpreter has begun to end, that one never comes back: so the iterator is dropped just before, at last.
         weakref.finalize(batches, images.clear)
         return batches
 
-    def _images(self, threads: int) -> tf.data.Dataset:
+    def _images(self, way: Reading, steps: range, threads: int) -> Iterator[np.ndarray]:
         """The pixels of one shard's batches, uint8[b, S, S, 3], b being the number of its real examples."""
-        signature = (tf.TensorSpec([None], tf.string), tf.TensorSpec([None, 2], tf.int64))
         options = tf.data.Options()
         options.threading.private_threadpool_size = threads
         # Parallel over images, and not within one as well.
         options.threading.max_intra_op_parallelism = 1
         # Every degree of parallelism is stated here, so there is nothing to tune and no memory that grows by tuning.
         options.autotune.enabled = False
-        return (
-            tf.data.Dataset.from_generator(self._produce, output_signature=signature)
+        key, look = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool)
+        signature = tuple(tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in (key, look, *way.signature))
+
+        def load(key: Any, look: Any, *place: Any) -> Any:
+            return self.load(verified(way.read(*place), look), key)
+
+        dataset = (
+            tf.data.Dataset.from_generator(lambda: self._produce(way, steps), output_signature=signature)
             .unbatch()
             # More in the making than threads, because finished images wait in order behind a slow one.
-            .map(self.load, num_parallel_calls=2 * threads, deterministic=True)
+            .map(load, num_parallel_calls=2 * threads, deterministic=True)
             .batch(self.order.batch_size // self.count)
             .prefetch(PREFETCH_BATCHES)
             .with_options(options)
         )
+        return dataset.as_numpy_iterator()
 
-    def _produce(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for step in self.steps:
+    def _produce(self, way: Reading, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
+        rows = (self._images_of(self._columns(step))[1] for step in steps)
+        for step, places in zip(steps, way.batches(rows), strict=True):
             batch = self._columns(step)
-            real = batch.mask > 0
-            yield self.table.file_paths(batch.row[real]), example_keys(self.seed, batch.epoch[real], batch.row[real])
+            real, image_rows = self._images_of(batch)
+            keys = example_keys(self.seed, batch.epoch[real], batch.row[real])
+            yield keys, ~self._sound[image_rows], *places
 
-    def _consume(self, images: list[Iterator[np.ndarray]]) -> Generator[Batch]:
+    def _consume(self, images: list[Any], start: Callable[[int], Iterator[np.ndarray]]) -> Generator[Batch]:
         try:
             for step in self.steps:
                 batch = self._columns(step)
-                yield batch._replace(image=self._padded(images[0], batch))
+                while (pixels := self._next(images[0], batch)) is None:
+                    images[0] = start(step)
+                yield self._with_images(batch, pixels)
         finally:
             images.clear()
 
-    def _padded(self, images: Iterator[np.ndarray], batch: Batch) -> np.ndarray:
-        """The next images, with zeros where the batch is padded, uint8[B, S, S, 3]."""
-        num_real = np.count_nonzero(batch.mask)
-        padding = np.zeros((len(batch.mask) - num_real, self.image_size, self.image_size, 3), np.uint8)
-        if not num_real:
-            return padding
+    def _next(self, images: Iterator[np.ndarray], batch: Batch) -> np.ndarray | None:
+        """The pixels of a batch's real examples; None after others were found to stand in for bad ones."""
+        if not batch.mask.any():
+            return np.zeros((0, self.image_size, self.image_size, 3), np.uint8)
         try:
-            real = next(images)
+            pixels = next(images)
         except (tf.errors.OpError, UnicodeDecodeError):
             # The second is TensorFlow failing to put the bytes of a file or of its path into its own message.
-            self._diagnose(batch)
+            found = False
+            for row, fault in self._faults(batch):
+                found = True
+                if self.substitutes is None:
+                    raise InputError(fault) from None
+                self.substitutes.refuse(row, fault)
+            if found:
+                return None
             raise
-        return np.concatenate([real, padding]) if len(padding) else real
+        self._sound[self._images_of(batch)[1]] = True
+        return pixels
+
+    def _with_images(self, batch: Batch, pixels: np.ndarray) -> Batch:
+        """The batch with its pixels, zeros where it is padded."""
+        padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), np.uint8)
+        image = np.concatenate([pixels, padding]) if len(padding) else pixels
+        if self.substitutes is None:
+            return batch._replace(image=image)
+        changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
+        return batch._replace(image=image, substituted=changed.astype(np.float32))
+
+    def _faults(self, batch: Batch) -> Iterator[tuple[int, str]]:
+        """The rows of the batch whose images cannot be used, each with what is wrong."""
+        for row in np.unique(self._images_of(batch)[1]).tolist():
+            try:
+                data = self.table.read(row)
+            except InputError as error:
+                yield row, str(error)
+                continue
+            try:
+                verify(data)
+                decodes(data)
+            except InputError as error:
+                yield row, f"{self.table.name(row)}: {error}"
+
+    def _images_of(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """(bool[B], which examples are real; int32[b], the rows whose images they get)."""
+        real = batch.mask > 0
+        rows = batch.row[real]
+        return real, rows if self.substitutes is None else self.substitutes.resolve(rows)
 
     def _columns(self, step: int) -> Batch:
         return columns(self.table.label, self.order, step, self.index, self.count)
 
-    def _diagnose(self, batch: Batch) -> None:
-        """Raises the `InputError` of the batch's first bad image; returns where every image is good."""
-        for path in self.table.file_paths(batch.row[batch.mask > 0]).tolist():
-            name = os.fsdecode(path)
-            read_header(name)
-            try:
-                tf.io.decode_image(tf.io.read_file(path), channels=3, expand_animations=False)
-            except tf.errors.OpError as error:
-                raise InputError(f"{name}: does not decode ({error.message}); {AGAIN}") from None
+    @cached_property
+    def _sound(self) -> np.ndarray:
+        return _SOUND.setdefault(self.table, np.zeros(len(self.table), bool))
 
 
 def _usable_cores() -> int:

@@ -1,34 +1,22 @@
-"""Solution files become an example table: which images there are, where they lie and of which class each one is.
+"""The example table: which images there are, where they lie and of which class each one is.
 
     table = train_solutions("/data/imagenet", classes="0:200")
     table.num_examples, table.num_classes, table.class_names[table.label[0]]
 
-The table is a handful of columns; no image is read. Images are expected where Kaggle's archive puts them:
-
-    ROOT/ILSVRC/Data/CLS-LOC/train/<synset>/<ImageId>.JPEG
-    ROOT/ILSVRC/Data/CLS-LOC/{val,test}/<ImageId>.JPEG
+The table is a handful of columns; no image is read for it. Where its images lie is the business of its store.
 """
 
 import hashlib
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
 
 import numpy as np
 
-from jaxddp.data.files import links_out, unusable_images
-from jaxddp.data.solutions import SYNSET_MAPPING, Solutions, open_root, read_mapping, read_solutions
+from jaxddp.data.storage.store import Store
 from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes
 from jaxddp.errors import InputError
 from jaxddp.wording import show
-
-TRAIN_CSV = "LOC_train_solution.csv"
-VAL_CSV = "LOC_val_solution.csv"
-TEST_CSV = "LOC_sample_submission.csv"
-
-_IMAGES = "ILSVRC/Data/CLS-LOC"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,22 +24,25 @@ class ExampleTable:
     """N examples of K classes, as columns.
 
     Attributes:
-        root: the directory that the paths are relative to; None where they are absolute.
+        store: where the images lie: a directory, record files, an object store.
         id: bytes 'S'[N], the ImageId, UTF-8.
-        path: bytes 'S'[N], the image's file, with forward slashes, UTF-8.
+        path: bytes 'S'[N], the image's file in the store, with forward slashes, UTF-8.
         label: int32[N], dense class index 0..K-1; -1 where the class is unknown.
         class_ids: K synsets, so that `class_ids[label]` is an example's synset.
         class_names: K readable names.
         class_indices: K, each class's index in the whole mapping: what a dense label was before classes were selected.
+        offset: int64[N], where in its file an image's record is, for stores whose files hold many; None where a file
+            is an image.
     """
 
-    root: Path | None
+    store: Store
     id: np.ndarray
     path: np.ndarray
     label: np.ndarray
     class_ids: tuple[str, ...]
     class_names: tuple[str, ...]
     class_indices: tuple[int, ...]
+    offset: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.id)
@@ -66,7 +57,7 @@ class ExampleTable:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, as hex, of the ids, paths, labels and classes in their order; wherever the root lies."""
+        """SHA-256, as hex, of the ids, paths, labels, classes and offsets in their order; wherever the store lies."""
         digest = hashlib.sha256(b"jaxddp example table 1\n")
         class_ids = np.array([class_id.encode() for class_id in self.class_ids], "S")
         for column in (self.id, self.path, class_ids):
@@ -75,6 +66,8 @@ class ExampleTable:
             digest.update(b"%d %d\n" % (len(column), width))
             digest.update(column.astype(f"S{width}").tobytes())
         digest.update(self.label.astype("<i4").tobytes())
+        if self.offset is not None:
+            digest.update(self.offset.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def select(self, classes: ClassSelection) -> "ExampleTable":
@@ -117,86 +110,34 @@ class ExampleTable:
         """
         return self._rows(balanced_rows(self.label, limit))
 
-    def file_paths(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the absolute paths of some rows' images, bytes 'S'[len(rows)], encoded as the file system does."""
-        prefix = b"" if self.root is None else os.fsencode(self.root) + b"/"
-        return np.strings.add(prefix, self.path[rows])
+    def name(self, row: int) -> str:
+        """What a person calls a row's image: its file, and its record where a file holds many."""
+        return self.store.name(*self._place(row))
+
+    def read(self, row: int) -> bytes:
+        """A row's image, as it is encoded.
+
+        Raises:
+            InputError: it is not there, or cannot be read; names it.
+        """
+        return self.store.read(*self._place(row))
 
     def check_images(self) -> None:
-        """Checks that every image is a regular file within the root and not empty. No image is decoded.
+        """Checks that every image is there, as far as its store can tell without opening it.
 
         Raises:
             InputError: naming the first image that is not, and how many there are of these.
         """
-        faults = unusable_images(self.root or Path("/"), self.path)
-        if faults:
+        if faults := self.store.faults(self.path):
             row, fault = faults[0]
             raise InputError(
-                f"{os.fsdecode(self.file_paths(np.array([row]))[0])}: {fault} ({len(faults)} of {len(self)} images "
-                "cannot be used); put these images back, or take their rows out of the solution file"
+                f"{self.name(row)}: {fault} ({len(faults)} of {len(self)} images cannot be used); put these images "
+                "back, or take their rows out of the solution file"
             )
 
     def _rows(self, rows: np.ndarray) -> "ExampleTable":
-        return replace(self, id=self.id[rows], path=self.path[rows], label=self.label[rows])
+        offset = None if self.offset is None else self.offset[rows]
+        return replace(self, id=self.id[rows], path=self.path[rows], label=self.label[rows], offset=offset)
 
-
-def train_solutions(
-    root: str | PathLike[str], csv: str | PathLike[str] = TRAIN_CSV, classes: ClassSelection = None
-) -> ExampleTable:
-    """Reads the training examples, whose images lie in one folder a synset.
-
-    Args:
-        root: the directory of Kaggle's archive.
-        csv: the solution file, in the root unless it is an absolute path.
-        classes: as in `ExampleTable.select`.
-
-    Raises:
-        InputError: naming file, line and value of what is wrong in the files, or the link that leads out of the root.
-    """
-    return _labelled(root, csv, classes, f"{_IMAGES}/train/{{synset}}/")
-
-
-def val_solutions(
-    root: str | PathLike[str], csv: str | PathLike[str] = VAL_CSV, classes: ClassSelection = None
-) -> ExampleTable:
-    """Reads the validation examples, whose images lie in one folder; otherwise as `train_solutions`."""
-    return _labelled(root, csv, classes, f"{_IMAGES}/val/")
-
-
-def test_listing(root: str | PathLike[str], csv: str | PathLike[str] = TEST_CSV) -> ExampleTable:
-    """Reads the names of the test images from the sample submission: labels are -1, and there are no classes.
-
-    Raises:
-        InputError: as `train_solutions` does. What stands beside ImageId is not read.
-    """
-    home = open_root(root)
-    solutions = read_solutions(home / csv, None)
-    folder = np.array([f"{_IMAGES}/test/".encode()])
-    return _within_root(_table(home, solutions, folder, {}), home, solutions)
-
-
-def _labelled(
-    root: str | PathLike[str], csv: str | PathLike[str], classes: ClassSelection, folder: str
-) -> ExampleTable:
-    home = open_root(root)
-    mapping = read_mapping(home / SYNSET_MAPPING)
-    solutions = read_solutions(home / csv, tuple(mapping))
-    folders = np.array([folder.format(synset=synset).encode() for synset in mapping])
-    return _within_root(_table(home, solutions, folders, mapping).select(classes), home, solutions)
-
-
-def _table(home: Path, solutions: Solutions, folders: np.ndarray, mapping: dict[str, str]) -> ExampleTable:
-    path = np.strings.add(folders[solutions.label], np.strings.add(solutions.image_id, b".JPEG"))
-    ids, names, indices = tuple(mapping), tuple(mapping.values()), tuple(range(len(mapping)))
-    return ExampleTable(home, solutions.image_id, path, solutions.label, ids, names, indices)
-
-
-def _within_root(table: ExampleTable, home: Path, solutions: Solutions) -> ExampleTable:
-    """Refuses a table in which a symbolic link leads an image out of the root: no row may reach other files."""
-    if faults := links_out(home, table.path):
-        row, fault = faults[0]
-        raise InputError(
-            f"{solutions.where(table.id[row])}: ImageId {show(table.id[row].decode())}: {fault}; put the file itself "
-            "into the root, or remove the row"
-        )
-    return table
+    def _place(self, row: int) -> tuple[bytes, int]:
+        return bytes(self.path[row]), 0 if self.offset is None else int(self.offset[row])

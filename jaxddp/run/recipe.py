@@ -9,8 +9,9 @@ import optax
 
 from jaxddp.config import Config, DataConfig, ParallelConfig, flatten
 from jaxddp.data import catalog
+from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.table import ExampleTable, train_solutions, val_solutions
+from jaxddp.data.table import ExampleTable
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.optimizer import make_optimizer, make_schedule
 from jaxddp.engine.state import TrainState

@@ -54,14 +54,15 @@ class RunSetup:
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
-        place = {"index": self.topology.process_index, "count": self.topology.process_count}
+        place: dict[str, Any] = {"index": self.topology.process_index, "count": self.topology.process_count}
         if isinstance(self.table, ArrayTable):
             local = array_batches(self.table, self.order, start=start, stop=stop, **place)
         else:
-            from jaxddp.data.stream import Crop, image_batches
+            from jaxddp.data.images.windows import Crop
+            from jaxddp.data.stream import image_batches
 
             crop = Crop(self.data.crop, self.data.crop_area)
-            sizes = {"image_size": self.data.image_size, "seed": self.order.seed}
+            sizes: dict[str, Any] = {"image_size": self.data.image_size, "seed": self.order.seed}
             local = image_batches(self.table, self.order, crop, start=start, stop=stop, **sizes, **place)
         return prefetch(local, self.topology.place)
 

@@ -6,16 +6,44 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-Fault = tuple[int, str]
-"""A row, and what is wrong with its image, as a clause."""
+from jaxddp.data.storage.store import Fault
+from jaxddp.errors import InputError
 
 # Listing folders waits for the disk, or for a server, more than it computes.
 _THREADS = 16
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Images that are files of their own, below a directory; paths are absolute where there is none."""
+
+    root: Path | None = None
+
+    def locate(self, paths: np.ndarray) -> np.ndarray:
+        """Absolute paths, bytes 'S'[N], encoded as the file system does."""
+        prefix = b"" if self.root is None else os.fsencode(self.root) + b"/"
+        return np.strings.add(prefix, paths)
+
+    def name(self, path: bytes, offset: int = 0) -> str:
+        return os.fsdecode(self.locate(np.array([path]))[0])
+
+    def read(self, path: bytes, offset: int = 0) -> bytes:
+        name = self.name(path)
+        try:
+            return Path(name).read_bytes()
+        except FileNotFoundError:
+            raise InputError(f"{name}: missing image; download it or remove its row") from None
+        except OSError as error:
+            raise InputError(f"{name}: cannot be read ({error.strerror}); make it a readable image file") from None
+
+    def faults(self, paths: np.ndarray) -> list[Fault]:
+        return unusable_images(self.root or Path("/"), paths)
 
 
 def links_out(root: Path, paths: np.ndarray) -> list[Fault]:

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from jaxddp.errors import InputError
@@ -28,20 +27,6 @@ class ImageHeader:
     kind: Literal["jpeg", "png"]
     height: int
     width: int
-
-
-def read_header(path: str | Path) -> ImageHeader:
-    """`parse_header` of a file; an `InputError` begins with the path, also where the file cannot be read."""
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing image; download it or remove its row") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); make it a readable image file") from None
-    try:
-        return parse_header(data)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def parse_header(data: bytes) -> ImageHeader:

@@ -1,0 +1,174 @@
+"""From an encoded image to uint8 pixels of one size: the TensorFlow functions that a stream maps over its examples.
+
+Flipping and normalizing are not done here: they happen on the device.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, parse_header
+from jaxddp.data.images.resize import resize_bilinear
+from jaxddp.data.images.verify import verify
+from jaxddp.data.images.windows import Crop, center_window, random_area_window, whole_window
+from jaxddp.data.tensorflow_cpu import tf
+from jaxddp.errors import InputError
+
+Window = Callable[[Any], Any]
+"""From an image's size, int32[2] (height, width), to the part to keep, int32[4] (top, left, height, width)."""
+
+# Decoders can give a JPEG at a half, a quarter or an eighth of its size for less work.
+_SCALES = (8, 4, 2)
+
+
+def train_image(data: Any, key: Any, crop: Crop, image_size: int) -> Any:
+    """One training example: decode the cropped part alone, resize.
+
+    Args:
+        data: string scalar, an encoded image.
+        key: int64[2], a row of `example_keys`.
+
+    Returns:
+        uint8[image_size, image_size, 3].
+    """
+    if crop.kind == "whole":
+        return fitted_window(data, whole_window, image_size)
+    return fitted_window(data, lambda size: random_area_window(size, key, crop), image_size)
+
+
+def eval_image(data: Any, image_size: int, resize: int) -> Any:
+    """One evaluation example: the short side resized to `resize`, then the central square of `image_size`.
+
+    Both steps in one: the central square whose side is `image_size / resize` of the short side is decoded alone and
+    resized to `image_size`, which samples the same pixels at the same scale, up to the rounding of the square to whole
+    pixels.
+
+    Args:
+        data: string scalar, an encoded image.
+
+    Returns:
+        uint8[image_size, image_size, 3].
+    """
+    return fitted_window(data, lambda size: center_window(size, image_size, resize), image_size)
+
+
+def verified(data: Any, wanted: Any) -> Any:
+    """The same encoded image; where it is wanted, an error of TensorFlow's for a file that `verify` refuses.
+
+    Args:
+        data: string scalar.
+        wanted: bool scalar.
+    """
+    return tf.cond(wanted, lambda: tf.ensure_shape(tf.numpy_function(_verified, [data], tf.string), []), lambda: data)
+
+
+def fitted_window(data: Any, window: Window, image_size: int) -> Any:
+    """The part of the image that `window` names, uint8[image_size, image_size, 3], of a JPEG or PNG file.
+
+    Gray is repeated and CMYK converted to RGB; alpha is dropped. A file that `parse_header` refuses is an error of
+    TensorFlow's, even where its damage lies below the window. A JPEG's window of at least twice the size wanted is
+    decoded at a half, a quarter or an eighth, whichever is the smallest that is no smaller than the size wanted.
+    """
+
+    def fit_jpeg() -> Any:
+        part = _checked_window(data, window)
+        whole = tf.reduce_min(part[2:]) < 2 * image_size
+        return tf.cond(
+            whole, lambda: _fit(_decode_part(data, part), image_size), lambda: _fit_scaled(data, part, image_size)
+        )
+
+    image = tf.cond(_is_jpeg(data), fit_jpeg, lambda: _fit(_decode_png(data, window), image_size))
+    return tf.ensure_shape(image, [image_size, image_size, 3])
+
+
+def decodes(data: bytes) -> None:
+    """Raises `InputError` for an image that TensorFlow does not decode."""
+    try:
+        tf.io.decode_image(data, channels=3, expand_animations=False)
+    except tf.errors.OpError as error:
+        raise InputError(f"does not decode ({error.message}); {AGAIN}") from None
+
+
+def decode_window(data: Any, window: Window) -> Any:
+    """The part of the image that `window` names as it is, uint8[height, width, 3]; see `fitted_window`."""
+    image = tf.cond(
+        _is_jpeg(data),
+        lambda: _decode_part(data, _checked_window(data, window)),
+        lambda: _decode_png(data, window),
+    )
+    return tf.ensure_shape(image, [None, None, 3])
+
+
+def _is_jpeg(data: Any) -> Any:
+    """Whether it is a JPEG, bool scalar; an error for what is neither JPEG nor PNG, or not whole."""
+    # Nearly every file passes this look at both ends; Python, which is slow here, judges only the others.
+    plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
+    return tf.cond(plain_jpeg, lambda: True, lambda: tf.numpy_function(_parses_as_jpeg, [data], tf.bool))
+
+
+def _parses_as_jpeg(data: bytes | np.ndarray) -> np.bool_:
+    return np.bool_(parse_header(_bytes(data)).kind == "jpeg")
+
+
+def _verified(data: bytes | np.ndarray) -> bytes:
+    verify(_bytes(data))
+    return _bytes(data)
+
+
+def _bytes(data: bytes | np.ndarray) -> bytes:
+    # Bytes in a graph, an array that holds them outside of one.
+    return np.asarray(data, object).item()
+
+
+def _checked_window(data: Any, window: Window) -> Any:
+    size = tf.image.extract_jpeg_shape(data)[:2]
+    pixels = tf.reduce_prod(tf.cast(size, tf.int64))
+    check = tf.debugging.Assert(pixels <= MAX_PIXELS, ["more pixels than the limit"])
+    with tf.control_dependencies([check]):
+        return tf.identity(window(size))
+
+
+def _decode_part(data: Any, part: Any) -> Any:
+    """Decodes the part alone: the same pixels as decoding everything and slicing, in less time."""
+    _, left, _, width = tf.unstack(part)
+    # Color is stored at half the resolution and smoothed across columns, which goes wrong in the outermost column of a
+    # window that ends on a block's border. One column more on each side keeps the window exact.
+    first = tf.maximum(left - 1, 0)
+    last = tf.minimum(left + width + 1, tf.image.extract_jpeg_shape(data)[1])
+    image = _decode(data, tf.stack([part[0], first, part[2], last - first]), 1)
+    return image[:, left - first : left - first + width]
+
+
+def _fit_scaled(data: Any, part: Any, image_size: int) -> Any:
+    """The part, decoded at a fraction of its size and resized the rest of the way."""
+    short = tf.reduce_min(part[2:])
+
+    def at(scale: int) -> Callable[[], Any]:
+        def fit() -> Any:
+            start, stop = part[:2] // scale, -(-(part[:2] + part[2:]) // scale)
+            image = _decode(data, tf.concat([start, stop - start], 0), scale)
+            inner = tf.cast(part, tf.float32) / scale - tf.cast(tf.concat([start, [0, 0]], 0), tf.float32)
+            return resize_bilinear(image, image_size, inner)
+
+        return fit
+
+    cases = [(short >= scale * image_size, at(scale)) for scale in _SCALES]
+    return tf.case(cases, default=at(_SCALES[-1]))
+
+
+def _decode(data: Any, part: Any, scale: int) -> Any:
+    # TensorFlow's default is the fast, coarse cosine transform; the exact one costs no more and gives what PIL gives.
+    return tf.image.decode_and_crop_jpeg(data, part, channels=3, ratio=scale, dct_method="INTEGER_ACCURATE")
+
+
+def _decode_png(data: Any, window: Window) -> Any:
+    image = tf.image.decode_png(data, channels=3)
+    top, left, height, width = tf.unstack(window(tf.shape(image)[:2]))
+    return image[top : top + height, left : left + width]
+
+
+def _fit(image: Any, image_size: int) -> Any:
+    """`resize_bilinear`, left out where the size is right already."""
+    right = tf.reduce_all(tf.equal(tf.shape(image)[:2], image_size))
+    return tf.cond(right, lambda: image, lambda: resize_bilinear(image, image_size))
