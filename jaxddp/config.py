@@ -26,16 +26,25 @@ class DataConfig:
     """Which examples, and how an image becomes a square of pixels."""
 
     path: str | None = None
-    """Folder that holds the solution files and ILSVRC/; or give `name`."""
+    """Where the data lie: a folder with solution files, packed records, a folder a class, IDX, CIFAR or NumPy files; a
+    URL (s3://, gs://, https://) of solution files; or tfds:NAME. Or give `name`."""
     name: str | None = None
     """Name of a data set in datasets.toml (the file JAXDDP_DATASETS names, or the one in the working directory)."""
     train: str | None = None
     val: str | None = None
     """Solution files; where absent, those of datasets.toml, else LOC_train_solution.csv and LOC_val_solution.csv."""
+    data_dir: str | None = None
+    """Where tensorflow-datasets keeps its prepared sets; its own default where absent."""
+    local_cache: str | None = None
+    """Folder that keeps what was fetched from a URL, for later epochs and runs."""
     classes: str | None = None
     """A range of the synset mapping ("0:200") or synset names ("n01440764,n01443537"); all where absent."""
     limit: int | None = None
     """Train on this many examples only."""
+    bad_images: Literal["fail", "substitute"] = "fail"
+    """A training image that cannot be used ends the run, or another of its class stands in for it, and is counted."""
+    max_bad_images: float = 0.001
+    """The share of an epoch's images that others may stand in for."""
     image_size: int = 224
     crop: Literal["random_area", "whole"] = "random_area"
     """Training crops: a random area resized to image_size, or the whole image (small images; see `pad`)."""

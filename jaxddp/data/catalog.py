@@ -92,6 +92,6 @@ def _check_keys(table: dict[str, Any], where: str) -> None:
 
 
 def _absolute(path: str, folder: Path) -> str:
-    if re.match(r"[a-z][a-z0-9+.-]*://", path):
+    if re.match(r"[a-z][a-z0-9+.-]*://|tfds:", path):
         return path
     return str(folder / Path(path).expanduser())

@@ -1,0 +1,152 @@
+"""A packed copy has the same table, and images of the size that was asked for; the stream reads it in the graph."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ilsvrc import write_tree
+from PIL import Image
+
+from jaxddp.curate.pack import Packing, pack, packed_image
+from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.formats.packed import holds_packed, read_packed
+from jaxddp.data.images.windows import Crop
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.stream import image_batches, image_eval_batches
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExampleTable]:
+    root = write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=5, val=7, size=(48, 64))
+    return {"train": train_solutions(root), "val": val_solutions(root)}
+
+
+@pytest.fixture(scope="module")
+def packed(tables: dict[str, ExampleTable], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("packed") / "copy"
+    pack(tables, out, Packing(short_side=24, quality=95))
+    return out
+
+
+def size_of(data: bytes) -> tuple[int, int]:
+    return Image.open(io.BytesIO(data)).size
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_table_is_the_same_but_for_where_the_images_lie(tables, packed: Path, split):
+    assert holds_packed(packed)
+    copy, original = read_packed(packed, split), tables[split]
+    np.testing.assert_array_equal(copy.id, original.id)
+    np.testing.assert_array_equal(copy.label, original.label)
+    for attribute in ("class_ids", "class_names", "class_indices"):
+        assert getattr(copy, attribute) == getattr(original, attribute)
+    assert copy.fingerprint != original.fingerprint
+    copy.check_images()
+    assert {size_of(copy.read(row)) for row in range(len(copy))} == {(32, 24)}
+
+
+def test_each_image_is_its_original_resized(tables, packed: Path):
+    copy = read_packed(packed, "train")
+    for row in range(len(copy)):
+        # In brightness: JPEG keeps color at half the resolution, and the color of noise is gone then.
+        small = np.asarray(Image.open(io.BytesIO(copy.read(row))).convert("L"), float)
+        large = Image.open(io.BytesIO(tables["train"].read(row))).resize((32, 24), Image.Resampling.LANCZOS)
+        assert np.abs(small - np.asarray(large.convert("L"), float)).mean() < 2
+
+
+def test_the_graph_reads_the_records_that_python_reads(packed: Path):
+    table = read_packed(packed, "train")
+    order = SampleOrder(len(table), 5, seed=1)
+    batches = list(image_batches(table, order, Crop("whole"), start=0, stop=6, seed=0, image_size=24))
+    assert sorted(np.concatenate([batch.row for batch in batches[:3]])) == list(range(15))
+    alone = {row: next(_evaluated(table, row)) for row in range(len(table))}
+    val = list(image_eval_batches(table, EvalOrder(15, 4), image_size=24, resize=24))
+    for batch in val:
+        for row, image, mask in zip(batch.row, batch.image, batch.mask, strict=True):
+            if mask:
+                np.testing.assert_array_equal(image, alone[int(row)])
+
+
+def _evaluated(table: ExampleTable, row: int):
+    from jaxddp.data.images.decode import eval_image
+
+    yield eval_image(table.read(row), 24, 24).numpy()
+
+
+def test_classes_are_selected_as_from_the_original(tables, packed: Path):
+    copy, original = read_packed(packed, "train", "1:3"), tables["train"].select("1:3")
+    np.testing.assert_array_equal(copy.id, original.id)
+    np.testing.assert_array_equal(copy.label, original.label)
+    assert copy.read(0) == read_packed(packed, "train").read(int(np.flatnonzero(tables["train"].label)[0]))
+
+
+def encoded(image: Image.Image, form: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def test_small_plain_images_are_copied_and_others_made_plain():
+    color = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8))
+    jpeg = encoded(color, "JPEG", quality=77)
+    assert packed_image(jpeg, Packing(short_side=30)) == jpeg
+    for other in (encoded(color, "PNG"), encoded(color.convert("CMYK"), "JPEG"), encoded(color.convert("L"), "JPEG")):
+        made = Image.open(io.BytesIO(packed_image(other, Packing(short_side=64))))
+        assert (made.format, made.mode, made.size) == ("JPEG", "RGB", (40, 30))
+
+
+def test_the_shorter_side_is_what_was_asked_for():
+    for height, width, expected in ((300, 200, (100, 150)), (200, 301, (150, 100)), (1000, 333, (100, 300))):
+        image = encoded(Image.new("RGB", (width, height)), "JPEG")
+        assert size_of(packed_image(image, Packing(short_side=100))) == expected
+
+
+def test_shards_are_cut_and_found_again(tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jaxddp.curate.pack.SHARD_BYTES", 3000)
+    manifest = pack(tables, tmp_path / "copy", Packing(short_side=48))
+    assert len(manifest["splits"]["train"]["files"]) > 2
+    table = read_packed(tmp_path / "copy", "train")
+    assert [table.read(row) for row in range(15)] == [tables["train"].read(row) for row in range(15)]
+
+
+def test_faults_have_their_line(tables, packed: Path, tmp_path: Path):
+    with pytest.raises(InputError, match="exists already; remove it"):
+        pack(tables, packed, Packing())
+    with pytest.raises(InputError, match="--quality 0: give 1 to 100"):
+        Packing(quality=0)
+    with pytest.raises(InputError, match="--short-side 0"):
+        Packing(short_side=0)
+    with pytest.raises(InputError, match=r"packed.json: has no split 'test'"):
+        read_packed(packed, "test")  # type: ignore[arg-type]
+
+
+def test_a_bad_image_leaves_nothing_behind(tmp_path: Path):
+    root = write_tree(tmp_path / "tree", classes=2, images=2, val=2)
+    table = train_solutions(root)
+    Path(table.name(2)).write_bytes(table.read(2)[:-300] + b"\xff\xd9")
+    with pytest.raises(InputError, match=f"{table.name(2)}: damaged: Corrupt JPEG data"):
+        pack({"train": table}, tmp_path / "copy", Packing())
+    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
+
+
+def test_a_damaged_copy_is_noticed(tables, tmp_path: Path):
+    root = tmp_path / "copy"
+    pack(tables, root, Packing(short_side=24))
+    index = (root / "val.npz").read_bytes()
+    (root / "val.npz").write_bytes(index[: len(index) // 2])
+    with pytest.raises(InputError, match=r"val.npz: damaged .*; pack the data set again"):
+        read_packed(root, "val")
+    shard = root / "train-00000.tfrecord"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"train-00000.tfrecord: \d+ bytes, and it was written with \d+; copy it"):
+        read_packed(root, "train")
+    shard.unlink()
+    with pytest.raises(InputError, match=r"train-00000.tfrecord: no such file"):
+        read_packed(root, "train")
+    (root / "packed.json").write_text(json.dumps({"splits": {}})[:-1])
+    with pytest.raises(InputError, match=r"packed.json: cannot be read"):
+        read_packed(root, "train")
