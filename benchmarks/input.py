@@ -1,0 +1,163 @@
+"""How fast images come: the training stream beside a bare tf.data map and torch's data loader, on the same photographs.
+
+    python benchmarks/input.py DIR
+
+DIR holds solution files (Kaggle's archive, or a part of it). Every contender reads the training images in random order,
+draws a crop of random area (8 to 100 percent) and aspect (3:4 to 4:3) and resizes it to 224 pixels with an antialiasing
+filter. Ours and the bare map give uint8, which is normalized on the device; torch's loaders, with 2 workers, give what
+their usual recipes give. `--torch PYTHON` names a Python with torch, and torchvision where its two recipes are wanted;
+what cannot run is named. Turns alternate; medians. The crops' mean area is printed too, since small crops are quick.
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Figures, alternate, compare, machine, table
+from input_recipe import AREA, ASPECT, BATCH, SIZE, WORKERS
+
+from jaxddp.curate.pack import Packing, pack
+from jaxddp.data.formats.ilsvrc import train_solutions
+from jaxddp.data.formats.packed import read_packed
+from jaxddp.data.images.decode import decode_window
+from jaxddp.data.images.resize import resize_bilinear
+from jaxddp.data.images.windows import Crop, example_keys, random_area_window
+from jaxddp.data.order import SampleOrder
+from jaxddp.data.storage.local import LocalFiles
+from jaxddp.data.stream import image_batches
+from jaxddp.data.table import ExampleTable
+from jaxddp.data.tensorflow_cpu import tf
+
+HERE = Path(__file__).parent
+# Of the stream's speed: that of the other, times this.
+TARGETS = {"bare map": 0.9, "torch pil": 2.5, "torch v2": 1.0, "torch io": 1.5, "first read": 1.0}
+PACKED_TARGET = 1.5
+
+
+class Contenders:
+    """One turn of each takes `batches` batches, after a first one that is not timed, and returns its seconds."""
+
+    def __init__(self, photographs: ExampleTable, batches: int):
+        self.photographs, self.batches = photographs, batches
+        self.areas: dict[str, list[float]] = {}
+        self.turns = 0
+
+    def ours(self, images: ExampleTable) -> float:
+        self.turns += 1
+        order, crop = SampleOrder(len(images), BATCH, seed=self.turns), Crop(area=AREA, aspect=ASPECT)
+        span = {"start": 0, "stop": self.batches + 1, "seed": self.turns}
+        return self._timed(image_batches(images, order, crop, **span, image_size=SIZE))
+
+    def first_read(self) -> float:
+        """The same of files that this process has not met, each of which is read to its last pixel once."""
+        return self.ours(dataclasses.replace(self.photographs))
+
+    def bare_map(self) -> float:
+        """Read, decode the crop, resize: tf.data and nothing else. The crops are drawn as ours are."""
+        self.turns += 1
+        store, count = self.photographs.store, (self.batches + 1) * BATCH
+        assert isinstance(store, LocalFiles)
+        rows = np.random.default_rng(self.turns).integers(0, len(self.photographs), count, np.int32)
+        keys = example_keys(self.turns, np.zeros(count, np.int32), rows)
+        paths, crop = store.locate(self.photographs.path[rows]), Crop(area=AREA, aspect=ASPECT)
+
+        def load(path: Any, key: Any) -> Any:
+            image = decode_window(tf.io.read_file(path), lambda size: random_area_window(size, key, crop))
+            return resize_bilinear(image, SIZE)
+
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = WORKERS
+        options.threading.max_intra_op_parallelism = 1
+        dataset = tf.data.Dataset.from_tensor_slices((paths, keys)).map(load, 2 * WORKERS).batch(BATCH).prefetch(2)
+        return self._timed(dataset.with_options(options).as_numpy_iterator())
+
+    def torch(self, python: str, kind: str) -> float:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:
+            names.write("\n".join(self.photographs.name(row) for row in range(len(self.photographs))))
+            names.flush()
+            command = [python, str(HERE / "torch_input.py"), kind, names.name, str(self.batches)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip() or "no output").splitlines()[-1])
+        found = json.loads(done.stdout.splitlines()[-1])
+        self.areas.setdefault(f"torch {kind}", []).append(found["area"])
+        return found["seconds"]
+
+    def _timed(self, batches: Any) -> float:
+        iterator = iter(batches)
+        next(iterator)
+        begin = time.perf_counter()
+        assert sum(1 for _ in iterator) == self.batches
+        return time.perf_counter() - begin
+
+
+def mean_area(photographs: ExampleTable) -> float:
+    """The mean area, in pixels, of the crops that the stream draws in one epoch."""
+    crop, rows = Crop(area=AREA, aspect=ASPECT), np.arange(len(photographs), dtype=np.int32)
+    keys = example_keys(0, np.zeros_like(rows), rows)
+    sizes = [tf.image.extract_jpeg_shape(photographs.read(row))[:2] for row in rows.tolist()]
+    windows = [random_area_window(size, key, crop).numpy() for size, key in zip(sizes, keys, strict=True)]
+    return float(np.mean([height * width for _, _, height, width in windows]))
+
+
+def contenders(benchmark: Contenders, python: str, packed: ExampleTable) -> dict[str, Callable[[], float]]:
+    """All that run here; a first turn of each warms the file cache up, and shows which cannot run."""
+    every: dict[str, Callable[[], float]] = {
+        "ours": lambda: benchmark.ours(benchmark.photographs),
+        "first read": benchmark.first_read,
+        "packed": lambda: benchmark.ours(packed),
+        "bare map": benchmark.bare_map,
+        **{f"torch {kind}": partial(benchmark.torch, python, kind) for kind in ("pil", "v2", "io")},
+    }
+    able = {}
+    for name, turn in every.items():
+        try:
+            turn()
+            able[name] = turn
+        except RuntimeError as error:
+            print(f"{name}: not run ({error})", file=sys.stderr)
+    return able
+
+
+def figures(seconds: dict[str, list[float]], images: int) -> dict[str, Figures]:
+    """Ours against each of the others, and the packed copy against ours."""
+    ours = seconds.pop("ours")
+    packed = {"packed": seconds.pop("packed"), "ours": ours}
+    pairs = {name: {"ours": ours, name: turns} for name, turns in seconds.items()}
+    compared = {name: compare(pair, images, TARGETS[name]) for name, pair in pairs.items()}
+    return compared | {"packed": compare(packed, images, PACKED_TARGET)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path, metavar="DIR")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=20, help=f"of {BATCH} images, in each turn")
+    parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="a Python that has torch")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    options = parser.parse_args()
+    benchmark = Contenders(train_solutions(options.root), options.batches)
+    with tempfile.TemporaryDirectory() as folder:
+        pack({"train": benchmark.photographs}, Path(folder) / "packed", Packing())
+        able = contenders(benchmark, options.torch, read_packed(Path(folder) / "packed", "train"))
+        seconds = alternate(able, options.rounds)
+    found = figures(seconds, options.batches * BATCH)
+    areas = {name: float(np.mean(areas)) for name, areas in benchmark.areas.items()}
+    areas = {"ours": mean_area(benchmark.photographs), **areas}
+    print(table(found))
+    print("mean area of a crop, pixels: " + ", ".join(f"{name} {area:,.0f}" for name, area in areas.items()))
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), "areas": areas, **found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
