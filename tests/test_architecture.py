@@ -65,7 +65,10 @@ COORDINATION = "jaxddp/parallel/job.py"
 """The one module that may reach into jax's private parts."""
 
 # What a machine without TensorFlow, clu, tyro and rich can import: all that training on arrays needs.
-BARE = ("config", "duration", "errors", "parallel", "models", "engine", "data.order", "data.arrays", "data.table")
+BARE = (
+    *("config", "duration", "errors", "parallel", "models", "engine", "data.order", "data.arrays", "data.table"),
+    *("data.formats.idx", "data.formats.cifar", "data.formats.numpy_files"),
+)
 BARE_RUNTIME = ("runtime.loop", "runtime.checkpoint", "run.setup", "api")
 
 Rule = Callable[[str, str], list[str]]
