@@ -102,7 +102,8 @@ def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, n
         if not data.size or data.size % record:
             raise InputError(f"{data.size} bytes: expected whole records of {record} bytes; download it again")
         records = data.reshape(-1, record)
-        labels = records[:, label_bytes - 1]
+        # A view would keep the whole file in memory.
+        labels = records[:, label_bytes - 1].copy()
         check_labels(labels, len(records), num_classes)
         planes = records[:, label_bytes:].reshape(-1, *_PLANES)
         return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
