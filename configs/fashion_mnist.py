@@ -2,7 +2,7 @@
 
     jaxddp train fashion_mnist --data.path DIR
 
-The network, its batch and its rate are those of "Dive into Deep Learning" (d2l.djl.ai), "Concise Implementation for
+Network, batch, rate and length are those of "Dive into Deep Learning" (d2l.djl.ai), "Concise Implementation for
 Multiple GPUs"; the rest is cifar10's. It has not been run at full scale. Names of the classes can be given in DIR, in
 classes.txt.
 """

@@ -128,6 +128,7 @@ PACKED = gzip.compress(IMAGES, mtime=0)
         ({"train_images": PACKED[:10] + b"\xff" * 99}, TRAIN_IMAGES, "damaged .Error -3 while decompressing"),
         ({"train_images": PACKED[:5]}, TRAIN_IMAGES, "damaged .Compressed file ended before"),
         ({"train_labels": idx(np.zeros(4))}, TRAIN_LABELS, r"labels of shape \(4,\) for 5 images: give one label per"),
+        ({"train_labels": idx(np.zeros(0)), "val_labels": None}, TRAIN_LABELS, r"labels of shape \(0,\) for 5 images"),
         ({"train_images": idx(pixels(0, 4, 6))}, TRAIN_IMAGES, "a data set needs at least one example"),
         ({"val_labels": b"\0\0\x08"}, VAL_LABELS, "magic number"),
     ],

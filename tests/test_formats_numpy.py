@@ -142,7 +142,7 @@ def test_arrays_that_do_not_fit_get_one_line(tmp_path, kind, name, array, messag
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("labels", [np.zeros(5), np.array([-2, -1, 0, 0, 0])])
+@pytest.mark.parametrize("labels", [np.zeros(5), np.array([-2, -1, -1, -1, -1])])
 def test_labels_that_number_no_classes_get_the_same_line(tmp_path, kind, labels):
     path = save(tmp_path, kind, {"train_images": IMAGES, "train_labels": labels})
     with pytest.raises(InputError, match="labels of float64|label -2 of row 0: 1 class names"):
@@ -173,7 +173,10 @@ def saved(array: np.ndarray) -> bytes:
 
 
 def header(shape: str, dtype: str = "|u1") -> bytes:
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return any_header(f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}\n".encode())
+
+
+def any_header(text: bytes) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
@@ -200,6 +203,9 @@ WHOLE = saved(IMAGES)
         (pickle.dumps(IMAGES), "not an array that NumPy saved"),
         (WHOLE[:50], "not an array that NumPy saved"),
         (b"\x93NUMPY\x09\x00" + WHOLE[8:], "not an array that NumPy saved"),
+        (any_header(b"{[]: 1}"), "not an array that NumPy saved"),
+        (any_header(b"(\n"), "not an array that NumPy saved"),
+        (any_header(b"a\n  b\n c"), "not an array that NumPy saved"),
         (WHOLE[:-1], "cut short: the header promises 360 bytes, 359 follow it; download it again"),
         (WHOLE + b"x", "the header promises 360 bytes, more follow it"),
         (header("(1099511627776,)"), "the header promises 1099511627776 bytes, 0 follow it"),

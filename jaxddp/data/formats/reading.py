@@ -58,7 +58,7 @@ def read_rest(stream: Stream, promised: int) -> bytearray:
     """
     data = bytearray()
     try:
-        while len(data) <= promised and (piece := stream.read1(min(_CHUNK, promised + 1 - len(data)))):
+        while piece := stream.read1(min(_CHUNK, promised + 1 - len(data))):
             data += piece
     except EOFError:
         raise InputError(
