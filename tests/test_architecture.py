@@ -69,16 +69,8 @@ COORDINATION = "jaxddp/parallel/job.py"
 
 # What a machine without TensorFlow, clu, tyro and rich can import: all that training on arrays needs.
 BARE = (
-    "config",
-    "duration",
-    "errors",
-    "parallel",
-    "models",
-    "engine",
-    "data.order",
-    "data.arrays",
-    "data.table",
-    "data.formats.ilsvrc",
+    *("config", "duration", "errors", "parallel", "models", "engine", "data.order", "data.arrays", "data.table"),
+    *(f"data.formats.{form}" for form in ("ilsvrc", "idx", "cifar", "numpy_files")),
 )
 BARE_RUNTIME = ("runtime.loop", "runtime.checkpoint", "run.setup", "api")
 

@@ -13,13 +13,17 @@ from jaxddp.data.source import check_order, columns
 from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes
 from jaxddp.errors import InputError
 
+# Images that do not lie in memory one after the other are copied, and then not all at once.
+_HASHED_AT_ONCE = 1024
+
 
 @dataclass(frozen=True, eq=False)
 class ArrayTable:
     """Images and labels held in memory.
 
     Args:
-        images: uint8[N, H, W, C], as decoded; normalizing happens on the device.
+        images: uint8[N, H, W, C], as decoded; normalizing happens on the device. They may be mapped into memory
+            (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all.
         labels: integers [N], dense class indices 0..K-1; kept as int32.
         class_names: K readable names.
 
@@ -33,8 +37,8 @@ class ArrayTable:
 
     def __post_init__(self) -> None:
         images, labels = np.asarray(self.images), np.asarray(self.labels)
-        _check_images(images)
-        _check_labels(labels, len(images), len(self.class_names))
+        check_images(images)
+        check_labels(labels, len(images), len(self.class_names))
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "labels", labels.astype(np.int32))
         object.__setattr__(self, "class_names", tuple(self.class_names))
@@ -60,7 +64,8 @@ class ArrayTable:
     def fingerprint(self) -> str:
         """Hex sha256 of the content: the same on every machine, and another one when a pixel, label or name differs."""
         digest = hashlib.sha256(repr((self.images.shape, self.class_names)).encode())
-        digest.update(np.ascontiguousarray(self.images).data)
+        for start in range(0, len(self), _HASHED_AT_ONCE):
+            digest.update(np.ascontiguousarray(self.images[start : start + _HASHED_AT_ONCE]).data)
         digest.update(self.labels.astype("<i4").tobytes())
         return digest.hexdigest()
 
@@ -87,6 +92,8 @@ class ArrayTable:
             InputError: a limit below 1.
         """
         rows = balanced_rows(self.labels, limit)
+        if len(rows) == len(self):
+            return self
         return ArrayTable(self.images[rows], self.labels[rows], self.class_names)
 
 
@@ -121,7 +128,12 @@ def _with_images(table: ArrayTable, batch: Batch) -> Batch:
     return batch._replace(image=images)
 
 
-def _check_images(images: np.ndarray) -> None:
+def check_images(images: np.ndarray) -> None:
+    """Refuses what are not images of an `ArrayTable`; no pixel is read.
+
+    Raises:
+        InputError: a shape that is not [N, H, W, C], a dtype that is not uint8, or nothing there.
+    """
     if images.ndim != 4:
         raise InputError(f"images of shape {images.shape}: give [N, H, W, C], with C = 1 for gray")
     if images.dtype != np.uint8:
@@ -130,7 +142,12 @@ def _check_images(images: np.ndarray) -> None:
         raise InputError(f"images of shape {images.shape}: a data set needs at least one example and one pixel")
 
 
-def _check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> None:
+def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> None:
+    """Refuses what are not labels of an `ArrayTable`.
+
+    Raises:
+        InputError: not one integer for each example, or one outside 0..num_classes-1.
+    """
     if labels.shape != (num_examples,):
         raise InputError(f"labels of shape {labels.shape} for {num_examples} images: give one label per image")
     if not np.issubdtype(labels.dtype, np.integer):

@@ -1,0 +1,109 @@
+"""CIFAR-10 and CIFAR-100 in their binary versions (https://www.cs.toronto.edu/~kriz/cifar.html).
+
+    cifar-10-batches-bin/    data_batch_1.bin ... data_batch_5.bin  test_batch.bin  batches.meta.txt
+    cifar-100-binary/        train.bin  test.bin  fine_label_names.txt
+
+A file is records of a label's byte (CIFAR-100: the coarse label's, then the fine label's) and 3,072 bytes of pixels:
+32 rows of 32 red ones, then the green, then the blue.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxddp.data.arrays import ArrayTable, check_labels
+from jaxddp.data.formats.array_files import Split, read_names, reading
+from jaxddp.errors import InputError
+
+_PLANES = (3, 32, 32)
+_PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class _Version:
+    """One published archive.
+
+    Attributes:
+        folder: what it unpacks to.
+        files: of each split, in the order of their examples.
+        names: the file that names the classes.
+        label_bytes: before the pixels of a record; the last of them is the label.
+    """
+
+    folder: str
+    files: Mapping[Split, tuple[str, ...]]
+    names: str
+    label_bytes: int
+
+    def lies_in(self, folder: Path) -> bool:
+        return folder.is_dir() and (folder.name == self.folder or (folder / self.names).is_file())
+
+
+_VERSIONS = (
+    _Version(
+        folder="cifar-10-batches-bin",
+        files={"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "val": ("test_batch.bin",)},
+        names="batches.meta.txt",
+        label_bytes=1,
+    ),
+    _Version(
+        folder="cifar-100-binary",
+        files={"train": ("train.bin",), "val": ("test.bin",)},
+        names="fine_label_names.txt",
+        label_bytes=2,
+    ),
+)
+
+
+def holds_cifar(folder: Path) -> bool:
+    """Whether the folder is one that a CIFAR archive unpacks to, or the one in which such a folder lies."""
+    return bool(_places(folder))
+
+
+def read_cifar(folder: Path, split: Split) -> ArrayTable:
+    """Reads one split: of CIFAR-10 with its 10 classes, of CIFAR-100 with the 100 fine ones.
+
+    Args:
+        folder: the unpacked folder, or the one that it lies in.
+
+    Returns:
+        A table of images uint8[N, 32, 32, 3], in the order of the files.
+
+    Raises:
+        InputError: neither or both of the archives, a missing file, one that is not whole records, a label without a
+            name.
+    """
+    places = _places(folder)
+    if not places:
+        folders = " or ".join(version.folder for version in _VERSIONS)
+        raise InputError(f"{folder}: no CIFAR in its binary version; give the folder {folders}, or the one around it")
+    if len(places) > 1:
+        found = " and ".join(str(place) for place, _ in places)
+        raise InputError(f"{folder}: two data sets, {found}; give one of these folders")
+    place, version = places[0]
+    names = read_names(place / version.names)
+    parts = [_read(place / name, version.label_bytes, len(names)) for name in version.files[split]]
+    images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return ArrayTable(images, labels, names)
+
+
+def _places(folder: Path) -> list[tuple[Path, _Version]]:
+    candidates = [(place, version) for version in _VERSIONS for place in (folder, folder / version.folder)]
+    return [(place, version) for place, version in candidates if version.lies_in(place)]
+
+
+def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """(uint8[N, 32, 32, 3], uint8[N]) of one file."""
+    record = label_bytes + _PIXELS
+    with reading(file):
+        data = np.fromfile(file, np.uint8)
+        if not data.size or data.size % record:
+            raise InputError(f"{data.size} bytes: expected whole records of {record} bytes; download it again")
+        records = data.reshape(-1, record)
+        # A view would keep the whole file in memory.
+        labels = records[:, label_bytes - 1].copy()
+        check_labels(labels, len(records), num_classes)
+        planes = records[:, label_bytes:].reshape(-1, *_PLANES)
+        return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels

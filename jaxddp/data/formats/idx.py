@@ -1,0 +1,102 @@
+"""IDX files, as MNIST and Fashion-MNIST are published.
+
+    FOLDER/train-images-idx3-ubyte  train-labels-idx1-ubyte    the training examples
+    FOLDER/t10k-images-idx3-ubyte   t10k-labels-idx1-ubyte     the validation examples
+    FOLDER/classes.txt                                         optional: the classes' names, one a line
+
+Each may be compressed and end in .gz; where both lie there, the plain one is read. Colour images [N, H, W, C] have four
+dimensions and may be named idx4. A file is two zero bytes, the code of the elements' type, the number of dimensions,
+their sizes as big-endian uint32, and the elements, the last dimension running fastest
+(https://yann.lecun.com/exdb/mnist, "the IDX file format").
+"""
+
+import gzip
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.formats.array_files import Split, make_table, numbered_names, read_names, read_rest, reading
+from jaxddp.errors import InputError
+
+CLASSES_FILE = "classes.txt"
+
+_IMAGES = {
+    "train": ("train-images-idx3-ubyte", "train-images-idx4-ubyte"),
+    "val": ("t10k-images-idx3-ubyte", "t10k-images-idx4-ubyte"),
+}
+_LABELS = {"train": ("train-labels-idx1-ubyte",), "val": ("t10k-labels-idx1-ubyte",)}
+_NAMES = tuple(name for names in (*_IMAGES.values(), *_LABELS.values()) for name in names)
+
+_UNSIGNED_BYTE = 0x08
+_GZIP = b"\x1f\x8b"
+
+
+def holds_idx(folder: Path) -> bool:
+    """Whether any of the published files lies in the folder."""
+    return _find(folder, _NAMES) is not None
+
+
+def read_idx(folder: Path, split: Split) -> ArrayTable:
+    """Reads the images and labels of one split.
+
+    Without classes.txt the classes are named "0", "1", ... up to the largest label of both splits, so that both tables
+    agree.
+
+    Returns:
+        A table of images uint8[N, H, W, C], C = 1 for gray ones.
+
+    Raises:
+        InputError: naming the file: missing, not IDX, elements that are not unsigned bytes, cut short or too long,
+            damaged compression, as many labels as there are not images, a label without a name.
+    """
+    images_file, labels_file = _need(folder, _IMAGES[split]), _need(folder, _LABELS[split])
+    labels = _read(labels_file, {1: "labels"})
+    if (classes := folder / CLASSES_FILE).is_file():
+        names = read_names(classes)
+    else:
+        others = [_read(file, {1: "labels"}) for each in _LABELS.values() if (file := _find(folder, each))]
+        names = numbered_names(*others)
+    images = _read(images_file, {3: "gray images", 4: "colour images"})
+    if images.ndim == 3:
+        images = images[..., None]
+    return make_table(images, labels, names, images_from=images_file, labels_from=labels_file)
+
+
+def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
+    files = (folder / f"{name}{suffix}" for suffix in ("", ".gz") for name in names)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _need(folder: Path, names: tuple[str, ...]) -> Path:
+    if file := _find(folder, names):
+        return file
+    beside = sorted(file.name for name in _NAMES if (file := _find(folder, (name,))))
+    raise InputError(
+        f"{folder / names[0]}: no such file, nor with .gz; put it beside {', '.join(beside) or 'the others'}"
+    )
+
+
+def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
+    """One file as uint8[...], with as many dimensions as one of `kinds` has, which says what those are."""
+    with reading(file), file.open("rb") as raw:
+        # Browsers unpack some downloads and keep the name, so the content decides.
+        stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw
+        magic = stream.read(4)
+        if len(magic) < 4 or magic[:2] != b"\0\0":
+            raise InputError(f"magic number {magic!r}: an IDX file begins with two zero bytes; download it again")
+        _, code, rank = struct.unpack(">HBB", magic)
+        if code != _UNSIGNED_BYTE:
+            raise InputError(f"elements of type code 0x{code:02x}: convert them to unsigned bytes, 0x08")
+        if rank not in kinds:
+            allowed = " or ".join(f"{rank} ({kind})" for rank, kind in kinds.items())
+            raise InputError(f"{rank} dimensions: expected {allowed}; is it the file that its name says?")
+        sizes = stream.read(4 * rank)
+        if len(sizes) < 4 * rank:
+            raise InputError(
+                f"cut short: a header of {4 + len(sizes)} bytes instead of {4 + 4 * rank}; download it again"
+            )
+        shape = struct.unpack(f">{rank}I", sizes)
+        return np.frombuffer(read_rest(stream, math.prod(shape)), np.uint8).reshape(shape)

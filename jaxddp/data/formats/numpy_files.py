@@ -1,0 +1,119 @@
+"""Arrays that NumPy saved: one .npz file, or a folder of .npy files.
+
+    train_images  val_images     uint8[N, H, W, C]
+    train_labels  val_labels     integers [N], class indices from 0
+    class_names                  optional: strings [K]
+
+Images in a folder are mapped into memory: a batch reads its own rows, so that they may be more than memory holds.
+Pickled objects are never read, since reading them can run any code.
+"""
+
+import math
+import zipfile
+from pathlib import Path
+from tokenize import TokenError
+from typing import IO, cast
+
+import numpy as np
+
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.formats.array_files import Split, check_length, make_table, numbered_names, read_rest, reading
+from jaxddp.errors import InputError
+from jaxddp.wording import choices
+
+_SPLITS: tuple[Split, ...] = ("train", "val")
+_NAMES = "class_names"
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def holds_numpy(path: Path) -> bool:
+    """Whether the path is an .npz file, or a folder with any of the splits' arrays."""
+    if path.is_file():
+        return path.suffix == ".npz"
+    names = (f"{split}_{kind}.npy" for split in _SPLITS for kind in ("images", "labels"))
+    return any((path / name).is_file() for name in names)
+
+
+def read_numpy(path: Path, split: Split) -> ArrayTable:
+    """Reads the arrays of one split.
+
+    Without class_names the classes are named "0", "1", ... up to the largest label of both splits, so that both tables
+    agree.
+
+    Args:
+        path: an .npz file, or a folder of .npy files.
+
+    Raises:
+        InputError: a missing array (those that are there are named), a file that NumPy did not save or that is cut
+            short, pickled objects, and what `ArrayTable` refuses.
+    """
+    present = _present(path)
+    images, labels = (_load(path, f"{split}_{kind}", present) for kind in ("images", "labels"))
+    images_from, labels_from = _where(path, f"{split}_images"), _where(path, f"{split}_labels")
+    if _NAMES in present:
+        names = _load(path, _NAMES, present)
+        if names.ndim != 1 or names.dtype.kind != "U":
+            raise InputError(f"{_where(path, _NAMES)}: {names.dtype} of shape {names.shape}: give strings, one a class")
+        names = tuple(map(str, names))
+    else:
+        every = [_load(path, f"{each}_labels", present) for each in _SPLITS if f"{each}_labels" in present]
+        with reading(path):
+            names = numbered_names(*every)
+    return make_table(images, labels, names, images_from=images_from, labels_from=labels_from)
+
+
+def _present(path: Path) -> list[str]:
+    """The names of all arrays that are there."""
+    if not path.is_file():
+        return sorted(file.stem for file in path.glob("*.npy"))
+    with reading(path), zipfile.ZipFile(path) as archive:
+        return sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
+
+
+def _where(path: Path, name: str) -> str:
+    return f"{path}: {name}" if path.is_file() else f"{path / name}.npy"
+
+
+def _load(path: Path, name: str, present: list[str]) -> np.ndarray:
+    if name not in present:
+        there = choices(name, present) if present else "give an .npz file, or a folder of .npy files"
+        raise InputError(f"{path}: no array {name!r}; {there}")
+    with reading(_where(path, name)):
+        return _unpacked(path, name) if path.is_file() else _mapped(path / f"{name}.npy")
+
+
+def _mapped(file: Path) -> np.ndarray:
+    with file.open("rb") as stream:
+        shape, _, dtype = _header(stream)
+        check_length(file.stat().st_size - stream.tell(), math.prod(shape) * dtype.itemsize)
+    return np.load(file, mmap_mode="r", allow_pickle=False)
+
+
+def _unpacked(path: Path, name: str) -> np.ndarray:
+    # np.load would allocate what the array's header says before it has read a byte of it.
+    with zipfile.ZipFile(path) as archive, _open_member(archive, f"{name}.npy") as stream:
+        shape, column_major, dtype = _header(stream)
+        data = read_rest(stream, math.prod(shape) * dtype.itemsize)
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")
+
+
+def _open_member(archive: zipfile.ZipFile, member: str) -> zipfile.ZipExtFile:
+    try:
+        return cast(zipfile.ZipExtFile, archive.open(member))
+    except RuntimeError as error:
+        # Encrypted, or compressed in a way that this Python cannot undo.
+        raise InputError(f"{error}; save it again with np.savez") from None
+
+
+def _header(stream: IO[bytes] | zipfile.ZipExtFile) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """(shape, column-major, dtype), as an array's first bytes have them."""
+    try:
+        shape, column_major, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
+    # The header is an expression of Python's, so that damage shows in many ways.
+    except (KeyError, SyntaxError, TokenError, TypeError, ValueError):
+        raise InputError("not an array that NumPy saved; write it with np.save or np.savez") from None
+    if dtype.hasobject:
+        raise InputError("holds pickled Python objects, which are never read; save numbers, or strings of dtype=str")
+    if min(shape, default=0) < 0 or dtype.shape or not dtype.itemsize:
+        raise InputError(f"{dtype} of shape {shape}: neither numbers nor strings; save it again with np.save")
+    return shape, column_major, dtype

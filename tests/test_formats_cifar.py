@@ -1,0 +1,143 @@
+"""CIFAR's binary files: every pixel and label in its place, from either archive; what is wrong gets one line."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from jaxddp.data.formats.cifar import holds_cifar, read_cifar
+from jaxddp.errors import InputError
+
+TEN, HUNDRED = "cifar-10-batches-bin", "cifar-100-binary"
+NAMES = tuple("abcdefghij")
+
+
+def records(images: np.ndarray, *labels: np.ndarray) -> bytes:
+    """Record by record as the format's page describes it, pixel by pixel."""
+    return b"".join(
+        bytes(int(column[row]) for column in labels) + b"".join(image[:, :, c].tobytes() for c in range(3))
+        for row, image in enumerate(images)
+    )
+
+
+def some_images(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), np.uint8)
+
+
+def write_ten(parent: Path, sizes: tuple[int, ...] = (2, 1, 3, 1, 1), val: int = 2) -> Path:
+    """Batch i holds images of seed i, labelled i, i + 1, …"""
+    folder = parent / TEN
+    folder.mkdir()
+    for i, size in enumerate(sizes, 1):
+        (folder / f"data_batch_{i}.bin").write_bytes(records(some_images(size, i), np.arange(i, i + size)))
+    (folder / "test_batch.bin").write_bytes(records(some_images(val, 9), np.arange(val)))
+    (folder / "batches.meta.txt").write_text("\n".join(NAMES) + "\n\n")
+    return folder
+
+
+def write_hundred(parent: Path) -> Path:
+    folder = parent / HUNDRED
+    folder.mkdir()
+    (folder / "train.bin").write_bytes(records(some_images(3, 1), np.array([19, 18, 0]), np.array([2, 0, 1])))
+    (folder / "test.bin").write_bytes(records(some_images(1, 2), np.array([7]), np.array([1])))
+    (folder / "fine_label_names.txt").write_text("apple\naquarium_fish\nbaby\n")
+    (folder / "coarse_label_names.txt").write_text("aquatic_mammals\n")
+    return folder
+
+
+def test_cifar10_from_its_folder_or_the_one_around_it(tmp_path):
+    assert not holds_cifar(tmp_path)
+    folder = write_ten(tmp_path)
+    for place in (folder, tmp_path):
+        assert holds_cifar(place)
+        train, val = read_cifar(place, "train"), read_cifar(place, "val")
+        expected = np.concatenate([some_images(size, i) for i, size in enumerate((2, 1, 3, 1, 1), 1)])
+        np.testing.assert_array_equal(train.images, expected)
+        assert train.labels.tolist() == [1, 2, 2, 3, 4, 5, 4, 5]
+        np.testing.assert_array_equal(val.images, some_images(2, 9))
+        assert val.labels.tolist() == [0, 1]
+        assert train.class_names == val.class_names == NAMES
+        assert train.images.flags.c_contiguous
+
+
+def test_cifar100_has_fine_labels(tmp_path):
+    folder = write_hundred(tmp_path)
+    for place in (folder, tmp_path):
+        assert holds_cifar(place)
+        train, val = read_cifar(place, "train"), read_cifar(place, "val")
+        np.testing.assert_array_equal(train.images, some_images(3, 1))
+        np.testing.assert_array_equal(val.images, some_images(1, 2))
+        assert (train.labels.tolist(), val.labels.tolist()) == ([2, 0, 1], [1])
+        assert train.class_names == val.class_names == ("apple", "aquarium_fish", "baby")
+
+
+def test_a_renamed_folder_is_known_by_its_names(tmp_path):
+    write_ten(tmp_path).rename(tmp_path / "cifar10")
+    assert holds_cifar(tmp_path / "cifar10") and not holds_cifar(tmp_path)
+    assert read_cifar(tmp_path / "cifar10", "train").num_examples == 8
+
+
+@given(
+    images=npst.arrays(np.uint8, st.tuples(st.integers(1, 3), *map(st.just, (32, 32, 3)))),
+    data=st.data(),
+)
+@settings(max_examples=20, deadline=None)
+def test_what_was_written_is_read(images, data):
+    coarse, fine = (data.draw(npst.arrays(np.uint8, len(images), elements=st.integers(0, top))) for top in (255, 2))
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_hundred(Path(name))
+        (folder / "test.bin").write_bytes(records(images, coarse, fine))
+        table = read_cifar(folder, "val")
+    np.testing.assert_array_equal(table.images, images)
+    np.testing.assert_array_equal(table.labels, fine)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("data_batch_4.bin", None, "no such file; download or unpack the data set anew"),
+        ("batches.meta.txt", None, "no such file; download or unpack the data set anew"),
+        ("data_batch_2.bin", b"", "0 bytes: expected whole records of 3073 bytes; download it again"),
+        ("data_batch_2.bin", bytes(3073 + 3072), "6145 bytes: expected whole records of 3073 bytes"),
+        ("data_batch_2.bin", bytes(3073) + b"\x0a" + bytes(3072), "label 10 of row 1: 10 class names allow 0..9"),
+        ("batches.meta.txt", b"\n", "empty; write one class name a line"),
+    ],
+)
+def test_what_is_wrong_gets_one_line(tmp_path, file, content, message):
+    folder = write_ten(tmp_path)
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        read_cifar(tmp_path, "train")
+    assert str(error.value).startswith(f"{folder / file}: ")
+    if file.startswith("data_batch"):
+        assert read_cifar(tmp_path, "val").num_examples == 2
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path):
+    folder = write_ten(tmp_path)
+    (folder / "data_batch_1.bin").unlink()
+    (folder / "data_batch_1.bin").mkdir()
+    with pytest.raises(InputError, match="data_batch_1.bin: cannot be read .Is a directory.; give a readable file"):
+        read_cifar(tmp_path, "train")
+
+
+def test_records_of_the_other_archive_are_refused(tmp_path):
+    folder = write_hundred(tmp_path)
+    (folder / "train.bin").write_bytes(records(some_images(2), np.zeros(2)))
+    with pytest.raises(InputError, match="train.bin: 6146 bytes: expected whole records of 3074 bytes"):
+        read_cifar(folder, "train")
+
+
+def test_neither_archive_and_both_are_told_apart(tmp_path):
+    with pytest.raises(InputError, match=f"no CIFAR in its binary version; give the folder {TEN} or {HUNDRED}, or"):
+        read_cifar(tmp_path, "train")
+    write_ten(tmp_path), write_hundred(tmp_path)
+    assert holds_cifar(tmp_path)
+    with pytest.raises(InputError, match=f"two data sets, .*{TEN} and .*{HUNDRED}; give one of these folders"):
+        read_cifar(tmp_path, "train")

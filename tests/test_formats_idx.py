@@ -1,0 +1,228 @@
+"""IDX files: what was written is read, to the pixel; what is wrong gets one line, whatever the header says."""
+
+import gzip
+import os
+import struct
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+import jaxddp
+from jaxddp.data.formats.idx import holds_idx, read_idx
+from jaxddp.errors import InputError
+
+TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+VAL_IMAGES, VAL_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+
+REAL = Path(os.environ.get("JAXDDP_FASHION_MNIST", Path(__file__).parents[2] / "shared/data/fashion-mnist-part"))
+
+
+def idx(array: np.ndarray, *, code: int = 8) -> bytes:
+    header = struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def pixels(count: int, *shape: int) -> np.ndarray:
+    return np.arange(count * np.prod(shape)).reshape(count, *shape) % 251
+
+
+def write(folder: Path, **changed: bytes | None) -> Path:
+    """Five training and three validation examples of 4x6 pixels, with labels below 4; None leaves a file out."""
+    files = {
+        "train_images": (TRAIN_IMAGES, idx(pixels(5, 4, 6))),
+        "train_labels": (TRAIN_LABELS, idx(np.array([0, 1, 2, 1, 0]))),
+        "val_images": (VAL_IMAGES, idx(pixels(3, 4, 6))),
+        "val_labels": (VAL_LABELS, idx(np.array([3, 0, 1]))),
+    }
+    for key, (name, content) in files.items():
+        chosen = changed.get(key, content)
+        if chosen is not None:
+            (folder / name).write_bytes(chosen)
+    return folder
+
+
+@given(
+    images=npst.arrays(np.uint8, npst.array_shapes(min_dims=3, max_dims=4, max_side=5)),
+    packed=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_was_written_is_read(images, packed, data):
+    labels = data.draw(npst.arrays(np.uint8, len(images)))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        assert not holds_idx(folder)
+        for file, content in ((VAL_IMAGES, idx(images)), (VAL_LABELS, idx(labels))):
+            (folder / f"{file}{'.gz' * packed}").write_bytes(gzip.compress(content) if packed else content)
+        assert holds_idx(folder)
+        table = read_idx(folder, "val")
+    np.testing.assert_array_equal(table.images, images if images.ndim == 4 else images[..., None])
+    np.testing.assert_array_equal(table.labels, labels)
+    assert table.class_names == tuple(map(str, range(int(labels.max()) + 1)))
+
+
+def test_each_split_has_its_files_and_both_the_same_classes(tmp_path):
+    train, val = (read_idx(write(tmp_path), split) for split in ("train", "val"))
+    np.testing.assert_array_equal(train.images[..., 0], pixels(5, 4, 6))
+    np.testing.assert_array_equal(val.images[..., 0], pixels(3, 4, 6))
+    assert train.labels.tolist() == [0, 1, 2, 1, 0] and val.labels.tolist() == [3, 0, 1]
+    assert train.class_names == val.class_names == ("0", "1", "2", "3")
+
+
+def test_a_split_stands_without_the_other(tmp_path):
+    table = read_idx(write(tmp_path, val_images=None, val_labels=None), "train")
+    assert table.class_names == ("0", "1", "2")
+
+
+def test_names_come_from_classes_txt(tmp_path):
+    (write(tmp_path) / "classes.txt").write_text("\ufefft-shirt\r\nankle boot\nété\nd\n\n", encoding="utf-8")
+    assert read_idx(tmp_path, "train").class_names == ("t-shirt", "ankle boot", "été", "d")
+
+
+def test_the_plain_file_comes_before_the_packed_one(tmp_path):
+    write(tmp_path)
+    (tmp_path / f"{TRAIN_IMAGES}.gz").write_bytes(b"never opened")
+    assert read_idx(tmp_path, "train").num_examples == 5
+
+
+def test_the_content_tells_what_is_packed(tmp_path):
+    write(tmp_path, train_images=gzip.compress(idx(pixels(5, 4, 6))), train_labels=None)
+    (tmp_path / f"{TRAIN_LABELS}.gz").write_bytes(idx(np.zeros(5)))
+    np.testing.assert_array_equal(read_idx(tmp_path, "train").images[..., 0], pixels(5, 4, 6))
+
+
+def test_colour_images_may_be_named_by_their_dimensions(tmp_path):
+    write(tmp_path, train_images=None)
+    (tmp_path / "train-images-idx4-ubyte").write_bytes(idx(pixels(5, 4, 6, 3)))
+    np.testing.assert_array_equal(read_idx(tmp_path, "train").images, pixels(5, 4, 6, 3))
+
+
+IMAGES = idx(pixels(5, 4, 6))
+PACKED = gzip.compress(IMAGES, mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "file", "message"),
+    [
+        ({"train_images": None}, TRAIN_IMAGES, "no such file, nor with .gz; put it beside t10k-images-idx3-ubyte, "),
+        ({"train_labels": None}, TRAIN_LABELS, "no such file, nor with .gz; put it beside .*train-images-idx3-ubyte$"),
+        ({"train_images": b""}, TRAIN_IMAGES, "magic number b'': an IDX file begins with two zero bytes"),
+        ({"train_images": b"<html>"}, TRAIN_IMAGES, "magic number b'<htm': an IDX file begins with two zero bytes"),
+        ({"train_images": idx(pixels(5, 4, 6), code=13)}, TRAIN_IMAGES, "elements of type code 0x0d: convert them"),
+        ({"train_images": idx(np.zeros(5))}, TRAIN_IMAGES, r"1 dimensions: expected 3 \(gray images\) or 4 \(colour"),
+        ({"train_labels": IMAGES}, TRAIN_LABELS, r"3 dimensions: expected 1 \(labels\); is it the file that"),
+        ({"train_images": IMAGES[:9]}, TRAIN_IMAGES, "cut short: a header of 9 bytes instead of 16"),
+        ({"train_images": IMAGES[:-1]}, TRAIN_IMAGES, "the header promises 120 bytes, 119 follow it; download"),
+        ({"train_images": IMAGES + b"x"}, TRAIN_IMAGES, "the header promises 120 bytes, more follow it; download"),
+        ({"train_images": gzip.compress(IMAGES[:-7])}, TRAIN_IMAGES, "the header promises 120 bytes, 113 follow it"),
+        ({"train_images": PACKED[:-9]}, TRAIN_IMAGES, "the compressed data end after 1?[0-9]?[0-9] of the 120 bytes"),
+        ({"train_images": PACKED[:-3]}, TRAIN_IMAGES, "the compressed data end after 120 of the 120 bytes"),
+        ({"train_images": PACKED[:-8] + b"\0" * 8}, TRAIN_IMAGES, "damaged .CRC check failed .*; download it again"),
+        ({"train_images": PACKED[:10] + b"\xff" * 99}, TRAIN_IMAGES, "damaged .Error -3 while decompressing"),
+        ({"train_images": PACKED[:5]}, TRAIN_IMAGES, "damaged .Compressed file ended before"),
+        ({"train_labels": idx(np.zeros(4))}, TRAIN_LABELS, r"labels of shape \(4,\) for 5 images: give one label per"),
+        ({"train_labels": idx(np.zeros(0)), "val_labels": None}, TRAIN_LABELS, r"labels of shape \(0,\) for 5 images"),
+        ({"train_images": idx(pixels(0, 4, 6))}, TRAIN_IMAGES, "a data set needs at least one example"),
+        ({"val_labels": b"\0\0\x08"}, VAL_LABELS, "magic number"),
+    ],
+)
+def test_what_is_wrong_gets_one_line(tmp_path, changed, file, message):
+    with pytest.raises(InputError, match=message) as error:
+        read_idx(write(tmp_path, **changed), "train")
+    assert str(error.value).startswith(f"{tmp_path / file}: ")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (b"a\nb\n", "train-labels-idx1-ubyte: label 2 of row 2: 2 class names allow 0..1"),
+        (b" \n\n", "classes.txt: empty; write one class name a line"),
+        (b"a\n\nb\nc\n", "classes.txt: line 2 is blank; write one class name a line, in the labels' order"),
+        (b"a\n\xff\n", "classes.txt: not UTF-8; save the file as UTF-8"),
+    ],
+)
+def test_names_that_do_not_fit_get_one_line(tmp_path, names, message):
+    (write(tmp_path) / "classes.txt").write_bytes(names)
+    with pytest.raises(InputError, match=message):
+        read_idx(tmp_path, "train")
+
+
+def test_an_unreadable_file_is_named(tmp_path):
+    write(tmp_path)
+    (tmp_path / "classes.txt").symlink_to(tmp_path / "nowhere")
+    assert read_idx(tmp_path, "train").num_classes == 4
+    assert not holds_idx(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="nowhere/train-images-idx3-ubyte: no such file, .* beside the others"):
+        read_idx(tmp_path / "nowhere", "train")
+
+
+FORGED = struct.pack(">HBBIII", 0, 8, 3, 2**20, 2**10, 2**10)
+BOMB = gzip.compress(idx(pixels(5, 4, 6)) + bytes(2**27))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (FORGED + b"abc", "the header promises 1099511627776 bytes, 3 follow it"),
+        (gzip.compress(FORGED + b"abc"), "the header promises 1099511627776 bytes, 3 follow it"),
+        (struct.pack(">HBBIII", 0, 8, 3, 0, 2**32 - 1, 2**32 - 1), "damaged|at least one example"),
+        (BOMB, "the header promises 120 bytes, more follow it"),
+    ],
+    ids=["plain", "packed", "nothing", "bomb"],
+)
+def test_memory_follows_neither_a_forged_header_nor_a_bomb(tmp_path, content, message):
+    write(tmp_path, train_images=content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=message):
+            read_idx(tmp_path, "train")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.integers(0, len(PACKED) - 1), st.integers(1, 255))
+@settings(max_examples=100, deadline=None)
+def test_a_flipped_byte_is_told_or_changes_nothing(position, change):
+    damaged = bytearray(PACKED)
+    damaged[position] ^= change
+    with tempfile.TemporaryDirectory() as name:
+        folder = write(Path(name), train_images=bytes(damaged))
+        try:
+            table = read_idx(folder, "train")
+        except InputError as error:
+            assert str(error).startswith(f"{folder / TRAIN_IMAGES}: ")
+        else:
+            np.testing.assert_array_equal(table.images[..., 0], pixels(5, 4, 6))
+
+
+def softmax_regression():
+    def init(key, example):
+        return {"weight": np.zeros((example[0].size, 10), np.float32)}
+
+    def apply(params, images):
+        return images.reshape(len(images), -1) @ params["weight"]
+
+    return init, apply
+
+
+@pytest.mark.skipif(not holds_idx(REAL), reason="the part of Fashion-MNIST is not there (JAXDDP_FASHION_MNIST)")
+def test_fashion_mnist_is_read_and_learned():
+    train, val = read_idx(REAL, "train"), read_idx(REAL, "val")
+    assert (len(train), len(val)) == (4699, 1000)
+    assert train.image_shape == val.image_shape == (28, 28, 1)
+    assert train.class_names == val.class_names == tuple("0123456789")
+    # Fashion-MNIST's own order: an ankle boot, two tops, a dress.
+    assert train.labels[:4].tolist() == [9, 0, 0, 3]
+    assert np.bincount(train.labels).min() > 400
+    setup = jaxddp.prepare_training(softmax_regression(), train, 4, optax.sgd(0.01), 8)
+    _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=())
+    assert history.val["count"][-1] == 1000
+    assert history.val["top1"][-1] > 0.6

@@ -1,0 +1,273 @@
+"""NumPy's files: arrays come back as they were saved, mapped where they lie in a folder; nothing pickled is read."""
+
+import io
+import mmap
+import pickle
+import tempfile
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from jaxddp.data.arrays import ArrayTable, array_batches, array_eval_batches
+from jaxddp.data.formats.numpy_files import holds_numpy, read_numpy
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.errors import InputError
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), np.uint8)
+ARRAYS = {
+    "train_images": IMAGES,
+    "train_labels": np.array([0, 1, 2, 1, 0]),
+    "val_images": IMAGES[:3, :, :, :1],
+    "val_labels": np.array([3, 0, 1], np.uint8),
+}
+NAMES = np.array(["ant", "bee", "cat", "dög"])
+KINDS = ("npz", "packed npz", "folder")
+
+
+def save(folder: Path, kind: str, arrays: dict) -> Path:
+    if kind == "folder":
+        for name, array in arrays.items():
+            np.save(folder / f"{name}.npy", array)
+        return folder
+    write = np.savez if kind == "npz" else np.savez_compressed
+    write(folder / "data.npz", **arrays)
+    return folder / "data.npz"
+
+
+def place(path: Path, name: str) -> str:
+    return f"{path}: {name}: " if path.is_file() else f"{path / name}.npy: "
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("named", [False, True])
+def test_both_splits_are_read(tmp_path, kind, named):
+    assert not holds_numpy(tmp_path)
+    path = save(tmp_path, kind, ARRAYS | ({"class_names": NAMES} if named else {}))
+    assert holds_numpy(path)
+    for split in ("train", "val"):
+        table = read_numpy(path, split)
+        np.testing.assert_array_equal(table.images, ARRAYS[f"{split}_images"])
+        np.testing.assert_array_equal(table.labels, ARRAYS[f"{split}_labels"])
+        assert table.class_names == (("ant", "bee", "cat", "dög") if named else ("0", "1", "2", "3"))
+        assert [type(name) for name in table.class_names] == [str] * 4
+
+
+def test_what_holds_no_arrays_is_passed_by(tmp_path):
+    np.save(tmp_path / "other.npy", IMAGES)
+    assert not holds_numpy(tmp_path) and not holds_numpy(tmp_path / "other.npy") and not holds_numpy(tmp_path / "no")
+
+
+@given(
+    images=npst.arrays(np.uint8, npst.array_shapes(min_dims=4, max_dims=4, max_side=4)),
+    kind=st.sampled_from(KINDS),
+    column_major=st.booleans(),
+    dtype=st.sampled_from(["<i8", ">i4", "u1", ">u2", "<u8"]),
+    data=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_was_saved_is_read(images, kind, column_major, dtype, data):
+    labels = data.draw(npst.arrays(dtype, len(images), elements=st.integers(0, 7)))
+    saved = np.asfortranarray(images) if column_major else images
+    with tempfile.TemporaryDirectory() as name:
+        path = save(Path(name), kind, {"train_images": saved, "train_labels": labels})
+        table = read_numpy(path, "train")
+        np.testing.assert_array_equal(table.images, images)
+        np.testing.assert_array_equal(table.labels, labels)
+        assert table.fingerprint == ArrayTable(images, labels, table.class_names).fingerprint
+
+
+def test_images_in_a_folder_are_mapped_and_batches_are_those_of_memory(tmp_path):
+    path = save(tmp_path, "folder", ARRAYS)
+    table, memory = read_numpy(path, "train"), ArrayTable(IMAGES, ARRAYS["train_labels"], tuple("0123"))
+    base = table.images
+    while isinstance(base, np.ndarray):
+        base = base.base
+    assert isinstance(base, mmap.mmap)
+    assert table.fingerprint == memory.fingerprint
+    for order, batches in ((SampleOrder(5, 4, seed=1), array_batches), (EvalOrder(5, 4), array_eval_batches)):
+        steps = {"start": 0, "stop": 3} if batches is array_batches else {}
+        for one, other in zip(batches(table, order, **steps), batches(memory, order, **steps), strict=True):
+            for leaf, expected in zip(one, other, strict=True):
+                np.testing.assert_array_equal(leaf, expected)
+
+
+def test_of_four_gigabytes_a_batch_reads_its_rows(tmp_path):
+    """The file is sparse: rows that were never written take no room on the disk."""
+    shape = (20_000, 256, 256, 3)
+    images = np.lib.format.open_memmap(tmp_path / "train_images.npy", mode="w+", dtype=np.uint8, shape=shape)
+    images[-1] = 7
+    del images
+    np.save(tmp_path / "train_labels.npy", np.arange(shape[0]) % 10)
+    tracemalloc.start()
+    try:
+        table = read_numpy(tmp_path, "train")
+        assert table.take(10**9).select(None) is table
+        *_, last = array_eval_batches(table, EvalOrder(shape[0], 10_000), index=4_999, count=5_000)
+        assert last.image.shape == (2, 256, 256, 3) and last.image[1].min() == last.image[1].max() == 7
+        assert table.take(3).images.shape == (3, 256, 256, 3)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("train_images", IMAGES.astype(np.float32), "images of float32: give uint8 from 0 to 255"),
+        ("train_images", IMAGES[..., 0], r"images of shape \(5, 4, 6\): give \[N, H, W, C\], with C = 1 for gray"),
+        ("train_images", IMAGES[:0], "a data set needs at least one example"),
+        ("train_labels", np.zeros(4, int), r"labels of shape \(4,\) for 5 images: give one label per image"),
+        ("train_labels", np.zeros(5), "labels of float64: give integers"),
+        ("train_labels", np.array([0, 1, 2, 4, 0]), r"label 4 of row 3: 4 class names allow 0\.\.3"),
+        ("train_labels", np.array([0, -1, 2, 1, 0]), r"label -1 of row 1: 4 class names allow 0\.\.3"),
+        ("train_labels", np.array([0, 1, 2, 1, 0], object), "holds pickled Python objects, which are never read; save"),
+        ("class_names", np.array(["a", "b"], object), "holds pickled Python objects, which are never read; save"),
+        ("class_names", np.arange(4), r"int64 of shape \(4,\): give strings, one a class"),
+        ("class_names", NAMES[None], r"<U3 of shape \(1, 4\): give strings, one a class"),
+        ("class_names", np.zeros(4, "V0"), r"\|V0 of shape \(4,\): neither numbers nor strings; save it again"),
+    ],
+)
+def test_arrays_that_do_not_fit_get_one_line(tmp_path, kind, name, array, message):
+    path = save(tmp_path, kind, ARRAYS | {"class_names": NAMES} | {name: array})
+    with pytest.raises(InputError, match=message) as error:
+        read_numpy(path, "train")
+    assert str(error.value).startswith(place(path, name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("labels", [np.zeros(5), np.array([-2, -1, -1, -1, -1])])
+def test_labels_that_number_no_classes_get_the_same_line(tmp_path, kind, labels):
+    path = save(tmp_path, kind, {"train_images": IMAGES, "train_labels": labels})
+    with pytest.raises(InputError, match="labels of float64|label -2 of row 0: 1 class names"):
+        read_numpy(path, "train")
+
+
+def test_a_label_of_billions_makes_no_billions_of_names(tmp_path):
+    path = save(tmp_path, "npz", ARRAYS | {"train_labels": np.array([0, 1, 2, 2**60, 0])})
+    with pytest.raises(InputError, match="label 1152921504606846976: classes without names may be numbered below"):
+        read_numpy(path, "train")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_array_is_answered_with_those_that_are_there(tmp_path, kind):
+    path = save(tmp_path, kind, {"train_images": IMAGES, "train_label": np.zeros(5), "x": IMAGES})
+    message = "no array 'train_labels'; did you mean 'train_label'[?] there are: train_images, train_label, x$"
+    with pytest.raises(InputError, match=message) as error:
+        read_numpy(path, "train")
+    assert str(error.value).startswith(f"{path}: ")
+    with pytest.raises(InputError, match="nowhere: no array 'val_images'; give an .npz file, or a folder of"):
+        read_numpy(tmp_path / "nowhere", "val")
+
+
+def saved(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def header(shape: str, dtype: str = "|u1") -> bytes:
+    return any_header(f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}\n".encode())
+
+
+def any_header(text: bytes) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def write_raw(folder: Path, kind: str, content: bytes) -> Path:
+    """The training images are these bytes; the rest is as it should be."""
+    if kind == "folder":
+        save(folder, kind, ARRAYS)
+        (folder / "train_images.npy").write_bytes(content)
+        return folder
+    with zipfile.ZipFile(folder / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in ARRAYS.items():
+            archive.writestr(f"{name}.npy", content if name == "train_images" else saved(array))
+    return folder / "data.npz"
+
+
+WHOLE = saved(IMAGES)
+
+
+@pytest.mark.parametrize("kind", ["npz", "folder"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not an array that NumPy saved; write it with np.save or np.savez"),
+        (pickle.dumps(IMAGES), "not an array that NumPy saved"),
+        (WHOLE[:50], "not an array that NumPy saved"),
+        (b"\x93NUMPY\x09\x00" + WHOLE[8:], "not an array that NumPy saved"),
+        (any_header(b"{[]: 1}"), "not an array that NumPy saved"),
+        (any_header(b"(\n"), "not an array that NumPy saved"),
+        (any_header(b"a\n  b\n c"), "not an array that NumPy saved"),
+        (WHOLE[:-1], "cut short: the header promises 360 bytes, 359 follow it; download it again"),
+        (WHOLE + b"x", "the header promises 360 bytes, more follow it"),
+        (header("(1099511627776,)"), "the header promises 1099511627776 bytes, 0 follow it"),
+        (header("(5, -4, 6, 3)") + bytes(360), r"uint8 of shape \(5, -4, 6, 3\): neither"),
+        (header("(0, 4611686018427387904, 4611686018427387904, 3)"), "damaged|at least one example"),
+        (header("(5, 4, 6)", "(3,)u1") + bytes(360), "neither numbers nor strings"),
+        (header("(5, 4, 6, 3)") + bytes(2**26), "the header promises 360 bytes, more follow it"),
+    ],
+)
+def test_damaged_and_forged_files_get_one_line_and_no_memory(tmp_path, kind, content, message):
+    path = write_raw(tmp_path, kind, content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=message) as error:
+            read_numpy(path, "train")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    assert str(error.value).startswith(place(path, "train_images"))
+
+
+def test_an_archive_cut_short_or_encrypted_gets_one_line(tmp_path):
+    path = save(tmp_path, "npz", ARRAYS)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    with pytest.raises(InputError, match="data.npz: damaged .File is not a zip file.; download it again"):
+        read_numpy(path, "train")
+    # Bit 0 of the flags in each entry of the directory, 8 bytes from its signature, says encrypted.
+    parts = whole.split(b"PK\x01\x02")
+    path.write_bytes(b"PK\x01\x02".join([parts[0], *(p[:4] + bytes([p[4] | 1]) + p[5:] for p in parts[1:])]))
+    with pytest.raises(InputError, match="encrypted, password required for extraction; save it again with np.savez"):
+        read_numpy(path, "train")
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_flipped_byte_of_an_archive_is_told_or_changes_nothing(data):
+    with tempfile.TemporaryDirectory() as name:
+        path = save(Path(name), "packed npz", ARRAYS)
+        damaged = bytearray(path.read_bytes())
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(damaged)
+        try:
+            table = read_numpy(path, "train")
+        except InputError as error:
+            assert str(error).startswith(f"{path}: ")
+        else:
+            np.testing.assert_array_equal(table.images, IMAGES)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_header_is_told_or_makes_a_table(data):
+    with tempfile.TemporaryDirectory() as name:
+        path = save(Path(name), "folder", ARRAYS)
+        damaged = bytearray(WHOLE)
+        for _ in range(data.draw(st.integers(1, 3))):
+            damaged[data.draw(st.integers(0, 127))] = data.draw(st.sampled_from(b"\0\xff 0'\"(){}[],:\n-5LTaO|<"))
+        (path / "train_images.npy").write_bytes(damaged)
+        try:
+            table = read_numpy(path, "train")
+        except InputError as error:
+            assert str(error).startswith(f"{path / 'train_'}")
+        else:
+            assert table.images.nbytes == IMAGES.nbytes
