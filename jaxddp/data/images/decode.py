@@ -4,12 +4,13 @@ Flipping and normalizing are not done here: they happen on the device.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, parse_header
-from jaxddp.data.images.resize import resize_bilinear
+from jaxddp.data.images.resize import resize
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import Crop, center_window, random_area_window, whole_window
 from jaxddp.data.tensorflow_cpu import tf
@@ -71,15 +72,12 @@ def fitted_window(data: Any, window: Window, image_size: int) -> Any:
     decoded at a half, a quarter or an eighth, whichever is the smallest that is no smaller than the size wanted.
     """
 
-    def fit_jpeg() -> Any:
-        part = _checked_window(data, window)
-        whole = tf.reduce_min(part[2:]) < 2 * image_size
-        return tf.cond(
-            whole, lambda: _fit(_decode_part(data, part), image_size), lambda: _fit_scaled(data, part, image_size)
-        )
-
-    image = tf.cond(_is_jpeg(data), fit_jpeg, lambda: _fit(_decode_png(data, window), image_size))
-    return tf.ensure_shape(image, [image_size, image_size, 3])
+    image = tf.cond(
+        _is_jpeg(data),
+        lambda: _decode_jpeg(data, _checked_window(data, window), image_size),
+        lambda: _decode_png(data, window),
+    )
+    return resize(tf.ensure_shape(image, [None, None, 3]), image_size)
 
 
 def decodes(data: bytes) -> None:
@@ -140,21 +138,17 @@ def _decode_part(data: Any, part: Any) -> Any:
     return image[:, left - first : left - first + width]
 
 
-def _fit_scaled(data: Any, part: Any, image_size: int) -> Any:
-    """The part, decoded at a fraction of its size and resized the rest of the way."""
+def _decode_jpeg(data: Any, part: Any, image_size: int) -> Any:
+    """The part at its own size, or at the smallest fraction of it that is no smaller than the size wanted."""
     short = tf.reduce_min(part[2:])
 
-    def at(scale: int) -> Callable[[], Any]:
-        def fit() -> Any:
-            start, stop = part[:2] // scale, -(-(part[:2] + part[2:]) // scale)
-            image = _decode(data, tf.concat([start, stop - start], 0), scale)
-            inner = tf.cast(part, tf.float32) / scale - tf.cast(tf.concat([start, [0, 0]], 0), tf.float32)
-            return resize_bilinear(image, image_size, inner)
+    def scaled(scale: int) -> Any:
+        # What the part covers of the smaller image, whose pixels are `scale` of its own: whole pixels, outwards.
+        start, stop = part[:2] // scale, -(-(part[:2] + part[2:]) // scale)
+        return _decode(data, tf.concat([start, stop - start], 0), scale)
 
-        return fit
-
-    cases = [(short >= scale * image_size, at(scale)) for scale in _SCALES]
-    return tf.case(cases, default=at(_SCALES[-1]))
+    cases = [(short >= scale * image_size, partial(scaled, scale)) for scale in _SCALES]
+    return tf.case(cases, default=lambda: _decode_part(data, part))
 
 
 def _decode(data: Any, part: Any, scale: int) -> Any:
@@ -166,9 +160,3 @@ def _decode_png(data: Any, window: Window) -> Any:
     image = tf.image.decode_png(data, channels=3)
     top, left, height, width = tf.unstack(window(tf.shape(image)[:2]))
     return image[top : top + height, left : left + width]
-
-
-def _fit(image: Any, image_size: int) -> Any:
-    """`resize_bilinear`, left out where the size is right already."""
-    right = tf.reduce_all(tf.equal(tf.shape(image)[:2], image_size))
-    return tf.cond(right, lambda: image, lambda: resize_bilinear(image, image_size))
