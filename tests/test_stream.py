@@ -1,5 +1,6 @@
 """Images from files: pixels follow (seed, epoch, row), nothing is lost or skipped, and a bad file gets one line."""
 
+import dataclasses
 import gc
 import io
 import math
@@ -500,3 +501,28 @@ def test_tensorflow_is_kept_off_the_gpus_and_says_nothing_on_stderr():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
     assert done.stderr == ""
+
+
+def test_as_many_rows_as_imagenet_take_little_memory(tmp_path: Path):
+    # In a process of its own, whose peak is that of the stream; the steps lie across the end of an epoch.
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+import resource
+from test_stream import *
+
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+small = write_table(Path({str(tmp_path)!r}), [encode(picture(row, 16, 16)) for row in range(8)])
+list(image_batches(small, SampleOrder(8, 4, 0), Crop(), start=0, stop=2, seed=0, image_size=16))
+path = np.resize(small.path, 1_281_167)
+table = dataclasses.replace(small, id=path, path=path, label=np.resize(small.label, len(path)))
+order, before = SampleOrder(len(table), 256, 0), peak()
+middle = order.steps(1)
+for batch in image_batches(table, order, Crop(), start=middle - 3, stop=middle + 3, seed=0, image_size=16):
+    assert batch.image.shape == (256, 16, 16, 3)
+assert set(order.epochs(middle - 1)) == {{0, 1}}
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.splitlines()[-1]) < 1_000_000_000
