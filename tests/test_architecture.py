@@ -49,6 +49,7 @@ FILES = {
     "jaxddp/cluster/allreduce.py": "jax",
     "jaxddp/cluster/rehearsal.py": "jax",
     "jaxddp/data/images/verify.py": "PIL simplejpeg",
+    "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",
     "jaxddp/runtime/checkpoint.py": "orbax",
     "jaxddp/runtime/listeners/curves.py": "matplotlib",
