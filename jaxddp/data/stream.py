@@ -166,17 +166,15 @@ class _Stream:
 
     def _produce(self, way: Reading, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
         rows = (self._images_of(self._columns(step))[1] for step in steps)
-        places_of_steps = way.batches(rows)
-        for step in steps:
-            try:
-                places = next(places_of_steps)
-            except Unreachable as error:
-                self.lost.append(error)
-                raise
-            batch = self._columns(step)
-            real, image_rows = self._images_of(batch)
-            keys = example_keys(self.seed, batch.epoch[real], batch.row[real])
-            yield keys, ~self._sound[image_rows], *places
+        try:
+            for step, places in zip(steps, way.batches(rows), strict=True):
+                batch = self._columns(step)
+                real, image_rows = self._images_of(batch)
+                keys = example_keys(self.seed, batch.epoch[real], batch.row[real])
+                yield keys, ~self._sound[image_rows], *places
+        except Unreachable as error:
+            self.lost.append(error)
+            raise
 
     def _consume(self, images: list[Any], start: Callable[[int], Iterator[np.ndarray]]) -> Generator[Batch]:
         try:

@@ -1,6 +1,6 @@
 """Files that are objects of a store: `s3://bucket/prefix`, `gs://bucket/prefix`, `https://host/prefix`.
 
-obstore makes each request; what becomes of one that fails is decided here, so that one deadline holds for an object.
+obstore makes each request; what becomes of one that fails is decided by `Patience`, so that one deadline holds.
 
 Keys and endpoints come from the environment, as obstore reads them:
 
@@ -14,8 +14,6 @@ On a cloud's own machines both also ask the machine for its keys.
 """
 
 import os
-import random
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,20 +21,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any
 
 import numpy as np
 
+from jaxddp.data.storage.patience import PATIENCE, Cut, Patience, Refused, T, cause
 from jaxddp.data.storage.store import Fault
-from jaxddp.errors import InputError, Unreachable
+from jaxddp.errors import InputError
 from jaxddp.wording import choices, show
-
-_T = TypeVar("_T")
 
 # Listing waits for the server; a training set has a thousand folders of two pages each.
 _THREADS = 32
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
 # Of the deadline of an image, for a file of some tens of MB.
 _LARGE = 10
 
@@ -47,28 +42,6 @@ _ADVICE = {
     "http": "check that the URL can be read without a password",
     "https": "check that the URL can be read without a password",
 }
-# Where Amazon's and Google's machines are asked for keys: that a request went there means that none were set.
-_KEY_SERVICE = re.compile(r"169\.254\.|metadata\.google")
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long one object is waited for.
-
-    Attributes:
-        deadline: seconds for all tries and the pauses between them.
-        silence: seconds without a byte after which a try is given up. The last one may end this long after the
-            deadline.
-        tries: how many at most.
-    """
-
-    deadline: float = 60.0
-    silence: float = 20.0
-    tries: int = 10
-
-
-class _Cut(Exception):
-    """A body that is not as long as its header said, or that is still coming at the deadline."""
 
 
 @dataclass(frozen=True)
@@ -76,29 +49,32 @@ class Objects:
     """The objects below a URL, each fetched whole. `open` makes one; threads may share it, and it can be pickled."""
 
     url: str
-    patience: Patience = Patience()
+    patience: Patience
 
     @classmethod
-    def open(cls, url: str, patience: Patience | None = None) -> "Objects":
+    def open(cls, url: str, patience: Patience = PATIENCE) -> "Objects":
         """No request is made yet.
 
         Raises:
             InputError: not such a URL, or obstore is not installed.
         """
-        store = cls(url.rstrip("/"), patience or Patience())
+        store = cls(url.rstrip("/"), patience)
         if store._scheme not in _ADVICE:
             raise InputError(f"{url}: no such kind of store, {choices(store._scheme, _ADVICE)}; or give a directory")
-        parts = urlsplit(store.url)
-        if not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
-            raise InputError(f"{url}: not the address of a store; write {store._scheme}://NAME/PREFIX and no more")
-        if parts.path:
-            _key(url, parts.path.removeprefix("/"))
+        place, *prefix = store.url.partition("://")[2].split("/")
+        # Keys that stand in a URL would stand in every message.
+        if not place or any(mark in store.url for mark in "?#@"):
+            raise InputError(
+                f"{store._scheme}://: not the address of a store; write {store._scheme}://NAME/PREFIX alone"
+            )
+        if prefix:
+            _key(url, "/".join(prefix))
         try:
             store._client  # noqa: B018
         except ImportError:
             raise InputError(f"{url}: obstore is not installed; pip install 'jaxddp[cloud]'") from None
         except Exception as error:
-            raise InputError(f"{url}: {_fault(error)[1]}; {_ADVICE[store._scheme]}") from None
+            raise InputError(f"{url}: {cause(error)[1]}; {_ADVICE[store._scheme]}") from None
         return store
 
     @property
@@ -182,39 +158,19 @@ class Objects:
                 chunks.append(chunk)
                 # A server that drips never falls silent.
                 if time.monotonic() > until:
-                    raise _Cut(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had come")
+                    raise Cut(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had come")
             data = b"".join(chunks)
             if len(data) != answer.meta["size"]:
-                raise _Cut(f"{len(data)} of {answer.meta['size']} bytes came")
+                raise Cut(f"{len(data)} of {answer.meta['size']} bytes came")
             return data
 
         return attempt
 
-    def _insist(self, name: str, attempt: Callable[[float], _T], deadline: float) -> _T:
-        """What an attempt, which is told the time of the deadline, returns; tried again where that may help."""
-        began, tries = time.monotonic(), 0
-        while True:
-            tries += 1
-            try:
-                return attempt(began + deadline)
-            except FileNotFoundError as error:
-                if "NoSuchBucket" in str(error):
-                    raise InputError(f"{name}: no such bucket; check the URL") from None
-                raise
-            except InputError:
-                raise
-            except Exception as error:
-                passing, reason = _fault(error)
-            if not passing:
-                raise InputError(f"{name}: {reason}; {_ADVICE[self._scheme]}")
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (tries - 1)) * random.uniform(0.5, 1)
-            elapsed = time.monotonic() - began
-            if tries >= self.patience.tries or elapsed + pause > deadline:
-                raise Unreachable(
-                    f"{name}: no answer in {elapsed:.0f} s and {tries} {'try' if tries == 1 else 'tries'}, the last: "
-                    f"{reason}; see whether the store and the network are up, and start again"
-                )
-            time.sleep(pause)
+    def _insist(self, name: str, attempt: Callable[[float], T], deadline: float) -> T:
+        try:
+            return self.patience.insist(name, attempt, deadline)
+        except Refused as error:
+            raise InputError(f"{name}: {error}; {_ADVICE[self._scheme]}") from None
 
     @cached_property
     def _client(self) -> Any:
@@ -249,25 +205,3 @@ def _key(name: str, path: str) -> str:
             f"{name}: {show(path)} is no path in a store; write names with single slashes between, and no . or .."
         )
     return path
-
-
-def _fault(error: Exception) -> tuple[bool, str]:
-    """Whether another try may mend it, and what it is in a few words, from the text that obstore gives an error."""
-    if isinstance(error, _Cut):
-        return True, str(error)
-    text, _, detail = str(error).partition("Debug source:")
-    keys = "no keys were set, and the machine gave none: " if _KEY_SERVICE.search(text) else ""
-    if status := re.search(r"status code: (\d+)( [\w ]+)?", text):
-        code = re.search(r"<Code>(\w+)</Code>", text)
-        passing = status[1].startswith("5") or status[1] in ("408", "429")
-        return passing, keys + status[1] + (status[2] or "") + (f" ({code[1]})" if code else "")
-    if "BadScheme" in detail:
-        return False, "plain http is not allowed unless AWS_ALLOW_HTTP=true is set"
-    if "HTTP error" not in text:
-        return False, show(text.strip())
-    if "kind: Timeout" in detail:
-        return True, f"{keys}no byte came"
-    if "IncompleteBody" in detail:
-        return True, "the body was cut short"
-    said = re.search(r'(?:message|error): "([^"]+)"', detail)
-    return True, keys + (said[1] if said else text.strip().rpartition(" - ")[2])
