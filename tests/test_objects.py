@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import optax
 import pytest
-from ilsvrc import IMAGES, synset, write_tree
+from ilsvrc import IMAGES, write_tree
 from small import linear_model
 
 import jaxddp
@@ -46,9 +46,10 @@ if not os.environ.get("CI"):
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 ROOT = "s3://bucket/imagenet"
-SHORT = Patience(deadline=1.5, silence=0.4, tries=4)
+# Generous in time, since the machine may be busy: what ends by its tries ends soon.
+SHORT = Patience(deadline=20, silence=10, tries=3)
 KEYS = {
     "AWS_ACCESS_KEY_ID": "somebody",
     "AWS_SECRET_ACCESS_KEY": "do-not-tell",
@@ -227,6 +228,16 @@ def batches(table: ExampleTable, index: int = 0, count: int = 1, **options) -> l
     return list(image_batches(table, order, Crop(), index=index, count=count, **options))
 
 
+def pairs(halves: list) -> list:
+    """Each step's two shards, of the columns that a batch always has."""
+    return [(one[:5], other[:5]) for one, other in zip(*halves, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def from_disk(tree) -> list:
+    return batches(train_solutions(tree))
+
+
 def assert_same(ones: list, others: list) -> None:
     for one, other in zip(ones, others, strict=True):
         for leaf, other_leaf in zip(one[:5], other[:5], strict=True):
@@ -247,27 +258,29 @@ def test_a_table_from_s3_is_that_of_the_disk(proxy, tree, reader):
     assert [there.read(row) for row in range(len(there))] == [here.read(row) for row in range(len(here))]
 
 
-@pytest.mark.parametrize(("index", "count"), [(0, 1), (0, 2), (1, 2)])
-def test_batches_from_s3_are_those_of_the_disk(proxy, tree, index, count):
-    assert_same(batches(train_solutions(ROOT), index, count), batches(train_solutions(tree), index, count))
+def test_batches_from_s3_are_those_of_the_disk_on_one_and_on_two_shards(proxy, from_disk, tree):
+    table = train_solutions(ROOT)
+    assert_same(batches(table), from_disk)
+    halves = [batches(table, index, 2) for index in range(2)]
+    assert_same([[*map(np.concatenate, zip(*pair, strict=True))] for pair in pairs(halves)], from_disk)
     here, there = (
-        list(image_eval_batches(table, EvalOrder(5, 4), image_size=16, resize=20, index=index, count=count))
+        list(image_eval_batches(table, EvalOrder(5, 4), image_size=16, resize=20))
         for table in (val_solutions(tree), val_solutions(ROOT))
     )
     assert_same(there, here)
 
 
 def test_training_from_s3_is_training_from_the_disk(proxy, tree, tmp_path):
-    def trained(table: ExampleTable, val: ExampleTable) -> tuple:
+    def trained(table: ExampleTable, val: ExampleTable | None) -> tuple[list, dict]:
         data = DataConfig(image_size=16, resize=16)
         setup = jaxddp.prepare_training(linear_model(), table, 2, optax.sgd(0.05), 3, epochs=1, data=data)
         state, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=(), log_every="1 step")
-        return int(state.step), np.asarray(state.params["weight"]), history.train["loss"], history.val["loss"]
+        assert int(state.step) == 2
+        return [np.asarray(state.params["weight"]), history.train["loss"]], history.val
 
-    cache = tmp_path / "cache"
-    there = trained(train_solutions(ROOT, cache=cache), val_solutions(ROOT, cache=cache))
-    here = trained(train_solutions(tree), val_solutions(tree))
-    assert there[0] == 2 and len(list(cache.glob("*/*"))) == 17
+    there, val = trained(train_solutions(ROOT, cache=tmp_path), val_solutions(ROOT, cache=tmp_path))
+    here, _ = trained(train_solutions(tree), None)
+    assert val["count"][-1] == 5 and len(kept(tmp_path)) == 17
     for one, other in zip(there, here, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -286,7 +299,7 @@ def test_a_web_server_will_do(proxy, tree, tmp_path):
             url = f"http://127.0.0.1:{web.server_port}"
             there, here = train_solutions(f"{url}/"), train_solutions(tree)
             assert there.fingerprint == here.fingerprint
-            assert_same(batches(there), batches(here))
+            assert [there.read(row) for row in range(12)] == [here.read(row) for row in range(12)]
             lost = dataclasses.replace(there, path=np.array([b"no.JPEG", *there.path[1:]]))
             seen.clear()
             lost.check_images()
@@ -359,7 +372,8 @@ def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
 
 
 @pytest.mark.parametrize("fault", ["503", "429", "500", "reset", "cut", "silence"])
-def test_what_passes_is_tried_again(proxy, store, tree, fault):
+def test_what_passes_is_tried_again(proxy, tree, fault):
+    store = Objects.open(ROOT, dataclasses.replace(SHORT, silence=1 if fault == "silence" else 10))
     table = train_solutions(tree)
     path = bytes(table.path[0])
     proxy.first(2, fault)
@@ -372,22 +386,26 @@ def test_what_passes_is_tried_again(proxy, store, tree, fault):
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "limits", "reason"),
     [
-        ("503", "4 tries, the last: 503 Service Unavailable;"),
-        ("reset", "4 tries, the last: Connection reset by peer;"),
-        ("cut", "4 tries, the last: the body was cut short;"),
-        ("silence", "tries, the last: no byte came;"),
-        ("drip", "1 try, the last: "),
+        ("503", {}, "3 tries, the last: 503 Service Unavailable;"),
+        ("reset", {}, "3 tries, the last: Connection reset by peer;"),
+        ("cut", {}, "3 tries, the last: the body was cut short;"),
+        ("silence", {"silence": 0.5}, "3 tries, the last: no byte came;"),
+        ("silence", {"silence": 0.5, "deadline": 0.4}, "1 try, the last: no byte came;"),
+        ("503", {"deadline": 0.01}, "1 try, the last: 503 Service Unavailable;"),
+        ("drip", {"deadline": 1}, "1 try, the last: "),
     ],
 )
-def test_what_does_not_pass_ends_in_one_line(proxy, store, tree, fault, reason):
+def test_what_does_not_pass_ends_in_one_line(proxy, tree, fault, limits, reason):
+    store = Objects.open(ROOT, dataclasses.replace(SHORT, **limits))
     path = bytes(train_solutions(tree).path[0])
     proxy.fault = lambda number: fault
     text = message(Unreachable, store.read, path)
     assert text.startswith(f"{store.name(path)}: no answer in ") and reason in text
-    assert "see whether the store and the network are up, and start again" in text
-    assert 1 <= len(proxy.requests) <= SHORT.tries
+    assert text.endswith("; see whether the store and the network are up, and start again")
+    assert len(proxy.requests) == int(reason[0])
+    # A second's dripping, and not all that the transport would have borne.
     assert fault != "drip" or "bytes had come" in text
 
 
@@ -396,8 +414,8 @@ def test_a_store_that_is_not_there(proxy, monkeypatch):
         port = free.getsockname()[1]
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     store = Objects.open(ROOT, SHORT)
-    assert "4 tries, the last: Connection refused;" in message(Unreachable, store.read, b"a")
-    assert "4 tries, the last: Connection refused;" in message(Unreachable, store.faults, np.array([b"a", b"b/c"]))
+    assert "3 tries, the last: Connection refused;" in message(Unreachable, store.read, b"a")
+    assert "3 tries, the last: Connection refused;" in message(Unreachable, store.faults, np.array([b"a", b"b/c"]))
 
 
 def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store, monkeypatch):
@@ -414,7 +432,7 @@ def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store,
     monkeypatch.setattr("obstore.get", lambda client, key: Answer(bodies.pop(0)))
     assert store.read(b"x") == b"enough" and not bodies
     bodies += [b"some"] * 9
-    assert "4 tries, the last: 4 of 6 bytes came;" in message(Unreachable, store.read, b"x")
+    assert "3 tries, the last: 4 of 6 bytes came;" in message(Unreachable, store.read, b"x")
 
 
 def test_a_lost_store_ends_the_stream_in_one_line(proxy, store):
@@ -430,7 +448,6 @@ def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):
     server.upload(tree, "s3://bucket/gone")
     table = train_solutions("s3://bucket/gone")
     server.request("DELETE", f"/bucket/gone/{os.fsdecode(table.path[4])}")
-    assert f"{table.name(4)}: missing image; upload it or remove its row" == message(InputError, batches, table)
     with_others = batches(table, substitutes=Substitutes(table))
     assert sum(batch.substituted.sum() for batch in with_others) == sum((batch.row == 4).sum() for batch in with_others)
 
@@ -461,10 +478,12 @@ def test_wrong_keys(proxy, store, server):
 def test_no_keys(proxy, monkeypatch):
     """On a machine of Amazon's its own service is asked for keys; here the proxy answers in its place."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert ": 'Missing AccessKeyId'; check AWS_ACCESS_KEY_ID, " in message(InputError, train_solutions, ROOT)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", proxy.url)
     proxy.fault = lambda number: "404"
     text = message(InputError, Objects.open(ROOT, SHORT).read, b"a")
-    assert text.startswith(f"{ROOT}/a: ") and "check AWS_ACCESS_KEY_ID" in text
+    assert f"{ROOT}/a: no keys were set, and the machine gave none: 404 Not Found; check AWS_ACCESS_KEY_ID" in text
 
 
 def test_plain_http_must_be_allowed(proxy, monkeypatch):
@@ -484,7 +503,7 @@ def test_google_storage_up_to_the_door(proxy, monkeypatch, tmp_path):
     ("url", "expected"),
     [
         ("hdfs://name/x", "hdfs://name/x: no such kind of store, there are: gs, http, https, s3; or give a directory"),
-        ("S3://bucket/x", "did you mean 's3'?"),
+        ("S3://bucket/x", "S3://bucket/x: no such kind of store, there are: gs,"),
         ("s3://", "s3://: not the address of a store; write s3://NAME/PREFIX alone"),
         ("https://me:password@host/x", "https://: not the address of a store"),
         ("https://host/x?signature=1", "https://: not the address of a store"),
@@ -522,14 +541,15 @@ def test_a_store_travels_without_its_keys(proxy, store):
 # The cache
 
 
-def test_the_second_epoch_asks_for_nothing(proxy, tree, tmp_path):
-    table = train_solutions(ROOT, cache=tmp_path / "cache")
-    first = batches(table, stop=3)
+def test_the_second_epoch_asks_for_nothing(proxy, from_disk, tmp_path):
+    """Three batches are an epoch, and the fourth is of the next."""
     proxy.calm()
-    assert_same(batches(table, stop=3), first)
-    again = train_solutions(ROOT, cache=tmp_path / "cache")
+    assert_same(batches(train_solutions(ROOT, cache=tmp_path)), from_disk)
+    # The epochs' batches are fetched at once, so an image that both show may be asked for twice.
+    assert len(set(proxy.requests)) == 2 + 12
+    again = train_solutions(ROOT, cache=tmp_path)
     proxy.calm()
-    assert_same(batches(again, stop=3), batches(train_solutions(tree), stop=3))
+    assert_same(batches(again), from_disk)
     assert proxy.requests == []
 
 
@@ -649,4 +669,3 @@ def test_a_cache_that_cannot_be(proxy, tree, tmp_path):
     assert text.startswith(f"{tmp_path}/file: cannot be made a folder for images (")
     text = message(InputError, train_solutions, tree, cache=tmp_path)
     assert text == f"{tree}: images of a directory are read where they lie; leave out the cache {tmp_path}"
-    assert synset(0)

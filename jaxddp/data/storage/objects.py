@@ -58,12 +58,13 @@ class Objects:
         Raises:
             InputError: not such a URL, or obstore is not installed.
         """
-        store = cls(url.rstrip("/"), patience)
+        scheme, mark, rest = url.partition("://")
+        store = cls(scheme + mark + rest.rstrip("/"), patience)
         if store._scheme not in _ADVICE:
             raise InputError(f"{url}: no such kind of store, {choices(store._scheme, _ADVICE)}; or give a directory")
-        place, *prefix = store.url.partition("://")[2].split("/")
+        place, *prefix = rest.rstrip("/").split("/")
         # Keys that stand in a URL would stand in every message.
-        if not place or any(mark in store.url for mark in "?#@"):
+        if not place or any(sign in rest for sign in "?#@"):
             raise InputError(
                 f"{store._scheme}://: not the address of a store; write {store._scheme}://NAME/PREFIX alone"
             )
@@ -180,7 +181,7 @@ class Objects:
         options: Any = {
             "allow_http": allow_http,
             "connect_timeout": f"{round(1000 * min(5, self.patience.silence))}ms",
-            "read_timeout": f"{round(1000 * self.patience.silence)}ms",
+            "read_timeout": "25s",
             "timeout": f"{round(1000 * _LARGE * self.patience.deadline)}ms",
             "pool_max_idle_per_host": str(_THREADS),
         }

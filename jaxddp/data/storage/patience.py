@@ -13,8 +13,8 @@ from jaxddp.wording import show
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
-# Where Amazon's and Google's machines are asked for keys: that a request went there means that none were set.
-_KEY_SERVICE = re.compile(r"169\.254\.|metadata\.google")
+# What Amazon's and Google's machines are asked for keys: that such a request was made means that none were set.
+_KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata/")
 
 
 class Cut(Exception):
@@ -95,7 +95,7 @@ def cause(error: Exception) -> tuple[bool, str]:
     if "BadScheme" in detail:
         return False, "plain http is not allowed unless AWS_ALLOW_HTTP=true is set"
     if "HTTP error" not in text:
-        return False, show(text.strip())
+        return False, show(re.sub(r"^Generic \w+ error: ", "", text.strip()))
     if "kind: Timeout" in detail:
         return True, f"{keys}no byte came"
     if "IncompleteBody" in detail:
