@@ -51,6 +51,7 @@ FILES = {
     "jaxddp/cluster/rehearsal.py": "jax",
     "jaxddp/curate/pack.py": "PIL",
     "jaxddp/data/images/verify.py": "PIL simplejpeg",
+    "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",
     "jaxddp/runtime/checkpoint.py": "orbax",
     "jaxddp/runtime/listeners/curves.py": "matplotlib",

@@ -9,7 +9,7 @@ at the step that met it.
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ from jaxddp.data.source import check_order, columns
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Unreachable
 
 PREFETCH_BATCHES = 2
 """How many finished batches wait for the consumer, beyond the one in the making: the bound of the stream's memory."""
@@ -66,6 +66,7 @@ def image_batches(
         InputError: at once, where an argument is out of range or the batch does not divide by `count`; from the
             iterator, at the first batch with an image that is missing, empty, cut short, damaged, too large, or no
             image. Each file is read to its last pixel the first time that a process meets it.
+        Unreachable: from the iterator, where the table's store gave no answer within its deadline.
     """
     check_seed(seed)
 
@@ -117,6 +118,8 @@ class _Stream:
     image_size: int
     load: Load
     substitutes: Substitutes | None = None
+    lost: list[Unreachable] = field(default_factory=list)
+    """What the producer saw of a store that is gone: of its errors TensorFlow hands on no more than a text."""
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
@@ -163,11 +166,15 @@ class _Stream:
 
     def _produce(self, way: Reading, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
         rows = (self._images_of(self._columns(step))[1] for step in steps)
-        for step, places in zip(steps, way.batches(rows), strict=True):
-            batch = self._columns(step)
-            real, image_rows = self._images_of(batch)
-            keys = example_keys(self.seed, batch.epoch[real], batch.row[real])
-            yield keys, ~self._sound[image_rows], *places
+        try:
+            for step, places in zip(steps, way.batches(rows), strict=True):
+                batch = self._columns(step)
+                real, image_rows = self._images_of(batch)
+                keys = example_keys(self.seed, batch.epoch[real], batch.row[real])
+                yield keys, ~self._sound[image_rows], *places
+        except Unreachable as error:
+            self.lost.append(error)
+            raise
 
     def _consume(self, images: list[Any], start: Callable[[int], Iterator[np.ndarray]]) -> Generator[Batch]:
         try:
@@ -187,6 +194,9 @@ class _Stream:
             pixels = next(images)
         except (tf.errors.OpError, UnicodeDecodeError):
             # The second is TensorFlow failing to put the bytes of a file or of its path into its own message.
+            # To look at each image again would only wait for the store once more.
+            if self.lost:
+                raise self.lost[0] from None
             found = False
             for row, fault in self._faults(batch):
                 found = True

@@ -7,11 +7,11 @@ Images are expected where the archive puts them:
 """
 
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 
-from jaxddp.data.formats.solution_files import SYNSET_MAPPING, Solutions, open_root, read_mapping, read_solutions
+from jaxddp.data.formats.solution_files import SYNSET_MAPPING, Solutions, read_mapping, read_solutions
+from jaxddp.data.storage.home import Home, open_root
 from jaxddp.data.storage.local import LocalFiles, links_out
 from jaxddp.data.subset import ClassSelection
 from jaxddp.data.table import ExampleTable
@@ -26,59 +26,75 @@ _IMAGES = "ILSVRC/Data/CLS-LOC"
 
 
 def train_solutions(
-    root: str | PathLike[str], csv: str | PathLike[str] = TRAIN_CSV, classes: ClassSelection = None
+    root: str | PathLike[str],
+    csv: str | PathLike[str] = TRAIN_CSV,
+    classes: ClassSelection = None,
+    cache: str | PathLike[str] | None = None,
 ) -> ExampleTable:
     """Reads the training examples, whose images lie in one folder a synset.
 
     Args:
-        root: the directory of Kaggle's archive.
+        root: the directory of Kaggle's archive, or its URL: `s3://bucket/imagenet`, `gs://…` or `https://…`; see
+            `jaxddp.data.storage.objects` for keys and endpoints.
         csv: the solution file, in the root unless it is an absolute path.
         classes: as in `ExampleTable.select`.
+        cache: a folder of this machine where the images of a URL are kept once they were fetched; see `CachedStore`.
 
     Raises:
         InputError: naming file, line and value of what is wrong in the files, or the link that leads out of the root.
+        Unreachable: a URL's store gave no answer.
     """
-    return _labelled(root, csv, classes, f"{_IMAGES}/train/{{synset}}/")
+    return _labelled(root, csv, classes, cache, f"{_IMAGES}/train/{{synset}}/")
 
 
 def val_solutions(
-    root: str | PathLike[str], csv: str | PathLike[str] = VAL_CSV, classes: ClassSelection = None
+    root: str | PathLike[str],
+    csv: str | PathLike[str] = VAL_CSV,
+    classes: ClassSelection = None,
+    cache: str | PathLike[str] | None = None,
 ) -> ExampleTable:
     """Reads the validation examples, whose images lie in one folder; otherwise as `train_solutions`."""
-    return _labelled(root, csv, classes, f"{_IMAGES}/val/")
+    return _labelled(root, csv, classes, cache, f"{_IMAGES}/val/")
 
 
-def test_listing(root: str | PathLike[str], csv: str | PathLike[str] = TEST_CSV) -> ExampleTable:
+def test_listing(
+    root: str | PathLike[str], csv: str | PathLike[str] = TEST_CSV, cache: str | PathLike[str] | None = None
+) -> ExampleTable:
     """Reads the names of the test images from the sample submission: labels are -1, and there are no classes.
 
     Raises:
-        InputError: as `train_solutions` does. What stands beside ImageId is not read.
+        InputError, Unreachable: as `train_solutions` does. What stands beside ImageId is not read.
     """
-    home = open_root(root)
-    solutions = read_solutions(home / csv, None)
+    home = open_root(root, SYNSET_MAPPING, cache)
+    solutions = read_solutions(home.file(csv), None)
     folder = np.array([f"{_IMAGES}/test/".encode()])
-    return _within_root(_table(home, solutions, folder, {}), home, solutions)
+    return _within_root(_table(home, solutions, folder, {}), solutions)
 
 
 def _labelled(
-    root: str | PathLike[str], csv: str | PathLike[str], classes: ClassSelection, folder: str
+    root: str | PathLike[str],
+    csv: str | PathLike[str],
+    classes: ClassSelection,
+    cache: str | PathLike[str] | None,
+    folder: str,
 ) -> ExampleTable:
-    home = open_root(root)
-    mapping = read_mapping(home / SYNSET_MAPPING)
-    solutions = read_solutions(home / csv, tuple(mapping))
+    home = open_root(root, SYNSET_MAPPING, cache)
+    mapping = read_mapping(home.file(SYNSET_MAPPING))
+    solutions = read_solutions(home.file(csv), tuple(mapping))
     folders = np.array([folder.format(synset=synset).encode() for synset in mapping])
-    return _within_root(_table(home, solutions, folders, mapping).select(classes), home, solutions)
+    return _within_root(_table(home, solutions, folders, mapping).select(classes), solutions)
 
 
-def _table(home: Path, solutions: Solutions, folders: np.ndarray, mapping: dict[str, str]) -> ExampleTable:
+def _table(home: Home, solutions: Solutions, folders: np.ndarray, mapping: dict[str, str]) -> ExampleTable:
     path = np.strings.add(folders[solutions.label], np.strings.add(solutions.image_id, b".JPEG"))
     ids, names, indices = tuple(mapping), tuple(mapping.values()), tuple(range(len(mapping)))
-    return ExampleTable(LocalFiles(home), solutions.image_id, path, solutions.label, ids, names, indices)
+    return ExampleTable(home.store, solutions.image_id, path, solutions.label, ids, names, indices)
 
 
-def _within_root(table: ExampleTable, home: Path, solutions: Solutions) -> ExampleTable:
+def _within_root(table: ExampleTable, solutions: Solutions) -> ExampleTable:
     """Refuses a table in which a symbolic link leads an image out of the root: no row may reach other files."""
-    if faults := links_out(home, table.path):
+    root = table.store.root if isinstance(table.store, LocalFiles) else None
+    if root and (faults := links_out(root, table.path)):
         row, fault = faults[0]
         raise InputError(
             f"{solutions.where(table.id[row])}: ImageId {show(table.id[row].decode())}: {fault}; put the file itself "

@@ -1,0 +1,93 @@
+"""Images of a slow store, kept in a folder of this machine once they were fetched."""
+
+import hashlib
+import logging
+import os
+import threading
+import uuid
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from jaxddp.data.storage.store import Fault, Store
+from jaxddp.errors import InputError
+
+_log = logging.getLogger("jaxddp.data")
+_warning = threading.Lock()
+_DIGEST = 32
+
+
+class CachedStore:
+    """A store, and a folder where each image that it gave is kept for the next time.
+
+    A file is the image and behind it a SHA-256 of the image's name and bytes. So whatever befell the file, an image
+    comes from it whole and under its own name, or is fetched again. Several processes may share the folder: a file
+    appears in it all at once, by being renamed.
+
+    Nothing is ever thrown out, nor compared with the store again: give it room for the data set, and empty it when
+    images change under their names. Where nothing more can be written, as on a full disk, the log says so once and
+    reading goes on.
+
+    Args:
+        folder: made where it does not exist.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
+
+    def __init__(self, store: Store, folder: str | PathLike[str]):
+        self.store = store
+        self.folder = Path(folder).expanduser().absolute()
+        self._writing = True
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{self.folder}: cannot be made a folder for images ({error.strerror}); name another, or none"
+            ) from None
+
+    def name(self, path: bytes, offset: int = 0) -> str:
+        return self.store.name(path, offset)
+
+    def read(self, path: bytes, offset: int = 0) -> bytes:
+        """The encoded image, from the folder where it is there. Raises what the store raises."""
+        name = os.fsencode(self.name(path, offset))
+        key = hashlib.sha256(name).hexdigest()
+        file = self.folder / key[:2] / key
+        with suppress(OSError):
+            kept = file.read_bytes()
+            if kept[-_DIGEST:] == _digest(name, kept[:-_DIGEST]):
+                return kept[:-_DIGEST]
+        data = self.store.read(path, offset)
+        if self._writing:
+            self._keep(file, data + _digest(name, data))
+        return data
+
+    def faults(self, paths: np.ndarray) -> list[Fault]:
+        """What the store says; what is kept is not looked at."""
+        return self.store.faults(paths)
+
+    def _keep(self, file: Path, content: bytes) -> None:
+        unfinished = file.with_name(f".{uuid.uuid4().hex}")
+        try:
+            file.parent.mkdir(exist_ok=True)
+            unfinished.write_bytes(content)
+            unfinished.rename(file)
+        except OSError as error:
+            with suppress(OSError):
+                unfinished.unlink()
+            with _warning:
+                first, self._writing = self._writing, False
+            if first:
+                _log.warning(
+                    "%s: cannot be written (%s); no more images are kept there, so free some space or name another "
+                    "folder",
+                    self.folder,
+                    error.strerror,
+                )
+
+
+def _digest(name: bytes, data: bytes) -> bytes:
+    return hashlib.sha256(b"%d\n%b%b" % (len(name), name, data)).digest()

@@ -1,0 +1,112 @@
+"""A data set's root, a directory or a URL: where its text files are read, and which store its images lie in."""
+
+import io
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from jaxddp.data.storage.cache import CachedStore
+from jaxddp.data.storage.local import LocalFiles
+from jaxddp.data.storage.objects import Objects
+from jaxddp.data.storage.store import Store
+from jaxddp.errors import InputError, JaxddpError
+from jaxddp.wording import nearest
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A text file, wherever it lies.
+
+    Attributes:
+        name: what a person calls it, for messages; `str` of the file as well.
+        open: raises FileNotFoundError, another OSError, or what the store raises.
+        hint: where to look for it when it is not there, as the end of a message.
+    """
+
+    name: str
+    open: Callable[[], BinaryIO]
+    hint: Callable[[], str]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def text(self, newline: str | None = None) -> TextIO:
+        """Opens it as UTF-8, with or without a byte order mark."""
+        return io.TextIOWrapper(self.open(), "utf-8-sig", newline=newline)
+
+
+@dataclass(frozen=True)
+class Home:
+    """A data set's root.
+
+    Attributes:
+        store: of the images, whose paths are relative to the root.
+        file: from a name relative to the root, or an absolute path on this machine, to a text file.
+    """
+
+    store: Store
+    file: Callable[[str | PathLike[str]], TextFile]
+
+
+def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] | None = None) -> Home:
+    """Opens a directory, as an absolute path with links kept, or a URL as `Objects` knows them.
+
+    Args:
+        holds: the name of a file in it, for messages.
+        cache: where the images of a URL are kept on this machine once they were fetched; see `CachedStore`. Text files
+            are always fetched.
+
+    Raises:
+        InputError: there is no such directory, the URL cannot be one, or a cache for images that are on this machine.
+    """
+    if isinstance(root, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", root):
+        objects = Objects.open(root)
+        images = objects if cache is None else CachedStore(objects, cache)
+        return Home(images, lambda name: _remote_file(objects, name))
+    path = Path(root).expanduser().absolute()
+    if not path.is_dir():
+        state = "is not a directory" if path.exists() else "no such directory"
+        raise InputError(f"{path}: {state}; give the directory that holds {holds}{_sibling(path)}")
+    if cache is not None:
+        raise InputError(f"{path}: images of a directory are read where they lie; leave out the cache {cache}")
+    return Home(LocalFiles(path), lambda name: _local_file(path / name))
+
+
+def _local_file(path: Path) -> TextFile:
+    return TextFile(str(path), lambda: path.open("rb"), lambda: _elsewhere(path))
+
+
+def _remote_file(objects: Objects, name: str | PathLike[str]) -> TextFile:
+    if Path(name).is_absolute():
+        return _local_file(Path(name))
+    path = os.fsencode(name)
+    return TextFile(objects.name(path), lambda: io.BytesIO(objects.read_text(path)), lambda: _near(objects, path))
+
+
+def _elsewhere(path: Path) -> str:
+    """Says where a missing file does lie, if one directory up or down: archives unpack one deeper than expected."""
+    near = [path.parent.parent / path.name, *sorted(path.parent.glob(f"*/{path.name}"))]
+    found = next((other.parent for other in near if other.is_file()), None)
+    return f"; it lies in {found}: give that directory instead" if found else _sibling(path) or "; check the path"
+
+
+def _sibling(path: Path) -> str:
+    """Names the nearest entry beside a path that does not exist."""
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    return nearest(path.name, beside)
+
+
+def _near(objects: Objects, path: bytes) -> str:
+    """Names the nearest object beside one that does not exist, where the store tells what it holds."""
+    folder, _, name = os.fsdecode(path).rpartition("/")
+    beside: list[str] = []
+    # Who may read what it knows by name may still not list.
+    with suppress(JaxddpError):
+        if objects.can_list:
+            beside = [os.fsdecode(other).rpartition("/")[2] for other in objects.sizes(os.fsencode(folder))]
+    return nearest(name, beside) or "; check the URL"

@@ -1,0 +1,208 @@
+"""Files that are objects of a store: `s3://bucket/prefix`, `gs://bucket/prefix`, `https://host/prefix`.
+
+obstore makes each request; what becomes of one that fails is decided by `Patience`, so that one deadline holds.
+
+Keys and endpoints come from the environment, as obstore reads them:
+
+    s3://    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION; AWS_ENDPOINT_URL for a store that
+             is not Amazon's, with AWS_ALLOW_HTTP=true where that is plain http; AWS_SKIP_SIGNATURE=true for a public
+             bucket. The files of `aws configure` are not read: `aws configure export-credentials --format env`.
+    gs://    GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT, the path of a key file
+    https:// none; plain http:// is taken as well
+
+On a cloud's own machines both also ask the machine for its keys.
+"""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from jaxddp.data.storage.patience import PATIENCE, Cut, Patience, Refused, T, cause
+from jaxddp.data.storage.store import Fault
+from jaxddp.errors import InputError
+from jaxddp.wording import choices, show
+
+# Listing waits for the server; a training set has a thousand folders of two pages each.
+_THREADS = 32
+# Of the deadline of an image, for a file of some tens of MB.
+_LARGE = 10
+
+_ADVICE = {
+    "s3": "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL, or set "
+    "AWS_SKIP_SIGNATURE=true for a public bucket",
+    "gs": "check GOOGLE_APPLICATION_CREDENTIALS, which names a key file",
+    "http": "check that the URL can be read without a password",
+    "https": "check that the URL can be read without a password",
+}
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The objects below a URL, each fetched whole. `open` makes one; threads may share it, and it can be pickled."""
+
+    url: str
+    patience: Patience
+
+    @classmethod
+    def open(cls, url: str, patience: Patience = PATIENCE) -> "Objects":
+        """No request is made yet.
+
+        Raises:
+            InputError: not such a URL, or obstore is not installed.
+        """
+        scheme, mark, rest = url.partition("://")
+        store = cls(scheme + mark + rest.rstrip("/"), patience)
+        if store._scheme not in _ADVICE:
+            raise InputError(f"{url}: no such kind of store, {choices(store._scheme, _ADVICE)}; or give a directory")
+        place, *prefix = rest.rstrip("/").split("/")
+        # Keys that stand in a URL would stand in every message.
+        if not place or any(sign in rest for sign in "?#@"):
+            raise InputError(
+                f"{store._scheme}://: not the address of a store; write {store._scheme}://NAME/PREFIX alone"
+            )
+        if prefix:
+            _key(url, "/".join(prefix))
+        try:
+            store._client  # noqa: B018
+        except ImportError:
+            raise InputError(f"{url}: obstore is not installed; pip install 'jaxddp[cloud]'") from None
+        except Exception as error:
+            raise InputError(f"{url}: {cause(error)[1]}; {_ADVICE[store._scheme]}") from None
+        return store
+
+    @property
+    def can_list(self) -> bool:
+        """Whether the store tells what it holds. Over plain HTTP only reading shows it."""
+        return self._scheme in ("s3", "gs")
+
+    def name(self, path: bytes, offset: int = 0) -> str:
+        return f"{self.url}/{os.fsdecode(path)}"
+
+    def read(self, path: bytes, offset: int = 0) -> bytes:
+        """The encoded image.
+
+        Raises:
+            InputError: there is no such object, or the store does not let us have it.
+            Unreachable: no whole answer within the deadline.
+        """
+        try:
+            return self._insist(self.name(path), self._download(path), self.patience.deadline)
+        except FileNotFoundError:
+            raise InputError(f"{self.name(path)}: missing image; upload it or remove its row") from None
+
+    def read_text(self, path: bytes) -> bytes:
+        """A file that may be a thousand times as large as an image, and has ten times an image's deadline.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            InputError, Unreachable: as `read`.
+        """
+        return self._insist(self.name(path), self._download(path), _LARGE * self.patience.deadline)
+
+    def sizes(self, folder: bytes) -> dict[bytes, int]:
+        """What lies in a folder itself, and not in folders within it: path -> size in bytes. Not over plain HTTP.
+
+        Raises:
+            InputError, Unreachable: as `read`.
+        """
+        name = self.name(folder + b"/") if folder else f"{self.url}/"
+
+        def listed(_: float) -> dict[bytes, int]:
+            import obstore
+
+            found = obstore.list_with_delimiter(self._client, os.fsdecode(folder) or None)["objects"]
+            return {os.fsencode(one["path"]): one["size"] for one in found}
+
+        return self._insist(name, listed, self.patience.deadline)
+
+    def faults(self, paths: np.ndarray) -> list[Fault]:
+        """As every store's, by listing the folders; none over plain HTTP, where a missing image shows when it is read.
+
+        Raises:
+            InputError, Unreachable: a folder cannot be listed.
+        """
+        if not self.can_list:
+            return []
+        folders: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
+        for row, path in enumerate(paths.tolist()):
+            folders[path.rpartition(b"/")[0]].append((row, path))
+
+        def unusable(folder: bytes) -> list[Fault]:
+            sizes = self.sizes(folder)
+            absent = "the image is missing" if sizes else "the image's folder is missing"
+            return [
+                (row, "the image is empty" if path in sizes else absent)
+                for row, path in folders[folder]
+                if not sizes.get(path)
+            ]
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return sorted(chain.from_iterable(pool.map(unusable, folders)))
+
+    def _download(self, path: bytes) -> Callable[[float], bytes]:
+        key = _key(self.name(path), os.fsdecode(path))
+
+        def attempt(until: float) -> bytes:
+            import obstore
+
+            answer = obstore.get(self._client, key)
+            chunks = []
+            for chunk in answer.stream(min_chunk_size=1):
+                chunks.append(chunk)
+                # A server that drips never falls silent.
+                if time.monotonic() > until:
+                    raise Cut(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had come")
+            data = b"".join(chunks)
+            if len(data) != answer.meta["size"]:
+                raise Cut(f"{len(data)} of {answer.meta['size']} bytes came")
+            return data
+
+        return attempt
+
+    def _insist(self, name: str, attempt: Callable[[float], T], deadline: float) -> T:
+        try:
+            return self.patience.insist(name, attempt, deadline)
+        except Refused as error:
+            raise InputError(f"{name}: {error}; {_ADVICE[self._scheme]}") from None
+
+    @cached_property
+    def _client(self) -> Any:
+        from obstore import store
+
+        allow_http = self._scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
+        options: Any = {
+            "allow_http": allow_http,
+            "connect_timeout": f"{round(1000 * min(5, self.patience.silence))}ms",
+            "read_timeout": "25s",
+            "timeout": f"{round(1000 * _LARGE * self.patience.deadline)}ms",
+            "pool_max_idle_per_host": str(_THREADS),
+        }
+        # Its own retries would multiply with ours, and know nothing of the deadline.
+        retries: Any = {"max_retries": 0}
+        kind = {"s3": store.S3Store, "gs": store.GCSStore}.get(self._scheme, store.HTTPStore)
+        return kind.from_url(self.url, client_options=options, retry_config=retries)
+
+    @property
+    def _scheme(self) -> str:
+        return self.url.partition("://")[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The client holds keys, which have no business in a file, and connections.
+        return {"url": self.url, "patience": self.patience}
+
+
+def _key(name: str, path: str) -> str:
+    """The path, where it is one that a store takes and that leads nowhere else."""
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        raise InputError(
+            f"{name}: {show(path)} is no path in a store; write names with single slashes between, and no . or .."
+        )
+    return path

@@ -1,0 +1,104 @@
+"""How long a store is waited for, what is worth another try, and what the last word is."""
+
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from jaxddp.errors import Unreachable
+from jaxddp.wording import show
+
+T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
+# What Amazon's and Google's machines are asked for keys: that such a request was made means that none were set.
+_KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata/")
+
+
+class Cut(Exception):
+    """A body that is not as long as its header said, or that is still coming at the deadline."""
+
+
+class Refused(Exception):
+    """A store answered, and its answer will stay the same."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long one object is waited for.
+
+    Attributes:
+        deadline: seconds for all tries and the pauses between them.
+        silence: seconds without a byte after which a try is given up. The last one may end this long after the
+            deadline.
+        tries: how many at most.
+    """
+
+    deadline: float = 60.0
+    silence: float = 20.0
+    tries: int = 10
+
+    def insist(self, name: str, attempt: Callable[[float], T], deadline: float) -> T:
+        """What an attempt returns, tried again where that may help.
+
+        The pauses grow by twice, from a quarter of a second to 8 s, each cut by up to a half at random, so that
+        the threads of many hosts do not come back all at once.
+
+        Args:
+            name: of what is fetched, for messages.
+            attempt: is told the time.monotonic() of the deadline, at which it should end by itself.
+            deadline: in place of that of the attributes, for what is larger or smaller than an image.
+
+        Raises:
+            FileNotFoundError: as the attempt raises it.
+            Refused: another try would not help; says why.
+            Unreachable: no tries or no time are left.
+        """
+        began, tries = time.monotonic(), 0
+        while True:
+            tries += 1
+            try:
+                return attempt(began + deadline)
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise Refused("no such bucket") from None
+                raise
+            except Exception as error:
+                passing, reason = cause(error)
+            if not passing:
+                raise Refused(reason)
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (tries - 1)) * random.uniform(0.5, 1)
+            elapsed = time.monotonic() - began
+            if tries >= self.tries or elapsed + pause > deadline:
+                raise Unreachable(
+                    f"{name}: no answer in {elapsed:.0f} s and {tries} {'try' if tries == 1 else 'tries'}, the last: "
+                    f"{reason}; see whether the store and the network are up, and start again"
+                )
+            time.sleep(pause)
+
+
+PATIENCE = Patience()
+
+
+def cause(error: Exception) -> tuple[bool, str]:
+    """Whether another try may mend it, and what it is in a few words, from the text that obstore gives an error."""
+    if isinstance(error, Cut):
+        return True, str(error)
+    text, _, detail = str(error).partition("Debug source:")
+    keys = "no keys were set, and the machine gave none: " if _KEY_SERVICE.search(text) else ""
+    if status := re.search(r"status code: (\d+)( [\w ]+)?", text):
+        code = re.search(r"<Code>(\w+)</Code>", text)
+        passing = status[1].startswith("5") or status[1] in ("408", "429")
+        return passing, keys + status[1] + (status[2] or "") + (f" ({code[1]})" if code else "")
+    if "BadScheme" in detail:
+        return False, "plain http is not allowed unless AWS_ALLOW_HTTP=true is set"
+    if "HTTP error" not in text:
+        return False, show(re.sub(r"^Generic \w+ error: ", "", text.strip()))
+    if "kind: Timeout" in detail:
+        return True, f"{keys}no byte came"
+    if "IncompleteBody" in detail:
+        return True, "the body was cut short"
+    said = re.search(r'(?:message|error): "([^"]+)"', detail)
+    return True, keys + (said[1] if said else text.strip().rpartition(" - ")[2])

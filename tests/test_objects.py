@@ -1,0 +1,671 @@
+"""Data sets in object stores: a real S3 server on the loopback, and a proxy before it that fails on purpose.
+
+Not run against Amazon's, Google's or any other real service.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import http.client
+import logging
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+from ilsvrc import IMAGES, write_tree
+from small import linear_model
+
+import jaxddp
+from jaxddp.config import DataConfig
+from jaxddp.data.formats import ilsvrc
+from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.images.windows import Crop
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.storage.cache import CachedStore
+from jaxddp.data.storage.objects import Objects
+from jaxddp.data.storage.patience import Patience
+from jaxddp.data.stream import image_batches, image_eval_batches
+from jaxddp.data.substitutes import Substitutes
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError, JaxddpError, Unreachable
+
+if not os.environ.get("CI"):
+    pytest.importorskip("obstore")
+    pytest.importorskip("moto.server")
+
+pytestmark = pytest.mark.timeout(120)
+ROOT = "s3://bucket/imagenet"
+# Generous in time, since the machine may be busy: what ends by its tries ends soon.
+SHORT = Patience(deadline=20, silence=10, tries=3)
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "somebody",
+    "AWS_SECRET_ACCESS_KEY": "do-not-tell",
+    "AWS_REGION": "us-east-1",
+    "AWS_ALLOW_HTTP": "true",
+}
+
+
+# The server, and the proxy before it
+
+
+class Server:
+    """moto's S3 server in a process of its own."""
+
+    def __init__(self, port: int):
+        self.port = port
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        headers = {
+            # moto takes what is signed for S3 to be for S3.
+            "Authorization": "AWS4-HMAC-SHA256 Credential=somebody/20200101/us-east-1/s3/aws4_request",
+            "Content-Type": "application/octet-stream",
+        }
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers, method=method)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.read()
+
+    def put(self, url: str, body: bytes) -> None:
+        self.request("PUT", "/" + urllib.request.quote(url.removeprefix("s3://")), body)
+
+    def upload(self, folder: Path, url: str) -> None:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                self.put(f"{url}/{file.relative_to(folder).as_posix()}", file.read_bytes())
+
+
+@pytest.fixture(scope="session")
+def server(tree) -> Iterator[Server]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    # Three names a page of a listing, so that every folder has several.
+    environment = os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": "3"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        one = Server(port)
+        for _ in range(150):
+            with contextlib.suppress(OSError):
+                one.request("PUT", "/bucket")
+                break
+            assert process.poll() is None, "the S3 server ended"
+            time.sleep(0.2)
+        one.upload(tree, ROOT)
+        yield one
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+class Proxy(ThreadingHTTPServer):
+    """Passes requests on to the S3 server, but for those that `fault` has a way of failing for."""
+
+    daemon_threads = True
+
+    def __init__(self, target: int):
+        super().__init__(("127.0.0.1", 0), Forward)
+        self.target = target
+        self.over = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.calm()
+
+    def calm(self) -> None:
+        self.requests: list[str] = []
+        self.fault: Callable[[int], str | None] = lambda number: None
+
+    def first(self, count: int, fault: str) -> None:
+        """The first requests from now on fail in this way."""
+        self.calm()
+        self.fault = lambda number: fault if number <= count else None
+
+    def handle_error(self, request, client_address) -> None:
+        """A client that gave up is no news here."""
+
+
+class Forward(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def log_message(self, format, *args) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.requests.append(self.path)
+        fault = self.server.fault(len(self.server.requests))
+        if fault == "silence":
+            self.server.over.wait()
+        elif fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        elif fault and fault.isdecimal():
+            return self.answer(int(fault), {}, b"")
+        if fault in ("silence", "reset"):
+            self.close_connection = True
+            return self.connection.close()
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", self.path, headers={k: v for k, v in self.headers.items() if k != "host"})
+            reply = connection.getresponse()
+            body = reply.read()
+            kept = {k: v for k, v in reply.getheaders() if k.lower() in ("content-type", "etag", "last-modified")}
+        self.answer(reply.status, kept, body, fault)
+
+    do_PUT = do_GET
+
+    def answer(self, status: int, headers: dict[str, str], body: bytes, fault: str | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if fault == "cut":
+            self.close_connection = True
+            body = body[: len(body) // 2]
+        elif fault == "drip":
+            while body and not self.server.over.wait(0.1):
+                self.wfile.write(body[:1])
+                body = body[1:]
+        self.wfile.write(body)
+
+
+@pytest.fixture(scope="session")
+def running(server) -> Iterator[Proxy]:
+    with Proxy(server.port) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield proxy
+        proxy.over.set()
+        proxy.shutdown()
+        thread.join(10)
+
+
+@pytest.fixture
+def proxy(running, monkeypatch) -> Iterator[Proxy]:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in (KEYS | {"AWS_ENDPOINT_URL": running.url}).items():
+        monkeypatch.setenv(name, value)
+    running.calm()
+    yield running
+    running.calm()
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("ilsvrc"), classes=3, images=4, val=5, test=2)
+
+
+@pytest.fixture
+def store(proxy) -> Objects:
+    return Objects.open(ROOT, SHORT)
+
+
+def message(kind: type[JaxddpError], call, *args, **kwargs) -> str:
+    with pytest.raises(kind) as error:
+        call(*args, **kwargs)
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 500
+    return text
+
+
+def with_store(table: ExampleTable, store) -> ExampleTable:
+    return dataclasses.replace(table, store=store)
+
+
+def batches(table: ExampleTable, index: int = 0, count: int = 1, **options) -> list:
+    order = SampleOrder(len(table), 4, seed=3)
+    options = {"start": 0, "stop": 4, "seed": 7, "image_size": 16} | options
+    return list(image_batches(table, order, Crop(), index=index, count=count, **options))
+
+
+def pairs(halves: list) -> list:
+    """Each step's two shards, of the columns that a batch always has."""
+    return [(one[:5], other[:5]) for one, other in zip(*halves, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def from_disk(tree) -> list:
+    return batches(train_solutions(tree))
+
+
+def assert_same(ones: list, others: list) -> None:
+    for one, other in zip(ones, others, strict=True):
+        for leaf, other_leaf in zip(one[:5], other[:5], strict=True):
+            np.testing.assert_array_equal(leaf, other_leaf)
+
+
+# The same data set as on disk
+
+
+@pytest.mark.parametrize("reader", [train_solutions, val_solutions, ilsvrc.test_listing])
+def test_a_table_from_s3_is_that_of_the_disk(proxy, tree, reader):
+    here, there = reader(tree), reader(ROOT)
+    assert there.fingerprint == here.fingerprint and there.class_names == here.class_names
+    for column in ("id", "path", "label"):
+        np.testing.assert_array_equal(getattr(there, column), getattr(here, column))
+    assert there.name(1) == f"{ROOT}/{os.fsdecode(here.path[1])}"
+    there.check_images()
+    assert [there.read(row) for row in range(len(there))] == [here.read(row) for row in range(len(here))]
+
+
+def test_batches_from_s3_are_those_of_the_disk_on_one_and_on_two_shards(proxy, from_disk, tree):
+    table = train_solutions(ROOT)
+    assert_same(batches(table), from_disk)
+    halves = [batches(table, index, 2) for index in range(2)]
+    assert_same([[*map(np.concatenate, zip(*pair, strict=True))] for pair in pairs(halves)], from_disk)
+    here, there = (
+        list(image_eval_batches(table, EvalOrder(5, 4), image_size=16, resize=20))
+        for table in (val_solutions(tree), val_solutions(ROOT))
+    )
+    assert_same(there, here)
+
+
+def test_training_from_s3_is_training_from_the_disk(proxy, tree, tmp_path):
+    def trained(table: ExampleTable, val: ExampleTable | None) -> tuple[list, dict]:
+        data = DataConfig(image_size=16, resize=16)
+        setup = jaxddp.prepare_training(linear_model(), table, 2, optax.sgd(0.05), 3, epochs=1, data=data)
+        state, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=(), log_every="1 step")
+        assert int(state.step) == 2
+        return [np.asarray(state.params["weight"]), history.train["loss"]], history.val
+
+    there, val = trained(train_solutions(ROOT, cache=tmp_path), val_solutions(ROOT, cache=tmp_path))
+    here, _ = trained(train_solutions(tree), None)
+    assert val["count"][-1] == 5 and len(kept(tmp_path)) == 17
+    for one, other in zip(there, here, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_web_server_will_do(proxy, tree, tmp_path):
+    seen: list[str] = []
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format, *args) -> None:
+            seen.append(self.path)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tree)) as web:
+        thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{web.server_port}"
+            there, here = train_solutions(f"{url}/"), train_solutions(tree)
+            assert there.fingerprint == here.fingerprint
+            assert [there.read(row) for row in range(12)] == [here.read(row) for row in range(12)]
+            lost = dataclasses.replace(there, path=np.array([b"no.JPEG", *there.path[1:]]))
+            seen.clear()
+            lost.check_images()
+            assert seen == [], "a web server lists nothing, so nothing is to be asked"
+            assert message(InputError, lost.read, 0) == f"{url}/no.JPEG: missing image; upload it or remove its row"
+            text = message(InputError, train_solutions, f"{url}/ILSVRC")
+            assert text == f"{url}/ILSVRC/LOC_synset_mapping.txt: no such file; check the URL"
+        finally:
+            web.shutdown()
+            thread.join(10)
+
+
+def test_odd_names_keep_their_meaning(proxy, server):
+    names = ["é b.JPEG", "a#b.JPEG", "a%20b.JPEG", "a+b&c.JPEG", "a'(b).JPEG"]
+    for name in names:
+        server.put(f"s3://bucket/odd/of all/{name}", name.encode())
+    store = Objects.open("s3://bucket/odd", SHORT)
+    paths = np.array([f"of all/{name}".encode() for name in names])
+    assert store.faults(paths) == []
+    assert [store.read(path) for path in paths.tolist()] == [name.encode() for name in names]
+
+
+# Solution files that are wrong
+
+
+def test_messages_name_the_url_and_the_line(proxy, server, tree):
+    root = "s3://bucket/wrong"
+    train = (tree / "LOC_train_solution.csv").read_bytes()
+    server.put(f"{root}/LOC_train_solutions.csv", train)
+    text = message(InputError, train_solutions, root)
+    assert text == f"{root}/LOC_synset_mapping.txt: no such file; check the URL"
+    server.put(f"{root}/LOC_synset_mapping.txt", (tree / "LOC_synset_mapping.txt").read_bytes())
+    text = message(InputError, train_solutions, root)
+    assert text == f"{root}/LOC_train_solution.csv: no such file, did you mean 'LOC_train_solutions.csv'?"
+    lines = train.splitlines(keepends=True)
+    server.put(f"{root}/LOC_train_solution.csv", b"".join([*lines[:6], b"../x,n01 1 2 3 4\n", *lines[7:]]))
+    text = message(InputError, train_solutions, root)
+    assert text.startswith(f"{root}/LOC_train_solution.csv:7: ImageId '../x' cannot name a file")
+    server.put(f"{root}/LOC_train_solution.csv", b"".join([*lines[:4], b"\xff\n"]))
+    text = message(InputError, train_solutions, root)
+    assert text == f"{root}/LOC_train_solution.csv:5: not UTF-8; save the file as UTF-8"
+
+
+def test_a_solution_file_of_this_machine_may_go_with_images_elsewhere(proxy, tree, tmp_path):
+    rows = (tree / "LOC_train_solution.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "some.csv").write_text("".join(rows[:5]))
+    table = train_solutions(ROOT, tmp_path / "some.csv")
+    assert len(table) == 4 and table.read(3) == train_solutions(tree).read(3)
+    assert "cannot" not in message(InputError, train_solutions, ROOT, tmp_path / "none.csv")
+    assert "../some.csv' is no path in a store" in message(InputError, train_solutions, ROOT, "../some.csv")
+
+
+def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
+    root = "s3://bucket/holes"
+    server.upload(tree, root)
+    table = train_solutions(root)
+    for row in (1, 7):
+        server.request("DELETE", f"/bucket/holes/{os.fsdecode(table.path[row])}")
+    text = message(InputError, table.check_images)
+    assert text.startswith(f"{table.name(1)}: the image is missing (2 of 12 images cannot be used)")
+    server.put(table.name(0), b"")
+    assert f"{table.name(0)}: the image is empty (3 of 12" in message(InputError, table.check_images)
+    other = dataclasses.replace(table, path=np.strings.add(b"no/", table.path))
+    assert "the image's folder is missing (12 of 12" in message(InputError, other.check_images)
+    assert table.store.faults(table.path) == [(0, "the image is empty"), (1, "the image is missing"),
+                                              (7, "the image is missing")]  # fmt: skip
+
+
+# Faults on the way
+
+
+@pytest.mark.parametrize("fault", ["503", "429", "500", "reset", "cut", "silence"])
+def test_what_passes_is_tried_again(proxy, tree, fault):
+    store = Objects.open(ROOT, dataclasses.replace(SHORT, silence=1 if fault == "silence" else 10))
+    table = train_solutions(tree)
+    path = bytes(table.path[0])
+    proxy.first(2, fault)
+    assert store.read(path) == table.read(0)
+    assert len(proxy.requests) == 3
+    proxy.first(1, fault)
+    assert store.sizes(f"{IMAGES}/val".encode()) == {
+        f"{IMAGES}/val/{file.name}".encode(): file.stat().st_size for file in (tree / IMAGES / "val").iterdir()
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "limits", "reason"),
+    [
+        ("503", {}, "3 tries, the last: 503 Service Unavailable;"),
+        ("reset", {}, "3 tries, the last: Connection reset by peer;"),
+        ("cut", {}, "3 tries, the last: the body was cut short;"),
+        ("silence", {"silence": 0.5}, "3 tries, the last: no byte came;"),
+        ("silence", {"silence": 0.5, "deadline": 0.4}, "1 try, the last: no byte came;"),
+        ("503", {"deadline": 0.01}, "1 try, the last: 503 Service Unavailable;"),
+        ("drip", {"deadline": 1}, "1 try, the last: "),
+    ],
+)
+def test_what_does_not_pass_ends_in_one_line(proxy, tree, fault, limits, reason):
+    store = Objects.open(ROOT, dataclasses.replace(SHORT, **limits))
+    path = bytes(train_solutions(tree).path[0])
+    proxy.fault = lambda number: fault
+    text = message(Unreachable, store.read, path)
+    assert text.startswith(f"{store.name(path)}: no answer in ") and reason in text
+    assert text.endswith("; see whether the store and the network are up, and start again")
+    assert len(proxy.requests) == int(reason[0])
+    # A second's dripping, and not all that the transport would have borne.
+    assert fault != "drip" or "bytes had come" in text
+
+
+def test_a_store_that_is_not_there(proxy, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    store = Objects.open(ROOT, SHORT)
+    assert "3 tries, the last: Connection refused;" in message(Unreachable, store.read, b"a")
+    assert "3 tries, the last: Connection refused;" in message(Unreachable, store.faults, np.array([b"a", b"b/c"]))
+
+
+def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store, monkeypatch):
+    """The transport sees to it already; this is for the day on which it does not."""
+
+    class Answer:
+        def __init__(self, body: bytes):
+            self.body, self.meta = body, {"size": 6}
+
+        def stream(self, min_chunk_size: int) -> Iterator[bytes]:
+            yield from (self.body[:3], self.body[3:])
+
+    bodies = [b"some", b"too much", b"enough"]
+    monkeypatch.setattr("obstore.get", lambda client, key: Answer(bodies.pop(0)))
+    assert store.read(b"x") == b"enough" and not bodies
+    bodies += [b"some"] * 9
+    assert "3 tries, the last: 4 of 6 bytes came;" in message(Unreachable, store.read, b"x")
+
+
+def test_a_lost_store_ends_the_stream_in_one_line(proxy, store):
+    table = with_store(train_solutions(ROOT), store)
+    stream = image_batches(table, SampleOrder(12, 4, 0), Crop(), start=0, stop=9, seed=0, image_size=16)
+    next(stream)
+    proxy.fault = lambda number: "503"
+    text = message(Unreachable, list, stream)
+    assert text.startswith(ROOT) and "the last: 503 Service Unavailable" in text
+
+
+def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):
+    server.upload(tree, "s3://bucket/gone")
+    table = train_solutions("s3://bucket/gone")
+    server.request("DELETE", f"/bucket/gone/{os.fsdecode(table.path[4])}")
+    with_others = batches(table, substitutes=Substitutes(table))
+    assert sum(batch.substituted.sum() for batch in with_others) == sum((batch.row == 4).sum() for batch in with_others)
+
+
+# What the user must mend
+
+
+def test_what_is_not_there(proxy, store):
+    assert message(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or remove its row"
+    assert len(proxy.requests) == 1
+    store = Objects.open("s3://buckets/imagenet", SHORT)
+    assert "s3://buckets/imagenet/a: no such bucket; check AWS_ACCESS_KEY_ID" in message(InputError, store.read, b"a")
+    assert "s3://buckets/imagenet/: " in message(InputError, store.faults, np.array([b"a"]))
+
+
+def test_wrong_keys(proxy, store, server):
+    server.request("POST", "/moto-api/reset-auth", b"0")
+    try:
+        for call in (lambda: store.read(b"a"), lambda: store.faults(np.array([b"a"])), lambda: train_solutions(ROOT)):
+            text = message(InputError, call)
+            assert text.startswith(ROOT)
+            assert ": 403 Forbidden (InvalidAccessKeyId); check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, " in text
+    finally:
+        server.request("POST", "/moto-api/reset-auth", b"1000000000")
+    store.read(b"LOC_synset_mapping.txt")
+
+
+def test_no_keys(proxy, monkeypatch):
+    """On a machine of Amazon's its own service is asked for keys; here the proxy answers in its place."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert ": 'Missing AccessKeyId'; check AWS_ACCESS_KEY_ID, " in message(InputError, train_solutions, ROOT)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", proxy.url)
+    proxy.fault = lambda number: "404"
+    text = message(InputError, Objects.open(ROOT, SHORT).read, b"a")
+    assert f"{ROOT}/a: no keys were set, and the machine gave none: 404 Not Found; check AWS_ACCESS_KEY_ID" in text
+
+
+def test_plain_http_must_be_allowed(proxy, monkeypatch):
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    text = message(InputError, Objects.open(ROOT, SHORT).read, b"a")
+    assert f"{ROOT}/a: plain http is not allowed unless AWS_ALLOW_HTTP=true is set;" in text
+
+
+def test_google_storage_up_to_the_door(proxy, monkeypatch, tmp_path):
+    """Not run against the real service: what can be seen without it is the URL, and keys that are not there."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no.json"))
+    text = message(InputError, train_solutions, "gs://bucket/imagenet")
+    assert text.startswith("gs://bucket/imagenet") and "check GOOGLE_APPLICATION_CREDENTIALS" in text
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("hdfs://name/x", "hdfs://name/x: no such kind of store, there are: gs, http, https, s3; or give a directory"),
+        ("S3://bucket/x", "S3://bucket/x: no such kind of store, there are: gs,"),
+        ("s3://", "s3://: not the address of a store; write s3://NAME/PREFIX alone"),
+        ("https://me:password@host/x", "https://: not the address of a store"),
+        ("https://host/x?signature=1", "https://: not the address of a store"),
+        ("s3://bucket/a/../../b", "'a/../../b' is no path in a store; write names with single slashes between"),
+        ("s3://bucket//a", "'/a' is no path in a store"),
+    ],
+)
+def test_urls_that_are_none(proxy, url, expected):
+    text = message(InputError, train_solutions, url)
+    assert expected in text and "password" not in text
+    assert proxy.requests == []
+
+
+@pytest.mark.parametrize("path", [b"../secret", b"a/../../secret", b"/a", b"a//b", b"./a", b"a/", b""])
+def test_no_path_leaves_the_prefix(proxy, path):
+    store = Objects.open(f"{ROOT}/ILSVRC", SHORT)
+    assert "is no path in a store" in message(InputError, store.read, path)
+    assert proxy.requests == []
+
+
+def test_without_obstore_the_line_says_what_to_install(proxy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    text = message(InputError, train_solutions, ROOT)
+    assert text == f"{ROOT}: obstore is not installed; pip install 'jaxddp[cloud]'"
+
+
+def test_a_store_travels_without_its_keys(proxy, store):
+    expected = store.read(b"LOC_synset_mapping.txt")
+    packed = pickle.dumps(store)
+    assert b"do-not-tell" not in packed and len(packed) < 500
+    again = pickle.loads(packed)
+    assert again == store and again.read(b"LOC_synset_mapping.txt") == expected
+
+
+# The cache
+
+
+def test_the_second_epoch_asks_for_nothing(proxy, from_disk, tmp_path):
+    """Three batches are an epoch, and the fourth is of the next."""
+    proxy.calm()
+    assert_same(batches(train_solutions(ROOT, cache=tmp_path)), from_disk)
+    # The epochs' batches are fetched at once, so an image that both show may be asked for twice.
+    assert len(set(proxy.requests)) == 2 + 12
+    again = train_solutions(ROOT, cache=tmp_path)
+    proxy.calm()
+    assert_same(batches(again), from_disk)
+    assert proxy.requests == []
+
+
+def test_solution_files_are_fetched_anew(proxy, server, tree, tmp_path):
+    root = "s3://bucket/changing"
+    server.upload(tree, root)
+    assert len(train_solutions(root, cache=tmp_path)) == 12
+    rows = (tree / "LOC_train_solution.csv").read_bytes().splitlines(keepends=True)
+    server.put(f"{root}/LOC_train_solution.csv", b"".join(rows[:4]))
+    assert len(train_solutions(root, cache=tmp_path)) == 3
+
+
+READER = """
+import hashlib, sys
+from concurrent.futures import ThreadPoolExecutor
+from jaxddp.data.formats.ilsvrc import train_solutions
+table = train_solutions(sys.argv[1], cache=sys.argv[2])
+with ThreadPoolExecutor(8) as pool:
+    images = [*pool.map(table.read, [*range(len(table))] * 5)]
+print(hashlib.sha256(b"".join(images)).hexdigest())
+"""
+
+
+def test_two_processes_share_a_cache(proxy, tree, tmp_path):
+    command = [sys.executable, "-c", READER, ROOT, str(tmp_path)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    texts = [process.communicate(timeout=50)[0] for process in both]
+    alone = subprocess.run([*command[:3], str(tmp_path / "other"), ""], capture_output=True, check=False)
+    assert alone.returncode != 0
+    assert texts[0] == texts[1] and len(texts[0]) == 65
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) == 12
+    proxy.calm()
+    table, here = CachedStore(Objects.open(ROOT, SHORT), tmp_path), train_solutions(tree)
+    assert [table.read(bytes(path)) for path in here.path] == [here.read(row) for row in range(12)]
+    assert proxy.requests == []
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("spoil", ["cut", "emptied", "flipped", "of another image", "a folder"])
+def test_a_spoiled_file_is_fetched_again(proxy, store, tree, tmp_path, spoil):
+    here = train_solutions(tree)
+    paths = [bytes(path) for path in here.path[:2]]
+    cached = CachedStore(store, tmp_path)
+    cached.read(paths[0])
+    (file,) = kept(tmp_path)
+    content = file.read_bytes()
+    cached.read(paths[1])
+    (other,) = (one for one in kept(tmp_path) if one != file)
+    if spoil == "a folder":
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes({
+            "cut": content[:-40],
+            "emptied": b"",
+            "flipped": content[:100] + bytes([content[100] ^ 1]) + content[101:],
+            "of another image": other.read_bytes(),
+        }[spoil])  # fmt: skip
+    # What a process that was killed leaves behind.
+    (file.parent / ".0123").write_bytes(content[:100])
+    proxy.calm()
+    for row, path in enumerate(paths):
+        assert cached.read(path) == here.read(row)
+    assert len(proxy.requests) == 1
+    if spoil != "a folder":
+        assert file.read_bytes() == content
+
+
+def test_each_store_has_its_own_in_a_shared_folder(proxy, server, store, tmp_path):
+    server.put("s3://bucket/other/LOC_synset_mapping.txt", b"another")
+    other = CachedStore(Objects.open("s3://bucket/other", SHORT), tmp_path)
+    one = CachedStore(store, tmp_path)
+    path = b"LOC_synset_mapping.txt"
+    for _ in range(2):
+        assert other.read(path) == b"another" and one.read(path) == store.read(path)
+
+
+@pytest.fixture(params=["full disk", "file in the way"])
+def unwritable(request, tmp_path) -> Iterator[Path]:
+    """A cache folder in which nothing, or next to nothing, can be written."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    if request.param == "full disk":
+        mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(folder)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a small disk needs root")
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+    else:
+        for number in range(256):
+            (folder / f"{number:02x}").write_text("")
+        yield folder
+
+
+def test_where_nothing_can_be_written_reading_goes_on(proxy, store, tree, unwritable, caplog):
+    here = train_solutions(tree)
+    cached = CachedStore(store, unwritable)
+    with caplog.at_level(logging.WARNING, "jaxddp.data"), ThreadPoolExecutor(8) as pool:
+        for _ in range(2):
+            images = [*pool.map(lambda path: cached.read(bytes(path)), here.path)]
+            assert images == [here.read(row) for row in range(12)]
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert text.startswith(f"{unwritable}: cannot be written (") and "free some space or name another folder" in text
+    assert not list(unwritable.glob("*/.*"))
+
+
+def test_a_cache_that_cannot_be(proxy, tree, tmp_path):
+    (tmp_path / "file").write_text("")
+    text = message(InputError, train_solutions, ROOT, cache=tmp_path / "file")
+    assert text.startswith(f"{tmp_path}/file: cannot be made a folder for images (")
+    text = message(InputError, train_solutions, tree, cache=tmp_path)
+    assert text == f"{tree}: images of a directory are read where they lie; leave out the cache {tmp_path}"
