@@ -48,6 +48,7 @@ DOOR = "__init__"
 FILES = {
     "jaxddp/cluster/allreduce.py": "jax",
     "jaxddp/cluster/rehearsal.py": "jax",
+    "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
     "jaxddp/data/images/verify.py": "PIL simplejpeg",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",
     "jaxddp/runtime/checkpoint.py": "orbax",
