@@ -138,7 +138,7 @@ def _shards(builder: Any, split: Literal["train", "val"]) -> _Shards:
         wanted, found = " or ".join(_SPLITS[split]), ", ".join(splits) or "none"
         raise InputError(f"{root}: no split {wanted}; the set has: {found}; choose a set with one")
     info = splits[own]
-    # The library writes no file for a shard without records, and lists it all the same.
+    # A shard without records has nothing to look for, and its file need not be there.
     files = [
         (str(file), int(length)) for file, length in zip(info.filenames, info.shard_lengths, strict=True) if length
     ]
@@ -179,22 +179,30 @@ def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
 
 
 def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
-    def look(place: int) -> tuple[np.ndarray, np.ndarray]:
-        file, length = shards.files[place], shards.lengths[place]
+    def look(file: str, length: int) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(store, ArrayRecords):
             path = os.fsencode(file)
             return np.arange(length), np.array([store.integer(path, at, shards.label) for at in range(length)])
-        offsets = record_offsets(shards.root / file)
-        if len(offsets) != length:
-            raise InputError(
-                f"{shards.root / file}: {len(offsets)} records, where the set's description has {length}; prepare the "
-                "set again"
-            )
-        return offsets, record_integers(shards.root / file, offsets, shards.label)
+        return _records_of(shards.root / file, length, shards.label)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        offsets, labels = zip(*pool.map(look, range(len(shards.files))), strict=True)
-    index = RecordIndex(np.array(shards.lengths), np.concatenate(offsets), np.concatenate(labels))
+        offsets, labels = zip(*pool.map(look, shards.files, shards.lengths), strict=True)
+    index = RecordIndex(np.array(shards.lengths), np.concatenate(offsets), np.concatenate(labels).astype(np.int32))
+    _check_labels(shards, store, index)
+    return index
+
+
+def _records_of(file: Path, length: int, label: str) -> tuple[np.ndarray, np.ndarray]:
+    """(offsets, labels), int64[length] each, of a TFRecord file."""
+    offsets = record_offsets(file)
+    if len(offsets) != length:
+        raise InputError(
+            f"{file}: {len(offsets)} records, where the set's description has {length}; prepare the set again"
+        )
+    return offsets, record_integers(file, offsets, label)
+
+
+def _check_labels(shards: _Shards, store: RecordFiles | ArrayRecords, index: RecordIndex) -> None:
     wrong = np.flatnonzero((index.label < 0) | (index.label >= len(shards.class_names)))
     if len(wrong):
         place = int(np.searchsorted(np.cumsum(index.count), wrong[0], side="right"))
@@ -203,4 +211,3 @@ def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
             f"{name}: the label {index.label[wrong[0]]} is none of the {len(shards.class_names)} classes ({len(wrong)} "
             "such records); choose a split with labels"
         )
-    return RecordIndex(index.count, index.offset, index.label.astype(np.int32))

@@ -124,7 +124,8 @@ def record_integers(file: Path, offsets: np.ndarray, feature: str) -> np.ndarray
 def missing_files(root: Path, paths: np.ndarray) -> list[Fault]:
     """The rows of bytes 'S'[N] whose file, one of many rows, is missing, empty or outside the root."""
     files, inverse = np.unique(paths, return_inverse=True)
-    wrong = {files[place]: fault for place, fault in LocalFiles(root).faults(files)}
+    # To a store of single files each is an image.
+    wrong = {files[place]: fault.replace("the image", "its file") for place, fault in LocalFiles(root).faults(files)}
     return [(row, wrong[files[place]]) for row, place in enumerate(inverse) if files[place] in wrong]
 
 
