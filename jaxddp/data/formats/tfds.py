@@ -156,7 +156,10 @@ def _features(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
     images = [name for name, kind in top.items() if isinstance(kind, kinds.Image) and kind.np_dtype == np.uint8]
     labels = [name for name, kind in top.items() if isinstance(kind, kinds.ClassLabel)]
     if len(images) != 1 or len(labels) != 1:
-        found = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in top.items()) or type(features).__name__
+        found = (
+            ", ".join(f"{name} ({type(kind).__name__})" for name, kind in sorted(top.items()))
+            or type(features).__name__
+        )
         raise InputError(
             f"{root}: not a set of images with one class each; its features are {found}; choose one with a single "
             "Image of 8 bits and a single ClassLabel"
