@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_stream import encode, picture
 
@@ -36,7 +36,7 @@ def write_records(file: Path, records: list[bytes]) -> Path:
     return file
 
 
-def example(**values: bytes | int | float | list) -> bytes:
+def serialized(**values: bytes | int | float | list) -> bytes:
     """A serialized tf.train.Example."""
     features = {}
     for name, value in values.items():
@@ -71,7 +71,7 @@ def header(length: int) -> bytes:
 def table(tmp_path: Path) -> ExampleTable:
     """Images of `picture`, in two files; a note lies in each record beside the image."""
     images = [encode(picture(row, SIZE, SIZE), "PNG") for row in range(NUM_EXAMPLES)]
-    records = [example(image=image, label=row % 3, note=b"n" * 99) for row, image in enumerate(images)]
+    records = [serialized(image=image, label=row % 3, note=b"n" * 99) for row, image in enumerate(images)]
     files = [write_records(tmp_path / f"{part}.tfrecord", records[part::2]) for part in range(2)]
     path = np.array([f"{row % 2}.tfrecord".encode() for row in range(NUM_EXAMPLES)])
     offset = np.stack([record_offsets(file) for file in files], axis=1).ravel()
@@ -120,13 +120,17 @@ VALUES = st.one_of(
 )
 
 
+# Among them names as long as those that are looked for.
+NAMES = st.one_of(st.sampled_from(["Label", "label2", "imago", "lab", ""]), st.text(max_size=6))
+LABELS = st.one_of(st.sampled_from([-1, 0, 999, -(2**63), 2**63 - 1]), st.integers(0, 10**6))
+
+
 @settings(max_examples=30, deadline=None)
-@given(
-    others=st.dictionaries(st.text(max_size=6), VALUES, max_size=5), labels=st.lists(st.integers(-2, 2**40), min_size=1)
-)
+@given(others=st.dictionaries(NAMES, VALUES, max_size=5), labels=st.lists(LABELS, min_size=1))
+@example(others={"Label": 3, "imago": b"no", "label": 4}, labels=[-1, 7])
 def test_one_value_is_found_among_others(tmp_path_factory: pytest.TempPathFactory, others: dict, labels: list[int]):
     """Whatever stands beside it and wherever: as a file's record, in parts, and as the whole in memory."""
-    records = [example(**others | {"label": label, "image": b"picture %d" % label}) for label in labels]
+    records = [serialized(**others | {"label": label, "image": b"picture %d" % label}) for label in labels]
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
     assert record_integers(file, record_offsets(file), "label").tolist() == labels
     for record, label in zip(records, labels, strict=True):
@@ -139,7 +143,7 @@ def test_one_value_is_found_among_others(tmp_path_factory: pytest.TempPathFactor
 @given(data=st.data())
 def test_any_bytes_hold_a_value_or_none(data: st.DataObject):
     """Damage is a ValueError, and nothing is read beyond the bytes that there are."""
-    content = bytearray(example(image=b"picture" * 3, label=5))
+    content = bytearray(serialized(image=b"picture" * 3, label=5))
     for _ in range(data.draw(st.integers(0, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     content = bytes(content[: data.draw(st.integers(0, len(content)))])
@@ -164,7 +168,7 @@ def test_unpacked_numbers_are_read_too():
 
 
 def test_labels_are_read_without_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file = write_records(tmp_path / "some", [example(image=b"x" * 10**6, label=row) for row in range(5)])
+    file = write_records(tmp_path / "some", [serialized(image=b"x" * 10**6, label=row) for row in range(5)])
     offsets, got, plain_open = record_offsets(file), [], Path.open
 
     def watched(path: Path, *arguments, **options):
@@ -273,7 +277,7 @@ def test_an_offset_that_is_none_gets_one_line(table: ExampleTable, offset: int):
 
 def test_a_record_without_the_feature_is_named(table: ExampleTable, tmp_path: Path):
     only = table.select("a").take(1)
-    for record in (example(image=[b"a", b"b"]), example(image=3), b"no example", example(label=1)):
+    for record in (serialized(image=[b"a", b"b"]), serialized(image=3), b"no example", serialized(label=1)):
         write_records(tmp_path / "0.tfrecord", [record])
         with pytest.raises(InputError, match="record at byte 0: holds no single value of the feature 'image'"):
             only.read(0)

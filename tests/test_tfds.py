@@ -26,6 +26,7 @@ from jaxddp.data.storage.record_index import CACHE_VARIABLE
 from jaxddp.data.storage.records import RecordFiles
 from jaxddp.data.stream import image_batches
 from jaxddp.data.table import ExampleTable
+from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
 
 os.environ.setdefault("NO_GCE_CHECK", "true")
@@ -279,11 +280,14 @@ def test_a_set_that_is_not_prepared_is_named_with_the_command(prepared: Path, tm
         assert fault(name, "train", home).startswith(f"{home}: ")
 
 
+class TinyLate(Made):
+    """Known to the library, and not prepared yet."""
+
+
 def test_the_command_prepares(tmp_path: Path):
-    """As far as it goes without a network: Python takes it, and the library knows what it calls."""
-    command = fault("cifar10", "train", tmp_path).partition("python -c ")[2].strip('"')
-    compile(command, "command", "exec")
-    assert callable(tfds.builder) and callable(tfds.core.DatasetBuilder.download_and_prepare)
+    program = fault("tiny_late", "train", tmp_path).partition("python -c ")[2].strip('"')
+    exec(program, {})
+    assert len(read_tfds("tiny_late", "train", tmp_path)) == 23
 
 
 class NoLabel(Made, skip_registration=True):
@@ -334,6 +338,19 @@ def test_a_split_without_labels_is_named(tmp_path: Path, file_format: str):
     assert message.startswith(str(root)) and "the label -1 is none of the 3 classes (5 such records)" in message
     name, _, place = message.partition(": ")[0].rpartition(" ")
     assert name.partition(", record")[0] in map(str, shards_of(tmp_path)) and place.isdecimal()
+
+
+def test_a_label_that_32_bits_would_take_for_another_is_named(prepared: Path, tmp_path: Path):
+    shutil.copytree(prepared / "tfrecord/tiny_gray", tmp_path / "tiny_gray")
+    shard = shards_of(tmp_path)[0]
+    records = [
+        tf.train.Example.FromString(record) for record in tf.data.TFRecordDataset(str(shard)).as_numpy_iterator()
+    ]
+    records[1].features.feature["label"].int64_list.value[:] = [2**32]
+    with tf.io.TFRecordWriter(str(shard)) as writer:
+        for record in records:
+            writer.write(record.SerializeToString())
+    assert "the label 4294967296 is none of the 3 classes (1 such" in fault("tiny_gray", "train", tmp_path)
 
 
 def test_a_missing_split_is_named(tmp_path: Path):

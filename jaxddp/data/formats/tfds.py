@@ -9,7 +9,7 @@ files are read at the offset of a record, ArrayRecord files through the library'
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -116,12 +116,10 @@ def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
 
 
 def _not_prepared(name: str, home: Path) -> InputError:
-    places = sorted(
-        file.parent.relative_to(home) for depth in ("*/*", "*/*/*") for file in home.glob(f"{depth}/features.json")
-    )
-    prepared = [
-        f"{place.parent.as_posix()}:{place.name}" if ":" in name else place.parent.as_posix() for place in places
-    ]
+    features = [*home.glob("*/*/features.json"), *home.glob("*/*/*/features.json")]
+    places = sorted(file.parent.relative_to(home) for file in features)
+    version = ":" in name
+    prepared = [place.parent.as_posix() + f":{place.name}" * version for place in places]
     known = f"prepared there: {', '.join(dict.fromkeys(prepared))}" if prepared else "nothing is prepared there"
     return InputError(
         f"{home}: no prepared set {show(name)}{nearest(name, prepared)}; {known}; to prepare it: python -c "
@@ -139,9 +137,8 @@ def _shards(builder: Any, split: Literal["train", "val"]) -> _Shards:
         raise InputError(f"{root}: no split {wanted}; the set has: {found}; choose a set with one")
     info = splits[own]
     # A shard without records has nothing to look for, and its file need not be there.
-    files = [
-        (str(file), int(length)) for file, length in zip(info.filenames, info.shard_lengths, strict=True) if length
-    ]
+    both = zip(info.filenames, info.shard_lengths, strict=True)
+    files = [(str(file), int(length)) for file, length in both if length]
     if not files:
         raise InputError(f"{root}: the split {own} holds no example; prepare the set again")
     names, lengths = zip(*files, strict=True)
@@ -156,10 +153,8 @@ def _features(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
     images = [name for name, kind in top.items() if isinstance(kind, kinds.Image) and kind.np_dtype == np.uint8]
     labels = [name for name, kind in top.items() if isinstance(kind, kinds.ClassLabel)]
     if len(images) != 1 or len(labels) != 1:
-        found = (
-            ", ".join(f"{name} ({type(kind).__name__})" for name, kind in sorted(top.items()))
-            or type(features).__name__
-        )
+        named = [f"{name} ({type(kind).__name__})" for name, kind in sorted(top.items())]
+        found = ", ".join(named) or type(features).__name__
         raise InputError(
             f"{root}: not a set of images with one class each; its features are {found}; choose one with a single "
             "Image of 8 bits and a single ClassLabel"
@@ -176,9 +171,8 @@ def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
     raw = tfds.decode.DeserializeMethod.RAW_BYTES
     source = shards.builder.as_data_source(shards.split, deserialize_method=raw)
     starts = np.cumsum((0, *shards.lengths[:-1])).tolist()
-    return ArrayRecords(
-        shards.root, source, dict(zip(map(os.fsencode, shards.files), starts, strict=True)), shards.image
-    )
+    first = dict(zip(map(os.fsencode, shards.files), starts, strict=True))
+    return ArrayRecords(shards.root, source, first, shards.image)
 
 
 def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
@@ -190,9 +184,9 @@ def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
 
     with ThreadPoolExecutor(_THREADS) as pool:
         offsets, labels = zip(*pool.map(look, shards.files, shards.lengths), strict=True)
-    index = RecordIndex(np.array(shards.lengths), np.concatenate(offsets), np.concatenate(labels).astype(np.int32))
+    index = RecordIndex(np.array(shards.lengths), np.concatenate(offsets), np.concatenate(labels))
     _check_labels(shards, store, index)
-    return index
+    return replace(index, label=index.label.astype(np.int32))
 
 
 def _records_of(file: Path, length: int, label: str) -> tuple[np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ class RecordIndex:
     Attributes:
         count: int64[F], how many records each file holds.
         offset: int64[N], where each record is in its file.
-        label: int32[N].
+        label: int32[N], of each record.
     """
 
     count: np.ndarray
