@@ -50,6 +50,7 @@ FILES = {
     "jaxddp/cluster/allreduce.py": "jax",
     "jaxddp/cluster/rehearsal.py": "jax",
     "jaxddp/curate/pack.py": "PIL",
+    "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
     "jaxddp/data/images/verify.py": "PIL simplejpeg",
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.data.storage.local import LocalFiles
-from jaxddp.data.storage.records import RecordFiles
+from jaxddp.data.storage.records import RecordFiles, record_image
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
 
@@ -69,22 +69,10 @@ def reading(table: ExampleTable) -> Reading:
         def locate(rows: np.ndarray) -> Columns:
             return files.locate(table.path[rows]), offset[rows]
 
-        return Reading((text, number), locate, lambda path, at: _record_image(path, at, store.feature))
+        return Reading((text, number), locate, lambda path, at: record_image(path, at, store.feature))
     pool = ThreadPoolExecutor(FETCH_THREADS)
 
     def fetch(rows: np.ndarray) -> Columns:
         return (np.array([*pool.map(table.read, rows.tolist())], object),)
 
     return Reading((text,), fetch, tf.identity, ahead=BATCHES_AHEAD)
-
-
-def _record_image(path: Any, offset: Any, feature: str) -> Any:
-    """The image of the record at a byte of a TFRecord file. The file is opened there and one record read."""
-    records = tf.raw_ops.TFRecordDatasetV2(
-        filenames=[path], compression_type="", buffer_size=0, byte_offsets=offset[None]
-    )
-    kinds: dict[str, Any] = {"output_types": [tf.string], "output_shapes": [[]]}
-    first = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **kinds)
-    (serialized,) = tf.raw_ops.DatasetToSingleElement(dataset=first, **kinds)
-    parsed = tf.io.parse_single_example(serialized, {feature: tf.io.FixedLenFeature([], tf.string)})
-    return parsed[feature]

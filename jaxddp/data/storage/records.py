@@ -6,17 +6,24 @@ is a tf.train.Example, one feature of which is the encoded image.
 
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from jaxddp.data.storage.example_fields import Read, integer_of
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.storage.store import Fault
 from jaxddp.errors import InputError
 
+AGAIN = "make the files again, or remove the index of them"
+
 _HEAD, _TAIL = 12, 4
-_AGAIN = "make the files again, or remove the index beside them"
+# One look at this much of a record usually holds every field but the image.
+_LOOK = 1024
 
 
 @dataclass(frozen=True)
@@ -37,35 +44,41 @@ class RecordFiles:
         # It takes seconds to import, and only those who look at single records need it here.
         from jaxddp.data.tensorflow_cpu import tf
 
-        example = tf.train.Example.FromString(read_record(self.root / os.fsdecode(path), offset))
-        values = example.features.feature[self.feature].bytes_list.value
-        if len(values) != 1:
-            raise InputError(f"{self.name(path, offset)}: {len(values)} values of {self.feature!r}, not one; {_AGAIN}")
-        return values[0]
+        file, name = self.root / os.fsdecode(path), self.name(path, offset)
+        with _opened(file) as records:
+            # A forged length must not ask for more memory than there is file, and TensorFlow believes any.
+            _end(records, offset, file)
+        try:
+            return _image_reader(self.feature)(os.fsencode(file), offset).numpy()
+        except tf.errors.DataLossError:
+            raise InputError(f"{name}: damaged, its checksum is wrong; {AGAIN}") from None
+        except tf.errors.InvalidArgumentError:
+            raise InputError(f"{name}: holds no single value of the feature {self.feature!r}; {AGAIN}") from None
 
     def faults(self, paths: np.ndarray) -> list[Fault]:
-        files, inverse = np.unique(paths, return_inverse=True)
-        wrong = {files[place]: fault for place, fault in LocalFiles(self.root).faults(files)}
-        return [(row, wrong[files[place]]) for row, place in enumerate(inverse) if files[place] in wrong]
+        return missing_files(self.root, paths)
 
 
-def read_record(file: Path, offset: int) -> bytes:
-    """The data of the record at an offset, in bytes.
+def record_image(path: Any, offset: Any, feature: str) -> Any:
+    """The image of the record at a byte of a TFRecord file, in TensorFlow's graph: a string scalar.
 
-    Raises:
-        InputError: the file cannot be read, or holds no whole record there.
+    The file is opened there and one record read, whose checksums are checked. An error of TensorFlow's says that there
+    is no whole record, or no such feature in it.
+
+    Args:
+        path: string scalar.
+        offset: int64 scalar.
     """
-    try:
-        with file.open("rb") as records:
-            records.seek(offset)
-            head = records.read(_HEAD)
-            length = struct.unpack("<Q", head[:8])[0] if len(head) == _HEAD else -1
-            # A forged length must not ask for more memory than there is file.
-            if 0 <= length <= os.fstat(records.fileno()).st_size - offset - _HEAD - _TAIL:
-                return records.read(length)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); {_AGAIN}") from None
-    raise InputError(f"{file}: no whole record at byte {offset}; {_AGAIN}")
+    from jaxddp.data.tensorflow_cpu import tf
+
+    records = tf.raw_ops.TFRecordDatasetV2(
+        filenames=[path], compression_type="", buffer_size=0, byte_offsets=offset[None]
+    )
+    kinds: dict[str, Any] = {"output_types": [tf.string], "output_shapes": [[]]}
+    first = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **kinds)
+    (serialized,) = tf.raw_ops.DatasetToSingleElement(dataset=first, **kinds)
+    parsed = tf.io.parse_single_example(serialized, {feature: tf.io.FixedLenFeature([], tf.string)})
+    return parsed[feature]
 
 
 def record_offsets(file: Path) -> np.ndarray:
@@ -75,17 +88,86 @@ def record_offsets(file: Path) -> np.ndarray:
         InputError: the file cannot be read, or ends within a record.
     """
     offsets, offset = [], 0
-    try:
-        with file.open("rb") as records:
-            size = os.fstat(records.fileno()).st_size
-            while offset < size:
-                head = records.read(_HEAD)
-                length = struct.unpack("<Q", head[:8])[0] if len(head) == _HEAD else size
-                following = offset + _HEAD + length + _TAIL
-                if following > size:
-                    raise InputError(f"{file}: ends within the record at byte {offset}; {_AGAIN}")
-                offsets.append(offset)
-                offset = records.seek(following)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); {_AGAIN}") from None
+    with _opened(file) as records:
+        size = os.fstat(records.fileno()).st_size
+        while offset < size:
+            offsets.append(offset)
+            offset = _end(records, offset, file)
     return np.array(offsets, np.int64)
+
+
+def record_integers(file: Path, offsets: np.ndarray, feature: str) -> np.ndarray:
+    """An integer feature of each record, int64[N], read without the records' images.
+
+    Args:
+        offsets: int64[N], ascending; see `record_offsets`.
+
+    Raises:
+        InputError: the file cannot be read, or a record holds no such feature.
+    """
+    values = np.empty(len(offsets), np.int64)
+    with _opened(file) as records:
+        look = _looking(records)
+        ends = np.append(offsets[1:], os.fstat(records.fileno()).st_size)
+        for row, (offset, end) in enumerate(zip(offsets.tolist(), ends.tolist(), strict=True)):
+
+            def read(start: int, stop: int, data: int = offset + _HEAD) -> bytes:
+                return look(data + start, data + stop)
+
+            try:
+                values[row] = integer_of(read, end - offset - _HEAD - _TAIL, feature)
+            except (OSError, ValueError) as error:
+                raise InputError(f"{file}, record at byte {offset}: {error}; {AGAIN}") from None
+    return values
+
+
+def missing_files(root: Path, paths: np.ndarray) -> list[Fault]:
+    """The rows of bytes 'S'[N] whose file, one of many rows, is missing, empty or outside the root."""
+    files, inverse = np.unique(paths, return_inverse=True)
+    # To a store of single files each is an image.
+    wrong = {files[place]: fault.replace("the image", "its file") for place, fault in LocalFiles(root).faults(files)}
+    return [(row, wrong[files[place]]) for row, place in enumerate(inverse) if files[place] in wrong]
+
+
+def _end(records: BinaryIO, offset: int, file: Path) -> int:
+    """Where the record at an offset ends, by its header."""
+    try:
+        size = os.fstat(records.fileno()).st_size
+        records.seek(offset)
+        head = records.read(_HEAD)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror}); {AGAIN}") from None
+    length = struct.unpack("<Q", head[:8])[0] if len(head) == _HEAD else size
+    end = offset + _HEAD + length + _TAIL
+    if end > size:
+        raise InputError(f"{file}: no whole record at byte {offset}, where {size} bytes end; {AGAIN}")
+    return end
+
+
+def _looking(file: BinaryIO) -> Read:
+    """Reads parts of a file near each other with few calls to the system."""
+    held, begin = b"", 0
+
+    def look(start: int, stop: int) -> bytes:
+        nonlocal held, begin
+        if not begin <= start <= stop <= begin + len(held):
+            file.seek(start)
+            held, begin = file.read(max(_LOOK, stop - start)), start
+        return held[start - begin : stop - begin]
+
+    return look
+
+
+def _opened(file: Path) -> BinaryIO:
+    try:
+        return file.open("rb", buffering=0)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror}); {AGAIN}") from None
+
+
+@cache
+def _image_reader(feature: str) -> Callable[[bytes, int], Any]:
+    from jaxddp.data.tensorflow_cpu import tf
+
+    signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)]
+    return tf.function(lambda path, offset: record_image(path, offset, feature), input_signature=signature)

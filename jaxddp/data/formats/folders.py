@@ -1,0 +1,173 @@
+"""A tree with one folder a class as example tables, which needs no file that lists the images.
+
+ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif or png, in capitals or not
+ROOT/val/<class>/**/*.jpg       or validation/, or test/, whichever there is first
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxddp.data.storage.local import LocalFiles
+from jaxddp.data.subset import ClassSelection
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+from jaxddp.wording import nearest, show
+
+_FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
+_IMAGES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png"})
+# To leave these out without a word would be to train on less than is there.
+_FOREIGN = frozenset({".bmp", ".gif", ".tif", ".tiff", ".webp", ".heic", ".avif", ".ppm", ".pgm"})
+
+# Listing folders waits for the disk, or for a server, more than it computes.
+_THREADS = 16
+
+
+def holds_folders(root: str | PathLike[str]) -> bool:
+    """Whether a directory looks like such a tree: it has a folder `train` with folders in it."""
+    train = Path(root).expanduser() / "train"
+    return train.is_dir() and bool(_visible_folders(train))
+
+
+def read_folders(
+    root: str | PathLike[str], split: Literal["train", "val"], classes: ClassSelection = None
+) -> ExampleTable:
+    """Reads the examples of one split. No image is opened.
+
+    Classes are the names of the folders in `train`, sorted, for both splits; an id is the image's path without its
+    suffix. Rows are sorted by class and path. What begins with a dot, and files whose suffix is that of no image, are
+    left out. Links are followed within the root.
+
+    Args:
+        root: the directory that holds `train`.
+        classes: as in `ExampleTable.select`.
+
+    Raises:
+        InputError: naming the folder that is missing, holds no image, or is of a class that `train` does not have; a
+            link that leads out of the root or into a folder above itself; two images of one id; an image of a kind that
+            is not read.
+    """
+    home = Path(root).expanduser().absolute()
+    names = _class_names(home)
+    folder = _split_folder(home, split)
+    present = _visible_folders(folder)
+    if not present:
+        raise InputError(f"{folder}: no class folders; put the images of each class into a folder of its own")
+    if unknown := sorted(present - set(names)):
+        raise InputError(
+            f"{folder / unknown[0]}: a class that {home / 'train'} does not have{nearest(unknown[0], names)}; rename "
+            "or remove the folder"
+        )
+    _refuse_strays(folder)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = list(pool.map(lambda name: _class_images(home, folder / name), sorted(present)))
+    path = np.array([_encoded(home, path) for paths in found for path in paths])
+    place = {name: label for label, name in enumerate(names)}
+    label = np.repeat(np.array([place[name] for name in sorted(present)], np.int32), [len(paths) for paths in found])
+    table = ExampleTable(LocalFiles(home), _ids(home, path), path, label, names, names, tuple(range(len(names))))
+    return table.select(classes)
+
+
+def _class_names(home: Path) -> tuple[str, ...]:
+    names = tuple(sorted(_visible_folders(_split_folder(home, "train"))))
+    if not names:
+        raise InputError(f"{home / 'train'}: no class folders; put the images of each class into a folder of its own")
+    return names
+
+
+def _split_folder(home: Path, split: Literal["train", "val"]) -> Path:
+    for name in _FOLDERS[split]:
+        if (home / name).is_dir():
+            return home / name
+    names = " or ".join(f"{name}/" for name in _FOLDERS[split])
+    raise InputError(f"{home}: no folder {names}; put the {split} images there, in one folder a class")
+
+
+def _visible_folders(folder: Path) -> set[str]:
+    with _listing(folder) as entries:
+        return {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+
+
+def _refuse_strays(folder: Path) -> None:
+    with _listing(folder) as entries:
+        strays = sorted(entry.name for entry in entries if entry.is_file() and _is_image(entry))
+    if strays:
+        raise InputError(
+            f"{folder / strays[0]}: an image beside the class folders ({len(strays)} in all), so of no class; move it "
+            "into one"
+        )
+
+
+def _class_images(home: Path, folder: Path) -> list[str]:
+    """The images below one class's folder, as paths relative to the root, sorted."""
+    paths = sorted(os.path.relpath(path, home).replace(os.sep, "/") for path in _images(home, folder, ()))
+    if not paths:
+        raise InputError(f"{folder}: no image in this class's folder; put images there, or remove the folder")
+    return paths
+
+
+def _images(home: Path, folder: Path, above: tuple[str, ...]) -> Iterator[str]:
+    """Yields every image below a folder. `above` is what the folders on the way here really are."""
+    here = _within(home, folder)
+    if here in above:
+        raise InputError(f"{folder}: a symbolic link leads into a folder above itself, {here!r}; remove the link")
+    with _listing(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _images(home, folder / entry.name, (*above, here))
+            elif _is_image(entry):
+                if entry.is_symlink():
+                    _within(home, folder / entry.name)
+                yield entry.path
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    suffix = os.path.splitext(entry.name)[1].lower()
+    if suffix in _FOREIGN and not entry.name.startswith("."):
+        raise InputError(f"{entry.path}: an image of a kind that is not read; convert it to JPEG or PNG, or remove it")
+    return suffix in _IMAGES and not entry.name.startswith(".")
+
+
+def _within(home: Path, path: Path) -> str:
+    """What a path really is, links followed, which is to be in what the root really is."""
+    real, top = os.path.realpath(path), os.path.realpath(home)
+    if real != top and not real.startswith(os.path.join(top, "")):
+        raise InputError(
+            f"{path}: a symbolic link leads out of the data set, to {real!r}; put the files themselves into the root"
+        )
+    return real
+
+
+def _encoded(home: Path, path: str) -> bytes:
+    try:
+        return path.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{home}: the name {show(os.fsencode(path))} is not UTF-8; rename it") from None
+
+
+def _ids(home: Path, path: np.ndarray) -> np.ndarray:
+    """The paths without their suffixes, bytes 'S'[N]."""
+    ids = np.array([os.path.splitext(one)[0] for one in path.tolist()])
+    unique, first, count = np.unique(ids, return_index=True, return_counts=True)
+    if len(unique) < len(ids):
+        row = int(first[count > 1].min())
+        raise InputError(
+            f"{home / path[row].decode()}: another image has this name but for its suffix, and an id is a name without "
+            "one; rename either"
+        )
+    return ids
+
+
+def _listing(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+    try:
+        return os.scandir(folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror}); make it a readable folder") from None

@@ -1,0 +1,210 @@
+"""Image classification sets of tensorflow-datasets as example tables, from what was prepared on disk.
+
+    DATA_DIR/<name>[/<config>]/<version>/{dataset_info.json,features.json,<name>-train.tfrecord-00000-of-00004,...}
+
+Nothing is downloaded, and no image is decoded: the stream gets them as they are encoded in the set's files. TFRecord
+files are read at the offset of a record, ArrayRecord files through the library's data source.
+"""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxddp.data.storage.array_records import ArrayRecords
+from jaxddp.data.storage.record_index import RecordIndex, kept_index
+from jaxddp.data.storage.records import RecordFiles, record_integers, record_offsets
+from jaxddp.data.subset import ClassSelection
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+from jaxddp.wording import nearest, show
+
+_SPLITS = {"train": ("train",), "val": ("validation", "test")}
+# Reading labels waits for the disk, or for a server, more than it computes.
+_THREADS = 16
+
+
+def read_tfds(
+    name: str,
+    split: Literal["train", "val"],
+    data_dir: str | PathLike[str] | None = None,
+    classes: ClassSelection = None,
+) -> ExampleTable:
+    """Reads the examples of one split of a prepared set.
+
+    The first time, every record is looked at for its label, and an index is kept; see `kept_index`. Ids are those of
+    tensorflow-datasets, `cifar10-train.tfrecord-00000-of-00001__17`. Class ids and names are the names of the set's
+    classes.
+
+    Args:
+        name: `cifar10`, `cifar10:3.0.2` or `name/config`.
+        split: "val" is the set's validation split, or its test split where it has no validation split.
+        data_dir: where sets are prepared; by default TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        classes: as in `ExampleTable.select`.
+
+    Raises:
+        InputError: the set is not there (with the command that prepares it), is no image classification, has no such
+            split, or lacks labels; a file of it is missing or cut short.
+    """
+    shards = _shards(_builder(name, data_dir), split)
+    store = _store(shards)
+    index = kept_index(shards.split, shards.root, shards.files, shards.about, lambda: _index(shards, store))
+    files = np.array([os.fsencode(file) for file in shards.files])
+    numbers = np.concatenate([np.arange(count) for count in index.count])
+    path = np.repeat(files, index.count)
+    example_id = np.strings.add(np.strings.add(path, b"__"), numbers.astype("S"))
+    names = shards.class_names
+    indices = tuple(range(len(names)))
+    return ExampleTable(store, example_id, path, index.label, names, names, indices, index.offset).select(classes)
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """The files of one split, and what their records hold.
+
+    Attributes:
+        split: the set's own name for it.
+        files: names in the root.
+        lengths: how many records each of them holds, by the set's description.
+        image, label: the features' names.
+    """
+
+    builder: Any
+    split: str
+    root: Path
+    files: tuple[str, ...]
+    lengths: tuple[int, ...]
+    image: str
+    label: str
+    class_names: tuple[str, ...]
+
+    @property
+    def about(self) -> str:
+        return f"{self.label} of {len(self.class_names)} in {self.lengths}"
+
+
+def _library() -> Any:
+    # Before the other, so that TensorFlow is quiet and takes no GPU.
+    from jaxddp.data import tensorflow_cpu  # noqa: F401
+
+    # Else TensorFlow asks the network whether it runs on Google's machines.
+    os.environ.setdefault("NO_GCE_CHECK", "true")
+    import tensorflow_datasets
+
+    return tensorflow_datasets
+
+
+def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
+    tfds = _library()
+    home = Path(data_dir or tfds.core.constants.get_default_data_dir()).expanduser().absolute()
+    try:
+        return tfds.core.read_only_builder.builder_from_files(name, data_dir=str(home))
+    except tfds.core.DatasetNotFoundError:
+        raise _not_prepared(name, home) from None
+    # What a damaged description raises, or a name that is none, is the library's own affair.
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{home}: the set {show(name)} cannot be opened ({reason}); write name, name/config or name:1.0.0, or "
+            "prepare the set again"
+        ) from None
+
+
+def _not_prepared(name: str, home: Path) -> InputError:
+    features = [*home.glob("*/*/features.json"), *home.glob("*/*/*/features.json")]
+    places = sorted(file.parent.relative_to(home) for file in features)
+    version = ":" in name
+    prepared = [place.parent.as_posix() + f":{place.name}" * version for place in places]
+    known = f"prepared there: {', '.join(dict.fromkeys(prepared))}" if prepared else "nothing is prepared there"
+    return InputError(
+        f"{home}: no prepared set {show(name)}{nearest(name, prepared)}; {known}; to prepare it: python -c "
+        f"\"import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir='{home}').download_and_prepare()\""
+    )
+
+
+def _shards(builder: Any, split: Literal["train", "val"]) -> _Shards:
+    root = Path(builder.data_dir)
+    image, label = _features(root, builder.info.features)
+    splits = builder.info.splits
+    own = next((one for one in _SPLITS[split] if one in splits), None)
+    if own is None:
+        wanted, found = " or ".join(_SPLITS[split]), ", ".join(splits) or "none"
+        raise InputError(f"{root}: no split {wanted}; the set has: {found}; choose a set with one")
+    info = splits[own]
+    # A shard without records has nothing to look for, and its file need not be there.
+    both = zip(info.filenames, info.shard_lengths, strict=True)
+    files = [(str(file), int(length)) for file, length in both if length]
+    if not files:
+        raise InputError(f"{root}: the split {own} holds no example; prepare the set again")
+    names, lengths = zip(*files, strict=True)
+    class_names = tuple(builder.info.features[label].names)
+    return _Shards(builder, own, root, names, lengths, image, label, class_names)
+
+
+def _features(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
+    """The names of the image and of the label."""
+    kinds = _library().features
+    top = dict(features.items()) if isinstance(features, kinds.FeaturesDict) else {}
+    images = [name for name, kind in top.items() if isinstance(kind, kinds.Image) and kind.np_dtype == np.uint8]
+    labels = [name for name, kind in top.items() if isinstance(kind, kinds.ClassLabel)]
+    if len(images) != 1 or len(labels) != 1:
+        named = [f"{name} ({type(kind).__name__})" for name, kind in sorted(top.items())]
+        found = ", ".join(named) or type(features).__name__
+        raise InputError(
+            f"{root}: not a set of images with one class each; its features are {found}; choose one with a single "
+            "Image of 8 bits and a single ClassLabel"
+        )
+    return images[0], labels[0]
+
+
+def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
+    tfds, kind = _library(), shards.builder.info.file_format.value
+    if kind == "tfrecord":
+        return RecordFiles(shards.root, shards.image)
+    if kind != "array_record":
+        raise InputError(f"{shards.root}: files of the format {kind}; prepare the set as tfrecord or array_record")
+    raw = tfds.decode.DeserializeMethod.RAW_BYTES
+    source = shards.builder.as_data_source(shards.split, deserialize_method=raw)
+    starts = np.cumsum((0, *shards.lengths[:-1])).tolist()
+    first = dict(zip(map(os.fsencode, shards.files), starts, strict=True))
+    return ArrayRecords(shards.root, source, first, shards.image)
+
+
+def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
+    def look(file: str, length: int) -> tuple[np.ndarray, np.ndarray]:
+        if isinstance(store, ArrayRecords):
+            path = os.fsencode(file)
+            return np.arange(length), np.array([store.integer(path, at, shards.label) for at in range(length)])
+        return _records_of(shards.root / file, length, shards.label)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        offsets, labels = zip(*pool.map(look, shards.files, shards.lengths), strict=True)
+    index = RecordIndex(np.array(shards.lengths), np.concatenate(offsets), np.concatenate(labels))
+    _check_labels(shards, store, index)
+    return replace(index, label=index.label.astype(np.int32))
+
+
+def _records_of(file: Path, length: int, label: str) -> tuple[np.ndarray, np.ndarray]:
+    """(offsets, labels), int64[length] each, of a TFRecord file."""
+    offsets = record_offsets(file)
+    if len(offsets) != length:
+        raise InputError(
+            f"{file}: {len(offsets)} records, where the set's description has {length}; prepare the set again"
+        )
+    return offsets, record_integers(file, offsets, label)
+
+
+def _check_labels(shards: _Shards, store: RecordFiles | ArrayRecords, index: RecordIndex) -> None:
+    wrong = np.flatnonzero((index.label < 0) | (index.label >= len(shards.class_names)))
+    if len(wrong):
+        place = int(np.searchsorted(np.cumsum(index.count), wrong[0], side="right"))
+        name = store.name(os.fsencode(shards.files[place]), int(index.offset[wrong[0]]))
+        raise InputError(
+            f"{name}: the label {index.label[wrong[0]]} is none of the {len(shards.class_names)} classes ({len(wrong)} "
+            "such records); choose a split with labels"
+        )

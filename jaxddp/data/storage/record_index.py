@@ -1,0 +1,122 @@
+"""Where the records of a set are and how each is labelled: found in one pass over its files, and kept for next time.
+
+The index lies beside the files, or where nothing may be written there, in a cache folder. It holds the size and the
+modification time of every file, so that a set that was made anew is indexed anew, and a hash of itself, so that a
+damaged index is none. It is written under another name and renamed: who reads it sees all of it or none, and of two
+that write it at once, either wins.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxddp.errors import InputError
+
+CACHE_VARIABLE = "JAXDDP_CACHE"
+"""Names the cache folder, by default `jaxddp` in XDG_CACHE_HOME or in ~/.cache."""
+
+_FORMAT = 1
+_DIGEST = hashlib.sha256().digest_size
+_log = logging.getLogger("jaxddp.data")
+
+
+@dataclass(frozen=True, eq=False)
+class RecordIndex:
+    """The records of several files, one file after the other.
+
+    Attributes:
+        count: int64[F], how many records each file holds.
+        offset: int64[N], where each record is in its file.
+        label: int32[N], of each record.
+    """
+
+    count: np.ndarray
+    offset: np.ndarray
+    label: np.ndarray
+
+
+def kept_index(
+    name: str, folder: Path, files: Sequence[str], about: str, build: Callable[[], RecordIndex]
+) -> RecordIndex:
+    """The index of some files: the one that was kept if it is still that of these files, else built and kept.
+
+    Args:
+        name: of the index, which the files of one folder may have several of.
+        folder: where the files lie.
+        files: their names.
+        about: what else the index depends on.
+
+    Raises:
+        InputError: a file is missing, or what `build` raises. That the index cannot be kept is logged, and no error.
+    """
+    stamp = json.dumps([_FORMAT, about, [_state(folder / file) for file in files]])
+    places = (folder / f"{name}.jaxddp-index", _cache() / f"{_hash(folder)}-{name}.jaxddp-index")
+    for place in places:
+        if (index := _load(place, stamp)) is not None:
+            return index
+    _log.info("%s: indexing %d record files, once", folder, len(files))
+    index = build()
+    for place in places:
+        try:
+            _save(place, index, stamp)
+            return index
+        except OSError as error:
+            _log.info("%s: cannot be written (%s)", place, error.strerror)
+    _log.warning("%s: the index cannot be kept, and is built at each start; set %s", places[1], CACHE_VARIABLE)
+    return index
+
+
+def _state(file: Path) -> tuple[str, int, int]:
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise InputError(
+            f"{file}: cannot be read ({error.strerror}); put the file back, or make the set again"
+        ) from None
+    return file.name, status.st_size, status.st_mtime_ns
+
+
+def _cache() -> Path:
+    if named := os.environ.get(CACHE_VARIABLE):
+        return Path(named).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "jaxddp"
+
+
+def _hash(folder: Path) -> str:
+    return hashlib.sha256(os.path.realpath(os.fsencode(folder))).hexdigest()[:16]
+
+
+def _load(place: Path, stamp: str) -> RecordIndex | None:
+    try:
+        content = place.read_bytes()
+    except OSError:
+        return None
+    if content[:_DIGEST] != hashlib.sha256(content[_DIGEST:]).digest():
+        return None
+    with np.load(io.BytesIO(content[_DIGEST:]), allow_pickle=False) as held:
+        if held["stamp"].item() != stamp:
+            return None
+        return RecordIndex(held["count"], held["offset"], held["label"])
+
+
+def _save(place: Path, index: RecordIndex, stamp: str) -> None:
+    content = io.BytesIO()
+    np.savez(content, stamp=np.array(stamp), count=index.count, offset=index.offset, label=index.label)
+    partial = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        partial.write_bytes(hashlib.sha256(content.getvalue()).digest() + content.getvalue())
+        os.replace(partial, place)
+    finally:
+        # It is gone where it was renamed.
+        with suppress(OSError):
+            partial.unlink()

@@ -1,0 +1,228 @@
+"""A tree of class folders: the folders' names are the classes, the order is the tree's own, and nothing strays in."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from jaxddp.data.formats.folders import holds_folders, read_folders
+from jaxddp.data.images.windows import Crop
+from jaxddp.data.order import SampleOrder
+from jaxddp.data.stream import image_batches
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+
+SIZE = 8
+TREE = (
+    "train/cat/b.jpg",
+    "train/cat/a.JPEG",
+    "train/cat/deep/er/z.png",
+    "train/ant/x.jpeg",
+    "train/ant/é 1.PNG",
+    "train/bee/10.jpg",
+    "train/bee/9.jpg",
+    "val/cat/v.png",
+    "val/ant/w.jpg",
+)
+
+
+def color(name: str) -> np.ndarray:
+    """One color for each path, uint8[3], which JPEG keeps to within a few steps."""
+    return np.random.default_rng(list(name.encode())).integers(0, 256, 3, np.uint8)
+
+
+def write(root: Path, *names: str) -> Path:
+    for name in names:
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(np.full((SIZE, SIZE, 3), color(name)))
+        image.save(file, "PNG" if file.suffix.lower() == ".png" else "JPEG")
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write(tmp_path / "set", *TREE)
+
+
+def rows(table: ExampleTable) -> list[tuple[str, str]]:
+    """(path, class) of each row."""
+    names = [table.class_ids[label] for label in table.label]
+    return list(zip((path.decode() for path in table.path.tolist()), names, strict=True))
+
+
+def fault(root: Path, split: str = "train") -> str:
+    with pytest.raises(InputError) as raised:
+        read_folders(root, split)  # type: ignore[arg-type]
+    message = str(raised.value)
+    assert "\n" not in message and message.startswith(str(root))
+    return message
+
+
+def test_rows_are_sorted_by_class_and_path(root: Path):
+    table = read_folders(root, "train")
+    assert rows(table) == [
+        ("train/ant/x.jpeg", "ant"),
+        ("train/ant/é 1.PNG", "ant"),
+        ("train/bee/10.jpg", "bee"),
+        ("train/bee/9.jpg", "bee"),
+        ("train/cat/a.JPEG", "cat"),
+        ("train/cat/b.jpg", "cat"),
+        ("train/cat/deep/er/z.png", "cat"),
+    ]
+    assert [one.decode() for one in table.id.tolist()] == [os.path.splitext(path)[0] for path, _ in rows(table)]
+    assert table.class_ids == table.class_names == ("ant", "bee", "cat")
+    assert table.class_indices == (0, 1, 2) and table.label.dtype == np.int32 and table.offset is None
+    table.check_images()
+
+
+def test_val_has_the_classes_of_train(root: Path):
+    table = read_folders(root, "val")
+    assert rows(table) == [("val/ant/w.jpg", "ant"), ("val/cat/v.png", "cat")]
+    assert table.label.tolist() == [0, 2] and table.class_ids == ("ant", "bee", "cat")
+
+
+def test_selected_classes_agree_between_the_splits(root: Path):
+    for split in ("train", "val"):
+        table = read_folders(root, split, classes="cat,bee")
+        assert table.class_ids == ("bee", "cat") and table.class_indices == (1, 2)
+        assert all(path.split("/")[1] == name for path, name in rows(table))
+
+
+@pytest.mark.parametrize("name", ["validation", "test"])
+def test_other_names_of_the_validation_folder(root: Path, name: str):
+    (root / "val").rename(root / name)
+    assert rows(read_folders(root, "val"))[0] == (f"{name}/ant/w.jpg", "ant")
+    write(root, "val/bee/first.png")
+    assert rows(read_folders(root, "val")) == [("val/bee/first.png", "bee")]
+
+
+def test_pixels_are_those_of_the_files(root: Path):
+    table = read_folders(root, "train")
+    order = SampleOrder(len(table), len(table), seed=1)
+    (batch,) = image_batches(table, order, Crop(kind="whole"), start=0, stop=1, seed=0, image_size=SIZE)
+    assert sorted(batch.row.tolist()) == list(range(len(table)))
+    for image, row, label in zip(batch.image, batch.row, batch.label, strict=True):
+        path, name = rows(table)[row]
+        assert table.class_names[label] == name
+        assert np.abs(image - color(path).astype(int)).max() <= (0 if path.lower().endswith("png") else 4)
+
+
+def test_what_is_no_image_is_left_out(root: Path):
+    before = rows(read_folders(root, "train"))
+    write(root, "train/.ipynb_checkpoints/a.png", "train/ant/.hidden/b.png", "train/ant/.c.png")
+    for name in ("README.md", "Thumbs.db", ".DS_Store", "labels", "a.png.txt"):
+        (root / "train" / name).write_text("no image")
+        (root / "train/ant" / name).write_text("no image")
+    assert rows(read_folders(root, "train")) == before
+
+
+@settings(max_examples=25, deadline=None)
+@given(names=st.lists(st.tuples(st.sampled_from("abcABC"), st.text("ab0. é-", min_size=1, max_size=5)), min_size=1))
+def test_the_order_is_that_of_the_names(tmp_path_factory: pytest.TempPathFactory, names: list[tuple[str, str]]):
+    """Whatever order the files were made in: sorted by class, then by path, as Python sorts text."""
+    root = tmp_path_factory.mktemp("tree")
+    files = list(dict.fromkeys(f"train/{label}/x{name}.png" for label, name in names))
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_bytes(b"")
+    table = read_folders(root, "train")
+    found = [path for path, _ in rows(table)]
+    assert found == sorted(files, key=lambda file: (file.split("/")[1], file))
+    assert list(table.class_ids) == sorted({label for label, _ in names})
+    assert len(np.unique(table.id)) == len(files)
+
+
+def test_holds_folders(root: Path, tmp_path: Path):
+    assert holds_folders(root) and holds_folders(str(root))
+    assert not holds_folders(tmp_path / "nowhere")
+    (tmp_path / "flat/train").mkdir(parents=True)
+    write(tmp_path / "flat", "train/a.png", "train/.hidden/b.png")
+    assert not holds_folders(tmp_path / "flat")
+
+
+def test_a_missing_split_is_named(root: Path, tmp_path: Path):
+    (root / "val").rename(root / "value")
+    assert "no folder val/ or validation/ or test/" in fault(root, "val")
+    assert "no folder train/" in fault(tmp_path / "nowhere")
+
+
+def test_a_class_without_images_is_named(root: Path):
+    (root / "train/dog/.hidden").mkdir(parents=True)
+    (root / "train/dog/README").write_text("none yet")
+    assert fault(root).startswith(f"{root / 'train/dog'}: no image")
+    # It is a class all the same, of which val may have examples.
+    assert read_folders(root, "val").num_classes == 4
+    (root / "val/dog").mkdir()
+    assert fault(root, "val").startswith(f"{root / 'val/dog'}: no image")
+
+
+def test_a_class_of_val_that_train_lacks_is_named(root: Path):
+    write(root, "val/catt/x.png")
+    assert fault(root, "val").startswith(f"{root / 'val/catt'}: a class") and "did you mean 'cat'?" in fault(
+        root, "val"
+    )
+
+
+def test_no_class_folders(root: Path, tmp_path: Path):
+    assert "no class folders" in fault(write(tmp_path / "flat", "train/a.png"))
+    (root / "val").rename(root / "old")
+    assert "no class folders" in fault(write(root, "val/a.png"), "val")
+
+
+def test_an_image_of_no_class_is_named(root: Path):
+    write(root, "train/stray.png")
+    assert fault(root).startswith(f"{root / 'train/stray.png'}: an image beside the class folders")
+
+
+@pytest.mark.parametrize("name", ["a.gif", "b.WEBP", "c.tiff"])
+def test_an_image_that_is_not_read_is_named(root: Path, name: str):
+    (root / "train/bee" / name).write_bytes(b"GIF89a")
+    assert fault(root).startswith(f"{root / 'train/bee' / name}: an image of a kind that is not read")
+
+
+def test_two_images_of_one_id_are_named(root: Path):
+    write(root, "train/cat/b.png")
+    assert fault(root).startswith(f"{root / 'train/cat/b.jpg'}: another image has this name")
+
+
+def test_a_name_that_is_not_utf8_is_named(root: Path):
+    (root / "train/cat" / os.fsdecode(b"\xff.png")).write_bytes(b"")
+    assert "is not UTF-8" in fault(root) and "\\xff.png" in fault(root)
+
+
+def test_links_within_the_root_are_followed(root: Path):
+    write(root, "pool/dogs/d.png")
+    (root / "train/dog").symlink_to(root / "pool/dogs")
+    (root / "train/ant/same.png").symlink_to("../../pool/dogs/d.png")
+    table = read_folders(root, "train")
+    assert ("train/dog/d.png", "dog") in rows(table) and ("train/ant/same.png", "ant") in rows(table)
+    table.check_images()
+
+
+@pytest.mark.parametrize("link", ["train/dog", "train/cat/deep/out", "train/cat/out.png"])
+def test_links_out_of_the_root_are_refused(root: Path, tmp_path: Path, link: str):
+    write(tmp_path, "elsewhere/e.png")
+    (root / link).symlink_to(tmp_path / "elsewhere" / ("e.png" if link.endswith("png") else ""))
+    assert fault(root).startswith(f"{root / link}: a symbolic link leads out of the data set, to '{tmp_path}")
+
+
+def test_a_link_into_a_folder_above_itself_is_refused(root: Path):
+    (root / "train/cat/deep/loop").symlink_to("..")
+    assert fault(root).startswith(f"{root / 'train/cat/deep/loop'}: a symbolic link leads into a folder above")
+
+
+def test_the_root_may_be_a_link(root: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to(root)
+    assert rows(read_folders(tmp_path / "link", "train")) == rows(read_folders(root, "train"))
+    assert read_folders(tmp_path / "link", "train").fingerprint == read_folders(root, "train").fingerprint
+
+
+def test_a_broken_link_is_found_by_the_check(root: Path):
+    (root / "train/cat/gone.png").symlink_to("nothing.png")
+    with pytest.raises(InputError, match="gone.png"):
+        read_folders(root, "train").check_images()

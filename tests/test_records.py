@@ -1,0 +1,437 @@
+"""TFRecord files at random: every record is found, a label is read without its image, and damage gets one line."""
+
+import contextlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_stream import encode, picture
+
+from jaxddp.data.images.windows import Crop
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.storage.example_fields import bytes_of, integer_of
+from jaxddp.data.storage.record_index import CACHE_VARIABLE, RecordIndex, kept_index
+from jaxddp.data.storage.records import RecordFiles, record_integers, record_offsets
+from jaxddp.data.stream import image_batches, image_eval_batches
+from jaxddp.data.table import ExampleTable
+from jaxddp.data.tensorflow_cpu import tf
+from jaxddp.errors import InputError
+
+HEAD, TAIL = 12, 4
+SIZE, NUM_EXAMPLES = 16, 6
+
+
+def write_records(file: Path, records: list[bytes]) -> Path:
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for record in records:
+            writer.write(record)
+    return file
+
+
+def serialized(**values: bytes | int | float | list) -> bytes:
+    """A serialized tf.train.Example."""
+    features = {}
+    for name, value in values.items():
+        some = value if isinstance(value, list) else [value]
+        if some and isinstance(some[0], bytes):
+            features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=some))
+        elif some and isinstance(some[0], float):
+            features[name] = tf.train.Feature(float_list=tf.train.FloatList(value=some))
+        else:
+            features[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=some))
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def masked_checksum(data: bytes) -> int:
+    """CRC-32C, bit by bit, masked as TFRecord files have it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def header(length: int) -> bytes:
+    """The header of a record of this length, as TensorFlow believes it."""
+    number = struct.pack("<Q", length)
+    return number + struct.pack("<I", masked_checksum(number))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ExampleTable:
+    """Images of `picture`, in two files; a note lies in each record beside the image."""
+    images = [encode(picture(row, SIZE, SIZE), "PNG") for row in range(NUM_EXAMPLES)]
+    records = [serialized(image=image, label=row % 3, note=b"n" * 99) for row, image in enumerate(images)]
+    files = [write_records(tmp_path / f"{part}.tfrecord", records[part::2]) for part in range(2)]
+    path = np.array([f"{row % 2}.tfrecord".encode() for row in range(NUM_EXAMPLES)])
+    offset = np.stack([record_offsets(file) for file in files], axis=1).ravel()
+    names = np.array([str(row).encode() for row in range(NUM_EXAMPLES)])
+    label = (np.arange(NUM_EXAMPLES) % 3).astype(np.int32)
+    return ExampleTable(RecordFiles(tmp_path), names, path, label, ("a", "b", "c"), ("a", "b", "c"), (0, 1, 2), offset)
+
+
+def root_of(table: ExampleTable) -> Path:
+    assert isinstance(table.store, RecordFiles)
+    return table.store.root
+
+
+def batches_of(table: ExampleTable, **options) -> list:
+    order = SampleOrder(len(table), 2, seed=3)
+    arguments = {"start": 0, "stop": 3, "seed": 0, "image_size": SIZE} | options
+    return list(image_batches(table, order, Crop(kind="whole"), **arguments))
+
+
+def change(file: Path, at: int, content: bytes) -> None:
+    with file.open("r+b") as data:
+        data.seek(at)
+        data.write(content)
+
+
+@settings(max_examples=25, deadline=None)
+@given(records=st.lists(st.binary(max_size=300), max_size=12))
+def test_offsets_are_those_of_the_writer(tmp_path_factory: pytest.TempPathFactory, records: list[bytes]):
+    file = write_records(tmp_path_factory.mktemp("records") / "some", records)
+    offsets = record_offsets(file)
+    assert offsets.dtype == np.int64
+    lengths = [HEAD + len(record) + TAIL for record in records]
+    assert offsets.tolist() == [sum(lengths[:row]) for row in range(len(records))]
+    content = file.read_bytes()
+    found = [content[at + HEAD : at + HEAD + len(record)] for at, record in zip(offsets, records, strict=True)]
+    assert found == records
+
+
+VALUES = st.one_of(
+    st.binary(max_size=40),
+    st.binary(min_size=2000, max_size=5000),
+    st.integers(-(2**63), 2**63 - 1),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4),
+    st.lists(st.binary(max_size=5), max_size=3),
+    st.floats(width=32, allow_nan=False),
+)
+
+
+# Among them names as long as those that are looked for.
+NAMES = st.one_of(st.sampled_from(["Label", "label2", "imago", "lab", ""]), st.text(max_size=6))
+LABELS = st.one_of(st.sampled_from([-1, 0, 999, -(2**63), 2**63 - 1]), st.integers(0, 10**6))
+
+
+@settings(max_examples=30, deadline=None)
+@given(others=st.dictionaries(NAMES, VALUES, max_size=5), labels=st.lists(LABELS, min_size=1))
+@example(others={"Label": 3, "imago": b"no", "label": 4}, labels=[-1, 7])
+def test_one_value_is_found_among_others(tmp_path_factory: pytest.TempPathFactory, others: dict, labels: list[int]):
+    """Whatever stands beside it and wherever: as a file's record, in parts, and as the whole in memory."""
+    records = [serialized(**others | {"label": label, "image": b"picture %d" % label}) for label in labels]
+    file = write_records(tmp_path_factory.mktemp("records") / "some", records)
+    assert record_integers(file, record_offsets(file), "label").tolist() == labels
+    for record, label in zip(records, labels, strict=True):
+        assert (
+            bytes_of(lambda start, stop, data=record: data[start:stop], len(record), "image") == b"picture %d" % label
+        )
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_bytes_hold_a_value_or_none(data: st.DataObject):
+    """Damage is a ValueError, and nothing is read beyond the bytes that there are."""
+    content = bytearray(serialized(image=b"picture" * 3, label=5))
+    for _ in range(data.draw(st.integers(0, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    content = bytes(content[: data.draw(st.integers(0, len(content)))])
+
+    def read(start: int, stop: int) -> bytes:
+        assert 0 <= start <= stop <= len(content)
+        return content[start:stop]
+
+    with contextlib.suppress(ValueError):
+        assert isinstance(integer_of(read, len(content), "label"), int)
+
+
+def test_unpacked_numbers_are_read_too():
+    """Writers of proto2 put a tag before each number of a list."""
+    numbers = b"\x08\x07\x08\x09"
+    feature = b"\x1a" + bytes([len(numbers)]) + numbers
+    entry = b"\x0a\x01a\x12" + bytes([len(feature)]) + feature
+    features = b"\x0a" + bytes([len(entry)]) + entry
+    record = b"\x0a" + bytes([len(features)]) + features
+    assert tf.train.Example.FromString(record).features.feature["a"].int64_list.value == [7, 9]
+    assert integer_of(lambda start, stop: record[start:stop], len(record), "a") == 7
+
+
+def test_labels_are_read_without_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = write_records(tmp_path / "some", [serialized(image=b"x" * 10**6, label=row) for row in range(5)])
+    offsets, got, plain_open = record_offsets(file), [], Path.open
+
+    def watched(path: Path, *arguments, **options):
+        opened = plain_open(path, *arguments, **options)
+
+        class Watched:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                opened.close()
+
+            def __getattr__(self, name):
+                return getattr(opened, name)
+
+            def read(self, size):
+                got.append(size)
+                return opened.read(size)
+
+        return Watched()
+
+    monkeypatch.setattr(Path, "open", watched)
+    assert record_integers(file, offsets, "label").tolist() == list(range(5))
+    assert 0 < sum(got) < 5 * 4000
+
+
+def test_batches_are_the_images_of_the_records(table: ExampleTable):
+    batches = batches_of(table)
+    assert sorted(row for batch in batches for row in batch.row.tolist()) == list(range(NUM_EXAMPLES))
+    for batch in batches:
+        for image, row, label in zip(batch.image, batch.row, batch.label, strict=True):
+            np.testing.assert_array_equal(image, picture(int(row), SIZE, SIZE))
+            assert label == row % 3
+    for row in range(NUM_EXAMPLES):
+        assert table.read(row) == encode(picture(row, SIZE, SIZE), "PNG")
+    table.check_images()
+
+
+def test_selected_rows_keep_their_records(table: ExampleTable):
+    chosen = table.select("b,c")
+    assert [chosen.read(row) for row in range(4)] == [table.read(row) for row in (1, 2, 4, 5)]
+    assert chosen.fingerprint != table.fingerprint
+
+
+def test_a_file_that_ends_within_a_record_is_named(tmp_path: Path):
+    file = write_records(tmp_path / "some", [b"a" * 50, b"b" * 50])
+    whole = file.read_bytes()
+    for length in (*range(67, 132), 1, 11, 12, 65):
+        file.write_bytes(whole[:length])
+        with pytest.raises(InputError, match=f"some: no whole record at byte {66 * (length > 66)},"):
+            record_offsets(file)
+
+
+@pytest.mark.parametrize("length", [2**62, 2**63 - 1, 2**64 - 1, 10**12, 117])
+def test_a_forged_length_does_not_allocate(tmp_path: Path, length: int):
+    """Its checksum is right, so TensorFlow would make room for it."""
+    (tmp_path / "some").write_bytes(header(length) + b"x" * 120)
+    with pytest.raises(InputError, match="some: no whole record at byte 0"):
+        record_offsets(tmp_path / "some")
+    with pytest.raises(InputError, match="some: no whole record at byte 0"):
+        RecordFiles(tmp_path).read(b"some", 0)
+
+
+def test_the_checksum_of_these_tests_is_that_of_the_writer(tmp_path: Path):
+    assert write_records(tmp_path / "some", [b"abc"]).read_bytes()[:HEAD] == header(3)
+
+
+FAULTS = {
+    "checksum of the image": (lambda at: at + 60, b"\xff\xfe\xfd", "damaged, its checksum is wrong"),
+    "header": (lambda at: at + 9, b"\x00\x00\x00", "damaged, its checksum is wrong"),
+    "length": (lambda at: at, b"\xff" * 8, "no whole record at byte"),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_damaged_record_is_named(table: ExampleTable, kind: str):
+    """By the store and by the stream, where the damage may lie in a part of the record that is no image."""
+    where, content, message = FAULTS[kind]
+    assert table.offset is not None
+    change(root_of(table) / "0.tfrecord", where(int(table.offset[2])), content)
+    with pytest.raises(InputError, match=message) as raised:
+        table.read(2)
+    with pytest.raises(InputError) as streamed:
+        batches_of(table)
+    assert str(streamed.value) == str(raised.value)
+    assert str(raised.value).startswith(str(root_of(table) / "0.tfrecord")) and "\n" not in str(raised.value)
+    assert len(table.read(4)) and len(table.read(1))
+
+
+def test_damage_beside_the_image_is_found_by_the_stream(table: ExampleTable):
+    assert table.offset is not None
+    file = root_of(table) / "1.tfrecord"
+    change(file, int(table.offset[1]) + file.read_bytes()[int(table.offset[1]) :].index(b"nnnn"), b"N")
+    with pytest.raises(InputError, match="1.tfrecord, record at byte 0: damaged, its checksum is wrong"):
+        batches_of(table)
+
+
+@pytest.mark.parametrize("offset", [3, -1, 2**62])
+def test_an_offset_that_is_none_gets_one_line(table: ExampleTable, offset: int):
+    assert table.offset is not None
+    table.offset[2] = offset
+    with pytest.raises(InputError, match=r"0\.tfrecord") as raised:
+        batches_of(table)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_record_without_the_feature_is_named(table: ExampleTable, tmp_path: Path):
+    only = table.select("a").take(1)
+    for record in (serialized(image=[b"a", b"b"]), serialized(image=3), b"no example", serialized(label=1)):
+        write_records(tmp_path / "0.tfrecord", [record])
+        with pytest.raises(InputError, match="record at byte 0: holds no single value of the feature 'image'"):
+            only.read(0)
+        with pytest.raises(InputError, match="record at byte 0: no value of the feature 'no'|no serialized Example"):
+            record_integers(tmp_path / "0.tfrecord", record_offsets(tmp_path / "0.tfrecord"), "no")
+    with pytest.raises(InputError, match="record at byte 0: holds no single value of the feature 'image'"):
+        list(image_eval_batches(only, EvalOrder(1, 1), image_size=SIZE, resize=SIZE))
+
+
+def test_missing_files_are_found_by_the_check_and_by_the_stream(table: ExampleTable):
+    (root_of(table) / "1.tfrecord").unlink()
+    with pytest.raises(InputError, match=r"1\.tfrecord.*\(3 of 6 images cannot be used\)"):
+        table.check_images()
+    with pytest.raises(InputError, match=r"1\.tfrecord: cannot be read \(No such file"):
+        batches_of(table)
+    with pytest.raises(InputError, match=r"1\.tfrecord: cannot be read \(No such file"):
+        record_offsets(root_of(table) / "1.tfrecord")
+
+
+class Builds:
+    """Counts how often an index is built."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self) -> RecordIndex:
+        self.count += 1
+        return RecordIndex(np.array([2, 1]), np.array([0, 40, 0]), np.array([7, 8, 9], np.int32))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    (tmp_path / "set").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).write_bytes(b"content")
+    return tmp_path / "set"
+
+
+def test_an_index_is_built_once(folder: Path):
+    build = Builds()
+    indices = [kept_index("train", folder, ("a", "b"), "label", build) for _ in range(3)]
+    assert build.count == 1
+    for index in indices:
+        assert [index.count.tolist(), index.offset.tolist(), index.label.tolist()] == [[2, 1], [0, 40, 0], [7, 8, 9]]
+        assert index.label.dtype == np.int32
+    assert sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]
+    kept_index("val", folder, ("a",), "label", build)
+    kept_index("train", folder, ("a", "b"), "label", build)
+    assert build.count == 2
+
+
+@pytest.mark.parametrize("what", ["size", "time", "files", "about"])
+def test_a_changed_set_is_indexed_anew(folder: Path, what: str):
+    build = Builds()
+    kept_index("train", folder, ("a", "b"), "label", build)
+    status = (folder / "b").stat()
+    if what == "size":
+        (folder / "b").write_bytes(b"longer content")
+        os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns))
+    elif what == "time":
+        os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    files, about = (("a",) if what == "files" else ("a", "b")), ("other" if what == "about" else "label")
+    kept_index("train", folder, files, about, build)
+    assert build.count == 2
+    kept_index("train", folder, files, about, build)
+    assert build.count == 2
+
+
+def test_a_damaged_index_is_built_anew(folder: Path):
+    build = Builds()
+    kept_index("train", folder, ("a", "b"), "label", build)
+    place = folder / "train.jaxddp-index"
+    whole = place.read_bytes()
+    flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 37)]
+    damaged = [b"", b"\x93NUMPY", whole[:-1], whole[: len(whole) // 2], whole + b"x", os.urandom(500), *flipped]
+    for content in damaged:
+        place.write_bytes(content)
+        kept_index("train", folder, ("a", "b"), "label", build)
+        assert place.read_bytes() == whole
+    assert build.count == 1 + len(damaged)
+
+
+def test_where_nothing_may_be_written_the_index_goes_to_the_cache(folder: Path, tmp_path: Path):
+    build = Builds()
+    # Not by its mode, which does not bind root.
+    (folder / "train.jaxddp-index").mkdir()
+    for _ in range(2):
+        kept_index("train", folder, ("a", "b"), "label", build)
+    assert build.count == 1
+    assert [file.name.endswith("-train.jaxddp-index") for file in (tmp_path / "cache").iterdir()] == [True]
+    assert sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]
+
+
+def test_the_cache_is_where_the_desktop_has_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder / "train.jaxddp-index").mkdir()
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    kept_index("train", folder, ("a", "b"), "label", Builds())
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    kept_index("train", folder, ("a", "b"), "label", Builds())
+    for place in ("xdg/jaxddp", "home/.cache/jaxddp"):
+        assert len(os.listdir(tmp_path / place)) == 1
+
+
+def test_an_index_that_cannot_be_kept_is_built_each_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    build = Builds()
+    (folder / "train.jaxddp-index").mkdir()
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file/cache"))
+    for _ in range(2):
+        assert len(kept_index("train", folder, ("a", "b"), "label", build).label) == 3
+    assert build.count == 2
+    assert [CACHE_VARIABLE in record.getMessage() for record in caplog.records] == [True, True]
+
+
+def test_a_missing_file_is_named_even_where_an_index_is_kept(folder: Path):
+    build = Builds()
+    kept_index("train", folder, ("a", "b"), "label", build)
+    (folder / "b").unlink()
+    with pytest.raises(InputError, match=r"set/b: cannot be read \(No such file"):
+        kept_index("train", folder, ("a", "b"), "label", build)
+    assert build.count == 1
+
+
+def test_two_processes_that_build_at_once_both_end_well(folder: Path, tmp_path: Path):
+    program = """
+    import json, sys, time
+    from pathlib import Path
+    import numpy as np
+    from jaxddp.data.storage.record_index import RecordIndex, kept_index
+
+    folder, here, there = map(Path, sys.argv[1:])
+
+    def build():
+        here.write_text("building")
+        deadline = time.monotonic() + 60
+        while not there.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert there.exists()
+        return RecordIndex(np.array([100_000]), np.arange(100_000), np.arange(100_000, dtype=np.int32))
+
+    print(json.dumps(int(kept_index("train", folder, ("a", "b"), "label", build).label.sum())))
+    """
+    marks = [str(tmp_path / "first"), str(tmp_path / "second")]
+    command = [sys.executable, "-c", textwrap.dedent(program), str(folder)]
+    processes = [subprocess.Popen([*command, *some], stdout=subprocess.PIPE) for some in (marks, marks[::-1])]
+    results = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    build = Builds()
+    expected = 100_000 * 99_999 // 2
+    assert [json.loads(result) for result in results] == [expected, expected]
+    assert int(kept_index("train", folder, ("a", "b"), "label", build).label.sum()) == expected and build.count == 0
+    assert sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]

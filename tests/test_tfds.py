@@ -1,0 +1,468 @@
+"""Sets of tensorflow-datasets: what a builder put in comes out, from either kind of file, without a network."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_stream import assert_same, encode, picture
+
+from jaxddp.data.batch import Batch
+from jaxddp.data.formats.tfds import read_tfds
+from jaxddp.data.images.decode import train_image
+from jaxddp.data.images.windows import Crop
+from jaxddp.data.order import SampleOrder
+from jaxddp.data.storage.array_records import ArrayRecords
+from jaxddp.data.storage.record_index import CACHE_VARIABLE
+from jaxddp.data.storage.records import RecordFiles
+from jaxddp.data.stream import image_batches
+from jaxddp.data.table import ExampleTable
+from jaxddp.data.tensorflow_cpu import tf
+from jaxddp.errors import InputError
+
+os.environ.setdefault("NO_GCE_CHECK", "true")
+import tensorflow_datasets as tfds
+
+tfds.disable_progress_bar()
+
+FORMATS = ("tfrecord", "array_record")
+NAMES = ["cat", "ant", "bee"]
+SPLITS = {"train": 23, "test": 7}
+ONLY_TRAIN = {"train": 23}
+# One photograph in the photos' own size, so that decoding it is all that happens to it.
+PHOTO = 40
+
+
+def label_of(number: int) -> int:
+    return number * 7 % 3
+
+
+def gray(number: int) -> np.ndarray:
+    return picture(number, 28, 28)[..., :1]
+
+
+def color(number: int) -> np.ndarray:
+    return picture(number, 32, 32)
+
+
+def photo(number: int) -> bytes:
+    return encode(picture(number, PHOTO + number % 3, PHOTO + number % 5), quality=92)
+
+
+class Made(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A set whose split `train` has the images 0..22, and each split after it those that follow."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    splits = SPLITS
+    kind: Any = tfds.features.Image(shape=(28, 28, 1), encoding_format="png")
+    image: Any = staticmethod(gray)
+    more: Any = ()
+
+    def _info(self):
+        label = tfds.features.ClassLabel(names=NAMES)
+        features = {"label": label, "image": self.kind, **{name: kind for name, kind, _ in self.more}}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        ends = np.cumsum([*self.splits.values()]).tolist()
+        return {
+            name: self._generate_examples(range(end - count, end))
+            for (name, count), end in zip(self.splits.items(), ends, strict=True)
+        }
+
+    def _generate_examples(self, numbers):
+        for number in numbers:
+            image = self.image(number)
+            more = {name: value for name, _, value in self.more}
+            image = io.BytesIO(image) if isinstance(image, bytes) else image
+            yield number, {"label": self.label(number), "image": image, **more}
+
+    def label(self, number: int) -> int:
+        return label_of(number)
+
+
+class TinyGray(Made):
+    """As fashion_mnist: gray PNG."""
+
+
+class TinyColor(Made):
+    """As cifar10, but with a validation split beside the test split."""
+
+    kind = tfds.features.Image(shape=(32, 32, 3), encoding_format="png")
+    image = staticmethod(color)
+    splits = SPLITS | {"validation": 5}
+    more = (("id", tfds.features.Text(), "some id"),)
+
+
+class TinyPhotos(Made):
+    """As imagenet2012: JPEG files as they are, of many sizes, with their names."""
+
+    kind = tfds.features.Image(encoding_format="jpeg")
+    image = staticmethod(photo)
+    more = (("file_name", tfds.features.Text(), "n01440764_10026.JPEG"), ("a_note", tfds.features.Text(), "n" * 3000))
+
+
+def prepare(builder: type[Made], data_dir: Path, file_format: str = "tfrecord", shards: int = 3, **options) -> Path:
+    """Prepares a set and returns the folder of its files."""
+    made = builder(data_dir=str(data_dir), file_format=file_format, **options)
+    made.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=shards))
+    return Path(made.data_dir)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each kind of file, of the same sets. Tests that change a set copy it first."""
+    home = tmp_path_factory.mktemp("prepared")
+    for file_format in FORMATS:
+        for builder in (TinyGray, TinyColor, TinyPhotos):
+            prepare(builder, home / file_format, file_format)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(params=FORMATS)
+def copy(request: pytest.FixtureRequest, prepared: Path, tmp_path: Path) -> Path:
+    """A data_dir of its own with TinyGray, never opened before."""
+    folder = shutil.copytree(prepared / request.param / "tiny_gray", tmp_path / "data/tiny_gray")
+    for index in folder.rglob("*.jaxddp-index"):
+        index.unlink()
+    return folder.parent
+
+
+def shards_of(data_dir: Path, split: str = "train") -> list[Path]:
+    return sorted(file for file in data_dir.rglob(f"*-{split}.*") if "-of-" in file.name)
+
+
+def batches_of(table: ExampleTable, image_size: int, **options) -> list[Batch]:
+    order = SampleOrder(len(table), 4, seed=3)
+    arguments = {"start": 0, "stop": -(-len(table) // 4), "seed": 0, "image_size": image_size} | options
+    return list(image_batches(table, order, Crop(kind="whole"), **arguments))
+
+
+def examples(table: ExampleTable, image_size: int) -> dict[bytes, int]:
+    """From the pixels of every example to its label, of which a batch as large as the table has each once."""
+    order = SampleOrder(len(table), len(table), seed=3)
+    whole = Crop(kind="whole")
+    (batch,) = image_batches(table, order, whole, start=0, stop=1, seed=0, image_size=image_size)
+    assert sorted(batch.row.tolist()) == list(range(len(table))) and batch.mask.all()
+    pixels = {image.tobytes(): int(label) for image, label in zip(batch.image, batch.label, strict=True)}
+    assert len(pixels) == len(table)
+    return pixels
+
+
+def fault(*arguments) -> str:
+    with pytest.raises(InputError) as raised:
+        read_tfds(*arguments)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+@pytest.mark.parametrize(("name", "image", "size"), [("tiny_gray", gray, 28), ("tiny_color", color, 32)])
+def test_png_pixels_are_those_that_went_in(prepared: Path, file_format: str, name: str, image, size: int):
+    table = read_tfds(name, "train", prepared / file_format)
+    expected = {np.broadcast_to(image(n), (size, size, 3)).tobytes(): label_of(n) for n in range(23)}
+    assert examples(table, size) == expected
+    assert table.class_ids == table.class_names == tuple(NAMES) and table.class_indices == (0, 1, 2)
+    assert isinstance(table.store, RecordFiles if file_format == "tfrecord" else ArrayRecords)
+    table.check_images()
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_jpeg_files_are_those_that_went_in(prepared: Path, file_format: str):
+    """Encoded as they were; and decoded as PIL does where nothing else happens to them."""
+    table = read_tfds("tiny_photos", "train", prepared / file_format)
+    assert Counter(table.read(row) for row in range(23)) == Counter(photo(number) for number in range(23))
+    whole = 0
+    for batch in batches_of(table, PHOTO):
+        for pixels, row, label in zip(batch.image, batch.row, batch.label, strict=True):
+            number = next(number for number in range(23) if photo(number) == table.read(row))
+            assert label == label_of(number)
+            np.testing.assert_array_equal(pixels, train_image(photo(number), None, Crop(kind="whole"), PHOTO))
+            if number % 15 == 0:
+                np.testing.assert_array_equal(pixels, np.asarray(Image.open(io.BytesIO(photo(number)))))
+                whole += 1
+    assert whole == 2
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_val_is_validation_or_else_test(prepared: Path, file_format: str):
+    validation = read_tfds("tiny_color", "val", prepared / file_format)
+    expected = {color(number).tobytes(): label_of(number) for number in range(30, 35)}
+    assert examples(validation, 32) == expected
+    test = read_tfds("tiny_gray", "val", prepared / file_format)
+    expected = {np.broadcast_to(gray(n), (28, 28, 3)).tobytes(): label_of(n) for n in range(23, 30)}
+    assert examples(test, 28) == expected
+
+
+def test_ids_are_those_of_the_library(prepared: Path):
+    for name in ("tiny_gray", "tiny_photos"):
+        table = read_tfds(name, "train", prepared / "tfrecord")
+        builder = tfds.builder_from_directory(shards_of(prepared / "tfrecord" / name)[0].parent)
+        config = tfds.ReadConfig(add_tfds_id=True)
+        examples = builder.as_dataset(split="train", read_config=config, decoders={"image": tfds.decode.SkipDecoding()})
+        rows = {table.id[row]: (table.read(row), int(table.label[row])) for row in range(len(table))}
+        found = {one["tfds_id"]: (one["image"], int(one["label"])) for one in examples.as_numpy_iterator()}
+        assert len(rows) == 23 and rows == found
+
+
+@pytest.mark.parametrize(("name", "size"), [("tiny_gray", 28), ("tiny_photos", 24)])
+def test_both_kinds_of_files_give_the_same_batches(prepared: Path, name: str, size: int):
+    tables = [read_tfds(name, "train", prepared / file_format) for file_format in FORMATS]
+    assert_same(*[batches_of(table, size) for table in tables])
+    assert len({path for table in tables for path in table.path.tolist()}) == 6
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_two_hosts_make_the_batches_of_one(prepared: Path, file_format: str):
+    table = read_tfds("tiny_gray", "train", prepared / file_format)
+    hosts = [batches_of(table, 28, index=index, count=2) for index in range(2)]
+    steps = [[shard[:5] for shard in shards] for shards in zip(*hosts, strict=True)]
+    assert_same([Batch(*map(np.concatenate, zip(*shards, strict=True))) for shards in steps], batches_of(table, 28))
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_many_threads_read_what_one_reads(prepared: Path, file_format: str):
+    table = read_tfds("tiny_photos", "train", prepared / file_format)
+    alone = [table.read(row) for row in range(len(table))]
+    fresh = read_tfds("tiny_photos", "train", prepared / file_format)
+    rows = np.random.default_rng(0).integers(0, len(table), 1000).tolist()
+    with ThreadPoolExecutor(32) as pool:
+        assert list(pool.map(fresh.read, rows)) == [alone[row] for row in rows]
+
+
+def test_selected_classes(prepared: Path):
+    for file_format in FORMATS:
+        table = read_tfds("tiny_gray", "train", prepared / file_format, classes="bee,cat")
+        assert table.class_ids == ("cat", "bee") and table.class_indices == (0, 2)
+        wanted = {
+            np.broadcast_to(gray(n), (28, 28, 3)).tobytes(): label_of(n) // 2 for n in range(23) if label_of(n) != 1
+        }
+        assert examples(table, 28) == wanted
+
+
+def test_names_with_a_version_or_a_config(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class WithConfig(TinyGray, skip_registration=True):
+        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="plain"), tfds.core.BuilderConfig(name="fancy")]  # noqa: RUF012
+
+    plain = read_tfds("tiny_gray", "val", prepared / "tfrecord")
+    assert read_tfds("tiny_gray:1.0.0", "val", prepared / "tfrecord").fingerprint == plain.fingerprint
+    prepare(WithConfig, tmp_path, config="fancy")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    assert len(read_tfds("with_config/fancy:1.0.0", "val")) == len(read_tfds("with_config/fancy", "val")) == 7
+    assert "did you mean 'with_config/fancy'" in fault("with_config/fanci", "val")
+    assert "prepared there: with_config/fancy;" in fault("with_config/plain", "val")
+
+
+def test_a_set_that_is_not_prepared_is_named_with_the_command(prepared: Path, tmp_path: Path):
+    home = prepared / "tfrecord"
+    message = fault("tiny_grey", "train", home)
+    assert message.startswith(f"{home}: no prepared set 'tiny_grey', did you mean 'tiny_gray'?")
+    assert "prepared there: tiny_color, tiny_gray, tiny_photos" in message
+    assert message.endswith(f"tfds.builder('tiny_grey', data_dir='{home}').download_and_prepare()\"")
+    assert "prepared there: tiny_color:1.0.0" in fault("tiny_gray:2.0.0", "train", home)
+    assert "nothing is prepared there" in fault("cifar10", "train", tmp_path / "nowhere")
+    for name in ("no name", "", "../tfrecord"):
+        assert fault(name, "train", home).startswith(f"{home}: ")
+
+
+class TinyLate(Made):
+    """Known to the library, and not prepared yet."""
+
+
+def test_the_command_prepares(tmp_path: Path):
+    program = fault("tiny_late", "train", tmp_path).partition("python -c ")[2].strip('"')
+    exec(program, {})
+    assert len(read_tfds("tiny_late", "train", tmp_path)) == 23
+
+
+class NoLabel(Made, skip_registration=True):
+    def _info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"image": self.kind}))
+
+    def _generate_examples(self, numbers):
+        for number in numbers:
+            yield number, {"image": self.image(number)}
+
+
+class TwoImages(Made, skip_registration=True):
+    more = (("mask", tfds.features.Image(shape=(4, 4, 1)), np.zeros((4, 4, 1), np.uint8)),)
+
+
+class DeepPixels(Made, skip_registration=True):
+    kind = tfds.features.Image(shape=(28, 28, 1), dtype=np.uint16, encoding_format="png")
+
+    @staticmethod
+    def image(number):
+        return gray(number).astype(np.uint16) * 257
+
+
+class Unlabelled(Made, skip_registration=True):
+    def label(self, number: int) -> int:
+        return -1 if number % 4 == 3 else label_of(number)
+
+
+class OnlyTrain(Made, skip_registration=True):
+    splits = ONLY_TRAIN
+
+
+def test_a_set_that_is_no_image_classification_is_named(tmp_path: Path):
+    for builder, found in (
+        (NoLabel, "image (Image)"),
+        (TwoImages, "image (Image), label (ClassLabel), mask (Image)"),
+        (DeepPixels, "image (Image), label (ClassLabel)"),
+    ):
+        root = prepare(builder, tmp_path)
+        message = fault(builder.name, "train", tmp_path)
+        assert message.startswith(f"{root}: not a set of images") and f"its features are {found};" in message
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_split_without_labels_is_named(tmp_path: Path, file_format: str):
+    root = prepare(Unlabelled, tmp_path, file_format)
+    message = fault("unlabelled", "train", tmp_path)
+    assert message.startswith(str(root)) and "the label -1 is none of the 3 classes (5 such records)" in message
+    name, _, place = message.partition(": ")[0].rpartition(" ")
+    assert name.partition(", record")[0] in map(str, shards_of(tmp_path)) and place.isdecimal()
+
+
+def test_a_label_that_32_bits_would_take_for_another_is_named(prepared: Path, tmp_path: Path):
+    shutil.copytree(prepared / "tfrecord/tiny_gray", tmp_path / "tiny_gray")
+    shard = shards_of(tmp_path)[0]
+    records = [
+        tf.train.Example.FromString(record) for record in tf.data.TFRecordDataset(str(shard)).as_numpy_iterator()
+    ]
+    records[1].features.feature["label"].int64_list.value[:] = [2**32]
+    with tf.io.TFRecordWriter(str(shard)) as writer:
+        for record in records:
+            writer.write(record.SerializeToString())
+    assert "the label 4294967296 is none of the 3 classes (1 such" in fault("tiny_gray", "train", tmp_path)
+
+
+def test_a_missing_split_is_named(tmp_path: Path):
+    root = prepare(OnlyTrain, tmp_path)
+    assert fault("only_train", "val", tmp_path).startswith(f"{root}: no split validation or test; the set has: train;")
+
+
+def test_a_damaged_description_is_named(copy: Path):
+    (shards_of(copy)[0].parent / "features.json").write_text("{")
+    assert fault("tiny_gray", "train", copy).startswith(f"{copy}: the set 'tiny_gray' cannot be opened (")
+
+
+def test_the_second_opening_reads_no_record(copy: Path):
+    table = read_tfds("tiny_gray", "train", copy)
+    for shard in shards_of(copy):
+        status = shard.stat()
+        shard.write_bytes(b"\xff" * status.st_size)
+        os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    again = read_tfds("tiny_gray", "train", copy)
+    assert again.fingerprint == table.fingerprint
+    with pytest.raises(InputError, match="-train"):
+        again.read(0)
+
+
+def test_a_set_made_anew_is_indexed_anew(copy: Path, tmp_path: Path):
+    class TinyGray(Made, skip_registration=True):
+        def label(self, number: int) -> int:
+            return (label_of(number) + 1) % 3
+
+    before = read_tfds("tiny_gray", "train", copy)
+    file_format = "tfrecord" if isinstance(before.store, RecordFiles) else "array_record"
+    shutil.copytree(prepare(TinyGray, tmp_path / "other", file_format), copy / "tiny_gray/1.0.0", dirs_exist_ok=True)
+    after = read_tfds("tiny_gray", "train", copy)
+    np.testing.assert_array_equal(after.label, (before.label + 1) % 3)
+
+
+def test_a_damaged_index_is_built_anew(copy: Path):
+    table = read_tfds("tiny_gray", "train", copy)
+    (index,) = copy.rglob("*.jaxddp-index")
+    whole = index.read_bytes()
+    for content in (whole[:100], b"", whole[:200] + b"?" + whole[201:]):
+        index.write_bytes(content)
+        assert read_tfds("tiny_gray", "train", copy).fingerprint == table.fingerprint
+        assert index.read_bytes() == whole
+
+
+def test_the_library_still_reads_a_set_with_an_index(prepared: Path):
+    read_tfds("tiny_gray", "train", prepared / "tfrecord")
+    builder = tfds.builder_from_directory(shards_of(prepared / "tfrecord/tiny_gray")[0].parent)
+    assert len(list(builder.as_dataset(split="train"))) == 23
+
+
+@pytest.mark.parametrize("how", ["half", "empty", "missing", "noise"])
+def test_a_shard_that_is_not_whole_is_named(copy: Path, how: str):
+    shard = shards_of(copy)[1]
+    content = shard.read_bytes()
+    if how == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes({"half": content[: len(content) // 2], "empty": b"", "noise": b"noise " * 20_000}[how])
+    message = fault("tiny_gray", "train", copy)
+    assert message.startswith(str(shard)) and len(message) < 900
+    assert not list(copy.rglob("*.jaxddp-index"))
+
+
+def test_a_shard_cut_between_two_records_is_named(prepared: Path, tmp_path: Path):
+    shutil.copytree(prepared / "tfrecord/tiny_gray", tmp_path / "tiny_gray")
+    table = read_tfds("tiny_gray", "train", tmp_path)
+    shard = shards_of(tmp_path)[0]
+    assert table.offset is not None
+    with shard.open("r+b") as file:
+        file.truncate(int(table.offset[2]))
+    assert fault("tiny_gray", "train", tmp_path).startswith(f"{shard}: 2 records, where the set's description has 8")
+
+
+def test_a_shard_lost_while_training_gets_one_line(copy: Path):
+    read_tfds("tiny_gray", "train", copy)
+    # Opened again, since to index an ArrayRecord file is to hold it open, and so to read on from what is gone.
+    table = read_tfds("tiny_gray", "train", copy)
+    shard = shards_of(copy)[1]
+    shard.unlink()
+    with pytest.raises(InputError, match=r"its file is missing \(7 of 23 images"):
+        table.check_images()
+    with pytest.raises(InputError) as raised:
+        batches_of(table, 28)
+    assert str(raised.value).startswith(str(shard)) and "\n" not in str(raised.value)
+
+
+def test_reading_is_quiet_and_needs_no_network_and_no_gpu(prepared: Path):
+    program = """
+    import socket
+    import sys
+
+    def refuse(*arguments, **named):
+        raise AssertionError("the network")
+
+    socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+    import jaxddp.data.formats.tfds as formats
+    assert "tensorflow" not in sys.modules and "tensorflow_datasets" not in sys.modules
+    for file_format in ("tfrecord", "array_record"):
+        table = formats.read_tfds("tiny_gray", "train", f"{sys.argv[1]}/{file_format}")
+        assert len(table.read(3))
+    try:
+        formats.read_tfds("cifar10", "train", sys.argv[1])
+    except ValueError:
+        pass
+    import tensorflow as tf
+    assert tf.config.get_visible_devices("GPU") == []
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("NO_GCE_CHECK", "TF_CPP_MIN_LOG_LEVEL")
+    }
+    command = [sys.executable, "-c", textwrap.dedent(program), str(prepared)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
