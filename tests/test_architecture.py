@@ -39,6 +39,7 @@ HOUSE = (
     Room(5, "run", "jax optax"),
     Room(6, "api __init__", "jax optax matplotlib"),
     Room(6, "cluster"),
+    Room(6, "curate"),
     Room(7, "cli __main__", "tyro rich"),
 )
 ROOMS = {place: room for room in HOUSE for place in room.places.split()}
@@ -48,6 +49,8 @@ DOOR = "__init__"
 FILES = {
     "jaxddp/cluster/allreduce.py": "jax",
     "jaxddp/cluster/rehearsal.py": "jax",
+    "jaxddp/curate/display.py": "rich",
+    "jaxddp/curate/look.py": "PIL",
     "jaxddp/data/images/verify.py": "PIL simplejpeg",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",
     "jaxddp/runtime/checkpoint.py": "orbax",

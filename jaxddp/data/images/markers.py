@@ -1,7 +1,7 @@
 """A JPEG as its sequence of marker segments (ITU-T T.81, B.1.1)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 SOI, EOI, SOS = 0xD8, 0xD9, 0xDA
@@ -10,7 +10,7 @@ PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 APP0, APP14, COMMENT = 0xE0, 0xEE, 0xFE
 
 # Neither a stuffed zero of entropy-coded data nor a restart within it begins a segment.
-_MARKER = re.compile(rb"\xff+[^\x00\xd0-\xd8\xff]")
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]")
 _COEFFICIENTS = 64
 
 
@@ -37,19 +37,18 @@ def segments(data: bytes) -> Iterator[Segment]:
             return
 
 
-def essence(data: bytes) -> bytes:
+def essence(data: bytes, found: Sequence[Segment]) -> bytes:
     """The same image without what no pixel depends on: metadata, bytes between segments and after the end."""
-    parts, found = [data[:2]], [*segments(data)]
+    parts = [data[:2]]
     for segment, following in zip(found, [*found[1:], None], strict=True):
         if APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT:
             continue
         end = following.start if following and segment.marker == SOS else segment.end
-        # Of fill bytes before a marker one is left.
-        parts.append(data[segment.body - 2 : end])
+        parts.append(data[segment.start : end])
     return b"".join(parts)
 
 
-def has_every_scan(data: bytes) -> bool:
+def has_every_scan(data: bytes, found: Iterable[Segment]) -> bool:
     """Whether the scans together send every coefficient of every component to its last bit (T.81, G.1.1.1).
 
     A progressive file cut between two scans and closed with an end marker decodes without a complaint, as a coarse
@@ -57,7 +56,7 @@ def has_every_scan(data: bytes) -> bool:
     """
     bits_left: dict[int, list[int | None]] = {}
     progressive = False
-    for marker, _, body, end in segments(data):
+    for marker, _, body, end in found:
         if marker in FRAMES:
             progressive = marker in PROGRESSIVE
             bits_left |= {component: [None] * _COEFFICIENTS for component in data[body + 8 : end : 3]}

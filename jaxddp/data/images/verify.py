@@ -2,12 +2,14 @@
 
 import io
 import re
+import struct
+import zlib
 
 import simplejpeg
 from PIL import Image
 
 from jaxddp.data.images.header import AGAIN, JPEG_END, ImageHeader, parse_header
-from jaxddp.data.images.markers import essence, has_every_scan
+from jaxddp.data.images.markers import essence, has_every_scan, segments
 from jaxddp.errors import InputError
 
 # Bytes after the last of the image data: some of ImageNet's files have them, and every pixel is there.
@@ -31,23 +33,23 @@ def verify(data: bytes) -> ImageHeader:
         InputError: what `parse_header` refuses, and data that is damaged or ends before the image does.
     """
     header = parse_header(data)
+    found = [*segments(data)] if header.kind == "jpeg" else []
     try:
         if header.kind == "jpeg":
-            _read_jpeg(data)
+            # The decoder tells its first complaint alone, and one about metadata would hide another about the image.
+            _read_jpeg(essence(data, found))
         else:
             _read_png(data)
-    # Pillow raises SyntaxError for a chunk whose checksum is wrong.
-    except (ValueError, OSError, SyntaxError) as error:
+    # Pillow raises SyntaxError for a chunk whose checksum is wrong, and the others over what a chunk says.
+    except (ValueError, OSError, SyntaxError, LookupError, struct.error, zlib.error) as error:
         raise InputError(f"damaged: {error}; {AGAIN}") from None
-    if header.kind == "jpeg" and not has_every_scan(data):
+    if not has_every_scan(data, found):
         raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
     return header
 
 
 def _read_jpeg(data: bytes) -> None:
     """Decodes it strictly; raises ValueError with the decoder's first complaint."""
-    # The decoder tells its first complaint alone, and one about metadata would hide another about the image.
-    data = essence(data)
     for _ in range(_TRIES):
         try:
             simplejpeg.decode_jpeg(data, "gray", fastdct=True, min_height=1, min_width=1, min_factor=8)
@@ -63,6 +65,6 @@ def _read_jpeg(data: bytes) -> None:
 def _read_png(data: bytes) -> None:
     """Decodes it; raises OSError, SyntaxError or ValueError. Decoding alone leaves the last checksums unread."""
     with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-        image.verify()
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
         image.load()
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+        image.verify()
