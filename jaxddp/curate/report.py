@@ -125,10 +125,11 @@ def _repeats(splits: Sequence[Split]) -> list[tuple[Split, int, Split, int]]:
     digests = np.concatenate([s.columns["sha256"][some] for s, some in zip(splits, rows, strict=True)])
     owner = np.repeat(np.arange(len(splits)), [len(some) for some in rows])
     row = np.concatenate(rows)
+    firsts: np.ndarray
     _, firsts, inverse = np.unique(digests, return_index=True, return_inverse=True)
     first = np.take(firsts, inverse)
     again = np.flatnonzero(first != np.arange(len(first)))
-    return [(splits[owner[i]], int(row[i]), splits[owner[first[i]]], int(row[first[i]])) for i in again.tolist()]
+    return [(splits[int(owner[i])], int(row[i]), splits[int(owner[first[i]])], int(row[first[i]])) for i in again.tolist()]
 
 
 def _figures(split: Split) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def verify(data: bytes) -> ImageHeader:
 
     A JPEG has no checksum. What can be missed is a change that leaves as many blocks as before: of a bit here and
     there, or the loss of a file's last bytes where what was put in their place happens to decode. What was cut off and
-    not replaced is always found out.
+    not replaced is always found out, but for a few bytes of the rare JPEG of which `_read_any_sampling` has to judge.
 
     Raises:
         InputError: what `parse_header` refuses, and data that is damaged or ends before the image does.
@@ -70,7 +70,7 @@ def _read_jpeg(data: bytes) -> None:
 def _read_any_sampling(data: bytes) -> None:
     """Decodes it with a decoder that forgives; raises ValueError where bits behind its data make a difference.
 
-    So data that ends early is found out, and damage in its midst is not.
+    So data that ends early is found out nearly always, and damage in its midst is not.
     """
     pixels = set()
     for behind in (b"\x00", b"\x55", b"\xaa", b"\xfe"):
