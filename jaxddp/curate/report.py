@@ -129,7 +129,9 @@ def _repeats(splits: Sequence[Split]) -> list[tuple[Split, int, Split, int]]:
     _, firsts, inverse = np.unique(digests, return_index=True, return_inverse=True)
     first = np.take(firsts, inverse)
     again = np.flatnonzero(first != np.arange(len(first)))
-    return [(splits[int(owner[i])], int(row[i]), splits[int(owner[first[i]])], int(row[first[i]])) for i in again.tolist()]
+    return [
+        (splits[int(owner[i])], int(row[i]), splits[int(owner[first[i]])], int(row[first[i]])) for i in again.tolist()
+    ]
 
 
 def _figures(split: Split) -> dict[str, Any]:
