@@ -14,10 +14,12 @@ from jaxddp.wording import choices
 
 if TYPE_CHECKING:
     from jaxddp.cluster.doctor import Row
+    from jaxddp.data.table import ExampleTable
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
        jaxddp doctor [CONFIG] [--workdir DIR] [overrides]
+       jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp launch [--processes P | --gpus K] [--nodes N --nr RANK --coordinator HOST:PORT] -- train CONFIG ...
 
 CONFIG is a name ({names}) or the path of a Python file with get_config().
@@ -66,6 +68,22 @@ class DoctorOfConfig:
     """Where the run would write."""
 
 
+@dataclass(frozen=True)
+class Check:
+    """Read every image of a data set once: one line for each that cannot be used, a summary, and a manifest."""
+
+    path: tyro.conf.Positional[Path]
+    """The directory of Kaggle's archive."""
+    manifest: Path | None = None
+    """Where what is known of every image goes, as JSON lines; PATH's name with .manifest.jsonl, here, unless given."""
+    threads: int | None = None
+    """Images that are looked at at once; twice the cores, 8 at least, unless given."""
+    train: str | None = None
+    """The solution file of the training split; LOC_train_solution.csv unless given."""
+    val: str | None = None
+    """The solution file of the validation split; LOC_val_solution.csv unless given."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 2 bad input, 75 preempted after saving, 1 another failure."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -93,7 +111,7 @@ def _run(arguments: list[str]) -> int:
         print(usage)
         return 0 if arguments else 2
     of_a_config = {"train": _train, "eval": _evaluate}
-    commands = {**of_a_config, "doctor": _doctor, "launch": _launch}
+    commands = {**of_a_config, "doctor": _doctor, "data": _data, "launch": _launch}
     command, rest = arguments[0], arguments[1:]
     if command not in commands:
         raise InputError(f"unknown command {command!r}; {choices(command, commands)}")
@@ -155,6 +173,39 @@ def _show(rows: "list[Row]") -> None:
         table.add_row(row.check, Text(row.verdict, styles[row.verdict]), Text(row.detail, overflow="fold"))
     # A file, or the prefix of a launcher, has no width that a row would have to keep to.
     Console(width=None if sys.stdout.isatty() else 1000).print(table)
+
+
+def _data(arguments: list[str]) -> int:
+    commands = {"check": _check}
+    command = arguments[0] if arguments else ""
+    if command not in commands:
+        raise InputError(f"data: unknown command {command!r}; {choices(command, commands)}")
+    try:
+        return commands[command](arguments[1:])
+    except KeyboardInterrupt:
+        return _end("interrupted; what it was writing is not there", 130)
+
+
+def _check(arguments: list[str]) -> int:
+    options = _parse(Check, Check(tyro.MISSING), "jaxddp data check", arguments)
+    from jaxddp.curate.check import check
+    from jaxddp.curate.display import Display
+    from jaxddp.curate.manifest import manifest_place, write_manifest
+
+    tables = _open(options.path, options.train, options.val)
+    place = manifest_place(options.path, options.manifest)
+    with Display(sum(map(len, tables.values()))) as display:
+        report = check(tables, threads=options.threads, progress=display)
+    write_manifest(report, place)
+    print(*report.lines(), f"manifest: {place}", sep="\n")
+    return int(report.num_faults > 0)
+
+
+def _open(path: Path, train: str | None, val: str | None) -> "dict[str, ExampleTable]":
+    """The splits of the data set at a path."""
+    from jaxddp.data.formats.ilsvrc import TRAIN_CSV, VAL_CSV, train_solutions, val_solutions
+
+    return {"train": train_solutions(path, train or TRAIN_CSV), "val": val_solutions(path, val or VAL_CSV)}
 
 
 def _launch(arguments: list[str]) -> int:

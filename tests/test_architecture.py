@@ -51,6 +51,8 @@ FILES = {
     "jaxddp/cluster/rehearsal.py": "jax",
     "jaxddp/curate/pack.py": "PIL",
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
+    "jaxddp/curate/display.py": "rich",
+    "jaxddp/curate/look.py": "PIL",
     "jaxddp/data/images/verify.py": "PIL simplejpeg",
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",

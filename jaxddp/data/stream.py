@@ -128,9 +128,15 @@ class _Stream:
 
     def batches(self, threads: int | None) -> Generator[Batch]:
         way = reading(self.table)
+        key, look = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool)
+
+        # Traced once: to start anew would else take longer than to read the batch.
+        @tf.function(input_signature=(key, look, *way.signature))
+        def load(key: Any, look: Any, *place: Any) -> Any:
+            return self.load(verified(way.read(*place), look), key)
 
         def start(step: int) -> Iterator[np.ndarray]:
-            return self._images(way, self.steps[self.steps.index(step) :], threads or _usable_cores())
+            return self._images(way, load, self.steps[self.steps.index(step) :], threads or _usable_cores())
 
         images = [start(self.steps[0])] if self.steps else []
         batches = self._consume(images, start)
@@ -139,7 +145,7 @@ class _Stream:
         weakref.finalize(batches, images.clear)
         return batches
 
-    def _images(self, way: Reading, steps: range, threads: int) -> Iterator[np.ndarray]:
+    def _images(self, way: Reading, load: Any, steps: range, threads: int) -> Iterator[np.ndarray]:
         """The pixels of one shard's batches, uint8[b, S, S, 3], b being the number of its real examples."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = threads
@@ -147,12 +153,7 @@ class _Stream:
         options.threading.max_intra_op_parallelism = 1
         # Every degree of parallelism is stated here, so there is nothing to tune and no memory that grows by tuning.
         options.autotune.enabled = False
-        key, look = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool)
-        signature = tuple(tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in (key, look, *way.signature))
-
-        def load(key: Any, look: Any, *place: Any) -> Any:
-            return self.load(verified(way.read(*place), look), key)
-
+        signature = tuple(tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in load.input_signature)
         dataset = (
             tf.data.Dataset.from_generator(lambda: self._produce(way, steps), output_signature=signature)
             .unbatch()

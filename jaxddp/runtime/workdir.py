@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jaxddp.errors import InputError
@@ -34,13 +34,16 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Writes a whole file: until its bytes have reached the disk, readers see what was there. Raises: InputError."""
+def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Writes a whole file, of bytes or of parts that are made as they are written.
+
+    Until its bytes have reached the disk, readers see what was there. Raises: InputError.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     with readable_errors(path):
         try:
             with temporary.open("wb") as file:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

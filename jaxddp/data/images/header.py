@@ -1,9 +1,9 @@
 """What a JPEG or PNG file says of itself before anything decodes it: kind, size, and whether all of it is there."""
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxddp.data.images.markers import EOI, FRAMES, SOS, number, segments
 from jaxddp.errors import InputError
 
 MAX_PIXELS = 100_000_000
@@ -14,9 +14,6 @@ JPEG_END = b"\xff\xd9"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SCAN = 0xDA
-_MARKER = re.compile(rb"\xff+[^\x00\xd0-\xd8\xff]")
 AGAIN = "download it again or remove its row"
 
 
@@ -44,7 +41,7 @@ def parse_header(data: bytes) -> ImageHeader:
     if data.startswith(JPEG_START):
         header, end = _scan_jpeg(data)
     elif data.startswith(PNG_START):
-        header = ImageHeader("png", height=_number(data[20:24]), width=_number(data[16:20]))
+        header = ImageHeader("png", height=number(data[20:24]), width=number(data[16:20]))
         end = None if PNG_END in data else "IEND chunk"
     else:
         found = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
@@ -59,18 +56,12 @@ def parse_header(data: bytes) -> ImageHeader:
 
 def _scan_jpeg(data: bytes) -> tuple[ImageHeader, str | None]:
     """What the markers say (T.81, B.1.1): the frame's size, 0x0 without a frame, and what is missing at the end."""
-    height = width = position = 0
+    height = width = 0
     scanned = False
-    while (match := _MARKER.search(data, position)) is not None:
-        marker, position = data[match.end() - 1], match.end()
-        if marker == JPEG_END[1]:
+    for marker, _, body, _ in segments(data):
+        if marker == EOI:
             return ImageHeader("jpeg", height, width), None if scanned else "image data"
-        if marker in _FRAMES:
-            height, width = _number(data[position + 3 : position + 5]), _number(data[position + 5 : position + 7])
-        scanned = scanned or marker == _SCAN
-        position += _number(data[position : position + 2])
+        if marker in FRAMES:
+            height, width = number(data[body + 3 : body + 5]), number(data[body + 5 : body + 7])
+        scanned = scanned or marker == SOS
     return ImageHeader("jpeg", height, width), "end-of-image marker"
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(data, "big")

@@ -1,0 +1,182 @@
+"""What a check found, as compact columns, and what follows from all images together: duplicates and balance."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxddp.curate.look import Look
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.table import ExampleTable
+
+Table = ExampleTable | ArrayTable
+
+DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
+WARNINGS = (CONTRADICTION, LEAK)
+"""Kinds of notes that spoil a figure rather than a run: ImageNet itself has some."""
+
+_COLUMNS = np.dtype(
+    [("sha256", "V32"), ("bytes", "i8"), ("height", "i4"), ("width", "i4"), ("kind", "S5"), ("mode", "S8")]
+)
+_NAMED = 3
+"""How many classes a line names."""
+
+
+class Split:
+    """One split and what was found in it.
+
+    Attributes:
+        name: train, val, ...
+        table: the split's table.
+        columns: of each row what `Look` says, as a structured array [N]; zeros and empty where it says nothing.
+        notes: by row, as in `Look`, in the rows that have any.
+        faults: by row, in the rows whose images cannot be used.
+    """
+
+    def __init__(self, name: str, table: Table):
+        self.name, self.table = name, table
+        self.columns = np.zeros(len(table), _COLUMNS)
+        self.notes: dict[int, tuple[str, ...]] = {}
+        self.faults: dict[int, str] = {}
+        # Millions of rows may share a handful of notes.
+        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def add(self, row: int, look: Look) -> None:
+        sides = (look.height or 0, look.width or 0)
+        words = ((look.kind or "").encode(), (look.mode or "").encode())
+        self.columns[row] = (look.sha256 or bytes(32), look.size, *sides, *words)
+        if look.notes:
+            self.notes[row] = self._known.setdefault(look.notes, look.notes)
+        if look.fault is not None:
+            self.faults[row] = look.fault
+
+    def add_note(self, row: int, note: str) -> None:
+        self.notes[row] = (*self.notes.get(row, ()), note)
+
+    def name_of(self, row: int) -> str:
+        """What a person calls a row's image."""
+        return f"{self.name} row {row}" if isinstance(self.table, ArrayTable) else self.table.name(row)
+
+    def class_of(self, row: int) -> str | None:
+        """The id of a row's class, its name where classes have no ids; None where it is unknown."""
+        label = int(self.labels[row])
+        return None if label < 0 else self.class_ids[label]
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.table.labels if isinstance(self.table, ArrayTable) else self.table.label
+
+    @property
+    def class_ids(self) -> tuple[str, ...]:
+        return self.table.class_names if isinstance(self.table, ArrayTable) else self.table.class_ids
+
+    @property
+    def per_class(self) -> np.ndarray:
+        """Images a class, int64[K], faulty ones among them."""
+        return np.bincount(self.labels[self.labels >= 0], minlength=len(self.class_ids))
+
+    def kinds_of_notes(self) -> Counter[str]:
+        """How many images have a note of each kind."""
+        return Counter(kind for notes in self.notes.values() for kind in {note.partition(":")[0] for note in notes})
+
+
+@dataclass(frozen=True)
+class Report:
+    """All splits, with a note on each image whose content another one before it has.
+
+    A `duplicate` lies in the same split and class; a `contradiction` is of another class; a `leak` of another split.
+    """
+
+    splits: tuple[Split, ...]
+
+    @classmethod
+    def of(cls, splits: Sequence[Split]) -> "Report":
+        """The report of splits in which every row was looked at."""
+        for split, row, first_split, first_row in _repeats(splits):
+            found, before = split.class_of(row), first_split.class_of(first_row)
+            where = f"the same content as {first_split.name_of(first_row)}"
+            if found is not None and before is not None and found != before:
+                split.add_note(row, f"{CONTRADICTION}: {where}, which is of class {before}, and this of {found}")
+            if split is not first_split:
+                split.add_note(row, f"{LEAK}: {where}, of split {first_split.name}")
+            elif found == before:
+                split.add_note(row, f"{DUPLICATE}: {where}")
+        return cls(tuple(splits))
+
+    @property
+    def num_faults(self) -> int:
+        return sum(len(split.faults) for split in self.splits)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of each split, in JSON's types."""
+        return {split.name: _figures(split) | _lacking(self.splits[0], split) for split in self.splits}
+
+    def lines(self) -> list[str]:
+        """The summary for people, some lines a split."""
+        return [line for name, figures in self.summary().items() for line in _lines(name, figures)]
+
+
+def _repeats(splits: Sequence[Split]) -> list[tuple[Split, int, Split, int]]:
+    """(split, row, split and row of the first with that content) of every sound image that is not the first."""
+    rows = [np.array([row for row in range(len(s.table)) if row not in s.faults], np.int64) for s in splits]
+    digests = np.concatenate([s.columns["sha256"][some] for s, some in zip(splits, rows, strict=True)])
+    owner = np.repeat(np.arange(len(splits)), [len(some) for some in rows])
+    row = np.concatenate(rows)
+    firsts: np.ndarray
+    _, firsts, inverse = np.unique(digests, return_index=True, return_inverse=True)
+    first = np.take(firsts, inverse)
+    again = np.flatnonzero(first != np.arange(len(first)))
+    return [
+        (splits[int(owner[i])], int(row[i]), splits[int(owner[first[i]])], int(row[first[i]])) for i in again.tolist()
+    ]
+
+
+def _figures(split: Split) -> dict[str, Any]:
+    kinds, counts = np.unique(split.columns["kind"], return_counts=True)
+    per_class = split.per_class
+    figures: dict[str, Any] = {
+        "examples": len(split.table),
+        "fingerprint": split.table.fingerprint,
+        "bytes": int(split.columns["bytes"].sum()),
+        "faults": len(split.faults),
+        "kinds": {os.fsdecode(kind): int(n) for kind, n in zip(kinds, counts, strict=True) if kind},
+        "notes": dict(split.kinds_of_notes().most_common()),
+        "classes": len(per_class),
+    }
+    if len(per_class):
+        figures["images_a_class"] = {
+            "least": int(per_class.min()),
+            "median": float(np.median(per_class)),
+            "most": int(per_class.max()),
+        }
+        figures["empty_classes"] = [split.class_ids[label] for label in np.flatnonzero(per_class == 0)]
+    return figures
+
+
+def _lacking(first: Split, split: Split) -> dict[str, Any]:
+    """The classes with images in the first split and none in this one."""
+    if split is first or not len(split.class_ids):
+        return {}
+    there = {split.class_ids[label] for label in np.flatnonzero(split.per_class)}
+    here = [first.class_ids[label] for label in np.flatnonzero(first.per_class)]
+    return {f"classes_of_{first.name}_lacking": [one for one in here if one not in there]}
+
+
+def _lines(name: str, figures: dict[str, Any]) -> list[str]:
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in figures["kinds"].items())
+    lines = [
+        f"{name}: {figures['examples']:,} images ({kinds or 'none readable'}), {figures['faults']:,} cannot be used"
+    ]
+    if balance := figures.get("images_a_class"):
+        spread = f"{balance['least']:,} to {balance['most']:,}, median {balance['median']:,g}"
+        lines.append(f"{name}: {figures['classes']:,} classes, images a class {spread}")
+    for key, classes in figures.items():
+        if isinstance(classes, list) and classes:
+            more = ", ..." if len(classes) > _NAMED else ""
+            lines.append(f"{name}: {key.replace('_', ' ')}: {len(classes):,} ({', '.join(classes[:_NAMED])}{more})")
+    for kind, n in figures["notes"].items():
+        lines.append(f"{name}: {'warning' if kind in WARNINGS else 'note'}: {kind}: {n:,}")
+    return lines

@@ -1,0 +1,316 @@
+"""A data set looked over: every kind of bad file is found and named, what is odd is noted, and a clean one is clean."""
+
+import dataclasses
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ilsvrc import IMAGES, synset, write_tree
+from PIL import Image
+from test_verify import EOI, before_scan, encode, picture, segment
+
+from jaxddp.cli import main
+from jaxddp.curate.check import check
+from jaxddp.curate.look import look_at_file
+from jaxddp.curate.manifest import manifest_place
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.errors import InputError
+
+WHOLE = encode(picture(40, 48, seed=77), subsampling=2)
+BOMB = encode(Image.new("L", (12_000, 12_000)), quality=1)
+
+FAULTS: dict[str, tuple[bytes | None, str]] = {
+    "missing": (None, "missing image"),
+    "empty": (b"", "empty file"),
+    "cut": (WHOLE[:-100], "cut short: no end-of-image marker"),
+    "cut and closed": (WHOLE[:-100] + EOI, "damaged: "),
+    "cut between scans": (
+        (progressive := encode(picture(40, 48), progressive=True))[: progressive.rindex(b"\xff\xda")] + EOI,
+        "cut short: the scans of its finer detail are missing",
+    ),
+    "gif": (encode(picture(8, 8), "GIF"), "neither JPEG nor PNG but a GIF"),
+    "bomb": (BOMB, "12000x12000 pixels, more than the limit"),
+    "png cut": (encode(picture(40, 48), "PNG")[:-40], "cut short: no IEND chunk"),
+}
+
+
+def oriented() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return encode(picture(40, 48, seed=1), exif=exif)
+
+
+def transparent() -> Image.Image:
+    image = picture(40, 48, "RGBA", seed=2)
+    image.putalpha(100)
+    return image
+
+
+NOTES = {
+    "png": (encode(picture(40, 48), "PNG"), "PNG named .JPEG: decoded by its content"),
+    "cmyk": (encode(picture(40, 48, "CMYK")), "CMYK: Adobe's inverted kind; converted to RGB"),
+    "gray": (encode(picture(40, 48, "L")), "gray: repeated as RGB"),
+    "alpha": (encode(transparent(), "PNG"), "transparency: dropped"),
+    "orientation": (oriented(), "EXIF orientation: 6, which is ignored; trains as stored"),
+    "extraneous": (before_scan(WHOLE, bytes(3)), "extraneous bytes: 3 before a marker"),
+    "trailing": (WHOLE + b"camera", "bytes after the end: 6"),
+    "thumbnail": (WHOLE[:2] + segment(0xE1, WHOLE) + WHOLE[2:], ""),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS | NOTES)
+def test_one_file_of_each_kind(kind: str):
+    data, expected = (FAULTS | NOTES)[kind]
+    if data is None:
+        return
+    look = look_at_file(data, "somewhere/n.JPEG")
+    assert look.size == len(data)
+    if kind in FAULTS:
+        assert look.fault is not None and look.fault.startswith(expected)
+    else:
+        assert look.fault is None and (look.height, look.width) == (40, 48)
+        assert expected in look.notes if expected else look.notes == ()
+
+
+def train_files(root: Path) -> list[Path]:
+    return [root / path.decode() for path in train_solutions(root).path.tolist()]
+
+
+@pytest.fixture(scope="module")
+def spoiled(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
+    """A tree with a file of each kind, each in the place of a training image, by what it is."""
+    root = write_tree(tmp_path_factory.mktemp("spoiled") / "set", classes=3, images=8, val=4)
+    places = dict(zip(FAULTS | NOTES, train_files(root), strict=False))
+    for kind, file in places.items():
+        data = (FAULTS | NOTES)[kind][0]
+        file.unlink() if data is None else file.write_bytes(data)
+    return root, places
+
+
+def run(arguments: list, capfd) -> tuple[int, list[str], str]:
+    code = main(["data", "check", *map(str, arguments)])
+    out, error = capfd.readouterr()
+    assert "Traceback" not in error
+    return code, out.splitlines(), error
+
+
+def test_the_command_names_each_bad_file_in_one_line_and_ends_with_1(spoiled, tmp_path, capfd):
+    root, places = spoiled
+    manifest = tmp_path / "m.jsonl"
+    code, lines, _ = run([root, "--manifest", manifest, "--threads", 3], capfd)
+    assert code == 1
+    for line, (kind, file) in zip(lines, places.items(), strict=False):
+        if kind in FAULTS:
+            assert line.startswith(f"{file}: {FAULTS[kind][1]}")
+    summary = "\n".join(lines[len(FAULTS) :])
+    assert str(root) not in summary
+    assert f"train: 24 images (16 jpeg, 2 png), {len(FAULTS)} cannot be used" in summary
+    assert "train: note: CMYK: 1" in summary
+    assert "val: 4 images (4 jpeg), 0 cannot be used" in summary
+    assert lines[-1] == f"manifest: {manifest}"
+
+
+def test_the_manifest_holds_every_image(spoiled, tmp_path, capfd):
+    root, places = spoiled
+    manifest = tmp_path / "m.jsonl"
+    run([root, "--manifest", manifest], capfd)
+    head, *images = map(json.loads, manifest.read_text().splitlines())
+    tables = {"train": train_solutions(root), "val": val_solutions(root)}
+    assert head["manifest"] == 1
+    assert {name: head["splits"][name]["fingerprint"] for name in tables} == {
+        name: table.fingerprint for name, table in tables.items()
+    }
+    assert [image["split"] for image in images] == ["train"] * 24 + ["val"] * 4
+    by_path = {str(root / image["path"]): image for image in images}
+    for kind, file in places.items():
+        image = by_path[str(file)]
+        if kind in FAULTS:
+            assert image["fault"].startswith(FAULTS[kind][1])
+        else:
+            assert (image["fault"], image["height"], image["width"]) == (None, 40, 48)
+            assert image["bytes"] == file.stat().st_size and len(image["sha256"]) == 64
+    assert by_path[str(places["missing"])]["sha256"] is None
+    assert by_path[str(places["cmyk"])]["mode"] == "CMYK"
+    assert [name.name for name in tmp_path.iterdir()] == ["m.jsonl"]
+
+
+def test_the_report_is_the_same_on_any_number_of_threads(spoiled):
+    root, _ = spoiled
+    tables = {"train": train_solutions(root), "val": val_solutions(root)}
+    one, many = check(tables, threads=1), check(tables, threads=7)
+    assert one.summary() == many.summary() and one.num_faults == len(FAULTS)
+    for split, other in zip(one.splits, many.splits, strict=True):
+        assert (split.columns == other.columns).all()
+        assert (split.faults, split.notes) == (other.faults, other.notes)
+
+
+def test_a_clean_tree_is_clean(tmp_path, capfd, monkeypatch):
+    root = write_tree(tmp_path / "set", classes=3, images=4, val=5)
+    monkeypatch.chdir(tmp_path)
+    code, lines, error = run([root], capfd)
+    assert (code, error) == (0, "")
+    assert lines == [
+        "train: 12 images (12 jpeg), 0 cannot be used",
+        "train: 3 classes, images a class 4 to 4, median 4",
+        "val: 5 images (5 jpeg), 0 cannot be used",
+        "val: 3 classes, images a class 1 to 2, median 2",
+        f"manifest: {tmp_path / 'set.manifest.jsonl'}",
+    ]
+    assert (tmp_path / "set.manifest.jsonl").is_file()
+
+
+def test_duplicates_are_noted_by_where_and_what_they_repeat(tmp_path, capfd):
+    root = write_tree(tmp_path / "set", classes=3, images=4, val=5)
+    train, val = train_solutions(root), val_solutions(root)
+    files = train_files(root)
+    content = files[0].read_bytes()
+    files[3].write_bytes(content)
+    files[4].write_bytes(content)
+    Path(val.name(0)).write_bytes(content)
+    Path(val.name(1)).write_bytes(files[1].read_bytes() + b"not the same")
+    notes = [split.notes for split in check({"train": train, "val": val}).splits]
+    where = f"the same content as {files[0]}"
+    assert notes[0] == {
+        3: (f"duplicate: {where}",),
+        4: (f"contradiction: {where}, which is of class {synset(0)}, and this of {synset(1)}",),
+    }
+    assert notes[1] == {0: (f"leak: {where}, of split train",), 1: ("bytes after the end: 12",)}
+    code, lines, _ = run([root, "--manifest", tmp_path / "m"], capfd)
+    assert code == 0
+    assert "train: warning: contradiction: 1" in lines and "val: warning: leak: 1" in lines
+    assert "train: note: duplicate: 1" in lines
+
+
+def test_files_that_cannot_be_used_are_no_duplicates(tmp_path):
+    root = write_tree(tmp_path / "set", classes=2, images=3, val=2)
+    for file in train_files(root)[:4]:
+        file.write_bytes(WHOLE[:-50] + EOI)
+    (train,) = check({"train": train_solutions(root)}).splits
+    assert sorted(train.faults) == [0, 1, 2, 3] and train.notes == {}
+
+
+def test_balance_names_classes_without_images(tmp_path):
+    root = write_tree(tmp_path / "set", classes=4, images=2, val=3)
+    rows = (root / "LOC_train_solution.csv").read_text().splitlines(keepends=True)
+    kept = [row for row in rows if not row.startswith(synset(0))]
+    (root / "LOC_train_solution.csv").write_text("".join(kept))
+    summary = check({"train": train_solutions(root), "val": val_solutions(root)}).summary()
+    assert summary["train"]["images_a_class"] == {"least": 0, "median": 2.0, "most": 2}
+    assert summary["train"]["empty_classes"] == [synset(0)]
+    assert summary["val"]["classes_of_train_lacking"] == [synset(3)]
+
+
+def test_arrays_are_looked_over_too():
+    images = np.random.default_rng(0).integers(0, 256, (6, 5, 7, 3), np.uint8)
+    images[2] = (9, 8, 7)
+    images[5] = images[0]
+    labels = np.array([0, 1, 0, 1, 1, 1])
+    (split,) = check({"train": ArrayTable(images, labels, ("ant", "bee", "cat"))}).splits
+    assert split.faults == {}
+    assert split.notes == {
+        2: ("constant: every pixel is the same",),
+        5: ("contradiction: the same content as train row 0, which is of class ant, and this of bee",),
+    }
+    assert set(split.columns["height"]) == {5} and set(split.columns["mode"]) == {b"3"}
+
+
+class Counted:
+    """A store of one small image under every name, which counts what was read and not yet told of."""
+
+    def __init__(self):
+        self.read_so_far = self.told = self.furthest = 0
+        self.lock = threading.Lock()
+
+    def name(self, path: bytes, offset: int = 0) -> str:
+        return path.decode()
+
+    def read(self, path: bytes, offset: int = 0) -> bytes:
+        with self.lock:
+            self.read_so_far += 1
+            self.furthest = max(self.furthest, self.read_so_far - self.told)
+        return TINY
+
+    def faults(self, paths: np.ndarray) -> list:
+        return []
+
+    def advance(self, looked: int, faults: int) -> None:
+        self.told = looked
+
+    def fault(self, line: str) -> None:
+        raise AssertionError(line)
+
+
+TINY = encode(picture(1, 1))
+
+
+def counted_table(root: Path, store: Counted, rows: int):
+    table = train_solutions(write_tree(root / "set", classes=1, images=1, val=1))
+    names = np.array([f"{row}.jpg".encode() for row in range(rows)])
+    return dataclasses.replace(table, store=store, id=names, path=names, label=np.zeros(rows, np.int32))
+
+
+def test_no_more_is_read_ahead_than_the_threads_need(tmp_path):
+    store = Counted()
+    report = check({"train": counted_table(tmp_path, store, 3000)}, threads=2, progress=store)
+    assert store.read_so_far == store.told == 3000 == len(report.splits[0].table)
+    assert 2 <= store.furthest <= 200
+
+
+def test_an_interrupt_ends_the_reading(tmp_path):
+    class Interrupting(Counted):
+        def advance(self, looked: int, faults: int) -> None:
+            super().advance(looked, faults)
+            if looked == 100:
+                signal.raise_signal(signal.SIGINT)
+
+    store, before = Interrupting(), threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        check({"train": counted_table(tmp_path, store, 3000)}, threads=2, progress=store)
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+    assert store.read_so_far < 300
+
+
+def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, capfd, monkeypatch):
+    from jaxddp.curate.display import Display
+
+    root = write_tree(tmp_path / "set", classes=2, images=4, val=2)
+    monkeypatch.setattr(Display, "advance", lambda *_: signal.raise_signal(signal.SIGINT))
+    code, _, error = run([root, "--manifest", tmp_path / "m.jsonl"], capfd)
+    assert code == 130 and error.startswith("jaxddp: interrupted")
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["check", "{root}/nowhere"], "nowhere"),
+        (["check", "{root}", "--train", "other.csv"], "other.csv"),
+        (["check", "{root}", "--threads", "0"], "threads 0: use at least 1"),
+        (["check", "{root}", "--manifest", "{root}/gone/m.jsonl"], "gone/m.jsonl: cannot be written"),
+        (["check", "{root}", "--manifest", "{root}"], "is a directory; give --manifest a file"),
+        (["chekc", "{root}"], "data: unknown command 'chekc'; did you mean 'check'?"),
+        ([], "data: unknown command ''; there are: check"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(arguments, expected, tmp_path, capfd, monkeypatch):
+    root = write_tree(tmp_path / "set", classes=2, images=2, val=2)
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", *(word.format(root=root) for word in arguments)]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("jaxddp: ") and expected in line
+
+
+def test_the_manifest_never_lies_within_the_data_set_unasked(tmp_path, monkeypatch):
+    root = write_tree(tmp_path / "set", classes=2, images=2, val=2)
+    monkeypatch.chdir(root / IMAGES)
+    with pytest.raises(InputError, match="lies within the data set; say with --manifest"):
+        manifest_place(root, None)
+    assert manifest_place(root, Path("m.jsonl")) == root / IMAGES / "m.jsonl"

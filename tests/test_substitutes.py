@@ -1,0 +1,199 @@
+"""What stands in for a bad image: the same on any number of hosts, counted, and never a file that was cut short."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_stream import SIZE, encode, part_of, picture, table_of
+
+from jaxddp.data.batch import Batch
+from jaxddp.data.images.decode import train_image
+from jaxddp.data.images.header import parse_header
+from jaxddp.data.images.windows import Crop, example_keys
+from jaxddp.data.order import SampleOrder
+from jaxddp.data.stream import image_batches
+from jaxddp.data.substitutes import Substitutes
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+
+NUM_EXAMPLES, CLASSES, BATCH = 18, 3, 6
+CROP_SEED = 7
+
+
+def cut(data: bytes) -> bytes:
+    """Two thirds of a file, closed with an end marker as if it were whole."""
+    return data[: 2 * len(data) // 3] + b"\xff\xd9"
+
+
+def write(root: Path, bad: Mapping[int, bytes | None]) -> list[str]:
+    names = [f"{row:02d}.JPEG" for row in range(NUM_EXAMPLES)]
+    for row, name in enumerate(names):
+        content = bad.get(row, encode(picture(row, 40, 48)))
+        if content is not None:
+            (root / name).write_bytes(content)
+    return names
+
+
+def rows_of_class(label: int) -> list[int]:
+    return list(range(label, NUM_EXAMPLES, CLASSES))
+
+
+def stand_in(row: int, bad: Mapping[int, bytes | None]) -> int:
+    """The rule: the next row of the class, and the first after the last, whose image is sound."""
+    rows = rows_of_class(row % CLASSES)
+    at = rows.index(row)
+    return next(other for other in rows[at:] + rows[:at] if other not in bad)
+
+
+# Of each class another: a chain of three with the last row, two apart, and all but one.
+BAD: dict[int, bytes | None] = {
+    9: None,
+    12: cut(encode(picture(12, 40, 48))),
+    15: b"",
+    1: encode(Image.fromarray(picture(1)), "GIF"),
+    10: encode(picture(10))[:-30],
+    **{row: cut(encode(picture(row, 40, 48), progressive=True)) for row in rows_of_class(2) if row != 8},
+}
+
+
+@pytest.fixture(scope="module")
+def spoiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    root = tmp_path_factory.mktemp("spoiled")
+    return root, write(root, BAD)
+
+
+def batches(table: ExampleTable, seed: int, start: int = 0, stop: int = 6, **shard) -> list[Batch]:
+    order = SampleOrder(NUM_EXAMPLES, BATCH, seed)
+    options = {"start": start, "stop": stop, "seed": CROP_SEED, "image_size": SIZE, "threads": 2}
+    return list(image_batches(table, order, Crop(), **options, **shard, substitutes=Substitutes(table)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hosts_together_are_one_host_with_bad_files_among_them(spoiled, seed: int):
+    whole = batches(table_of(*spoiled), seed)
+    for count in (2, 3):
+        # Each host meets files for itself, so each has a table of its own.
+        hosts = [batches(table_of(*spoiled), seed, index=index, count=count) for index in range(count)]
+        for batch, *shards in zip(whole, *hosts, strict=True):
+            for leaf, parts in zip(batch, zip(*shards, strict=True), strict=True):
+                np.testing.assert_array_equal(np.concatenate(parts), leaf)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_next_sound_row_of_the_class_stands_in_and_is_counted(spoiled, seed: int):
+    table = table_of(*spoiled)
+    order = SampleOrder(NUM_EXAMPLES, BATCH, seed)
+    for step, batch in enumerate(batches(table, seed)):
+        np.testing.assert_array_equal(batch.row, order.rows(step))
+        np.testing.assert_array_equal(batch.label, order.rows(step) % CLASSES)
+        assert batch.substituted.dtype == np.float32
+        assert batch.substituted.tolist() == [row in BAD for row in batch.row.tolist()]
+        keys = example_keys(CROP_SEED, batch.epoch, batch.row)
+        for image, row, key in zip(batch.image, batch.row.tolist(), keys, strict=True):
+            expected = train_image(table.read(stand_in(row, BAD)), key, Crop(), SIZE)
+            np.testing.assert_array_equal(image, expected)
+
+
+def test_a_stream_that_starts_later_chooses_alike(spoiled):
+    whole, later = batches(table_of(*spoiled), 0), batches(table_of(*spoiled), 0, start=4)
+    for batch, other in zip(whole[4:], later, strict=True):
+        for leaf, other_leaf in zip(batch, other, strict=True):
+            np.testing.assert_array_equal(leaf, other_leaf)
+
+
+def test_the_log_names_each_bad_file_once_and_what_stands_in(spoiled, caplog):
+    table = table_of(*spoiled)
+    with caplog.at_level(logging.WARNING, "jaxddp.data"):
+        batches(table, 1, stop=9)
+    lines = [record.getMessage() for record in caplog.records if record.name == "jaxddp.data"]
+    assert sorted(line.partition(": ")[0] for line in lines) == sorted(table.name(row) for row in BAD)
+    assert all(line.endswith(" stands in for it") and "\n" not in line for line in lines)
+    (line,) = (line for line in lines if line.startswith(table.name(10)))
+    assert "cut short: no end-of-image marker" in line and f"; {'download it again or remove its row'}: " in line
+    assert line.endswith(f"{table.name(13)} stands in for it")
+
+
+def test_a_class_without_a_sound_image_ends_the_stream(tmp_path: Path):
+    names = write(tmp_path, dict.fromkeys(rows_of_class(1), b""))
+    with pytest.raises(InputError) as caught:
+        batches(table_of(tmp_path, names), 0)
+    assert "empty file" in str(caught.value) and str(tmp_path) in str(caught.value)
+    assert str(caught.value).endswith("no image of class bee is left that could stand in for it")
+
+
+def test_no_stand_in_where_all_are_sound(tmp_path: Path):
+    table = table_of(tmp_path, write(tmp_path, {}))
+    for batch in batches(table, 0):
+        assert not batch.substituted.any()
+
+
+def test_resolve_follows_chains_and_wraps_around(spoiled):
+    substitutes = Substitutes(table_of(*spoiled))
+    rows = np.arange(NUM_EXAMPLES, dtype=np.int32)
+    assert substitutes.resolve(rows) is rows
+    # A stand-in may be met as itself before the row that it would stand in for, and the other way round.
+    for row in (12, 9, 15):
+        substitutes.refuse(row, "gone")
+    resolved = substitutes.resolve(rows)
+    assert resolved.dtype == np.int32
+    assert resolved.tolist() == [0 if row in (9, 12, 15) else row for row in range(NUM_EXAMPLES)]
+    for row in (0, 3):
+        substitutes.refuse(row, "gone")
+    with pytest.raises(InputError, match="^gone; and no image of class ant is left"):
+        substitutes.refuse(6, "gone")
+
+
+@pytest.fixture(scope="module")
+def damaged_below(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A data set one of whose images lacks its lower half, and whose crops all lie in the upper."""
+    root = tmp_path_factory.mktemp("below")
+    names = write(root, {})
+    data = encode(picture(4, 400, 40), quality=95)
+    (root / names[4]).write_bytes(data[: len(data) // 2] + b"\xff\xd9")
+    return root, names
+
+
+def test_a_crop_above_the_damage_decodes_and_would_train(damaged_below):
+    root, names = damaged_below
+    file = root / names[4]
+    assert parse_header(file.read_bytes()).height == 400
+    top = part_of(str(file), np.array([0, 0, 40, 40], np.int32)).numpy().astype(float)
+    assert np.abs(top - picture(4, 400, 40)[:40]).mean() < 15
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_crop_above_the_damage_is_refused_all_the_same(damaged_below, start: int, monkeypatch):
+    root, names = damaged_below
+    from jaxddp.data.images import decode
+    from jaxddp.data.tensorflow_cpu import tf
+
+    monkeypatch.setattr(decode, "random_area_window", lambda size, key, crop: tf.constant([0, 0, 24, 24]))
+    order = SampleOrder(NUM_EXAMPLES, BATCH, 0)
+    arguments = {"start": start, "stop": start + 3, "seed": 0, "image_size": SIZE}
+    with pytest.raises(InputError) as caught:
+        list(image_batches(table_of(root, names), order, Crop(), **arguments))
+    assert str(caught.value).startswith(f"{root / names[4]}: damaged: ")
+    assert str(caught.value).endswith("; download it again or remove its row")
+    table = table_of(root, names)
+    for batch in image_batches(table, order, Crop(), **arguments, substitutes=Substitutes(table)):
+        assert batch.substituted.tolist() == (batch.row == 4).tolist()
+
+
+def test_a_new_process_that_resumes_refuses_it_too(damaged_below):
+    root, names = damaged_below
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_stream import *
+table = table_of(Path({str(root)!r}), {names!r})
+try:
+    list(image_batches(table, SampleOrder({NUM_EXAMPLES}, {BATCH}, 0), Crop(), start=3, stop=6, seed=0, image_size=24))
+except InputError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith(f"{root / names[4]}: damaged: ")

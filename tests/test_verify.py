@@ -1,0 +1,230 @@
+"""A file that lost image data is refused wherever it was cut; a whole one passes, whatever else it carries."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from jaxddp.data.images.header import PNG_END
+from jaxddp.data.images.verify import verify
+from jaxddp.errors import InputError
+
+EOI = b"\xff\xd9"
+
+
+def encode(image: Image.Image, form: str = "JPEG", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def picture(height: int, width: int, mode: str = "RGB", seed: int = 0, noise: float = 25) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width]
+    waves = np.stack([127 + 90 * np.sin(y / (5 + c)) * np.cos(x / (7 - c)) for c in range(3)], -1)
+    pixels = np.clip(waves + rng.normal(0, noise, waves.shape), 0, 255).astype(np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def ycck() -> bytes:
+    return simplejpeg.encode_jpeg(np.asarray(picture(37, 45, "CMYK")), colorspace="CMYK", colorsubsampling="420")
+
+
+def plane_by_plane() -> bytes:
+    """A baseline JPEG of three components that has a scan for each: a gray one's scan, three times over."""
+    gray = encode(picture(37, 45, "L"))
+    frame, scan = gray.index(b"\xff\xc0"), gray.index(b"\xff\xda")
+    three = b"".join(bytes([component, 0x11, 0]) for component in (1, 2, 3))
+    head = b"\xff\xc0" + struct.pack(">H", 17) + gray[frame + 4 : frame + 9] + b"\x03" + three
+    size = struct.unpack(">H", gray[frame + 2 : frame + 4])[0]
+    coded = gray[scan + 10 : -2]
+    scans = b"".join(b"\xff\xda\x00\x08\x01" + bytes([component, 0, 0, 63, 0]) + coded for component in (1, 2, 3))
+    return gray[:frame] + head + gray[frame + 2 + size : scan] + scans + EOI
+
+
+JPEGS = {
+    "4:2:0": lambda: encode(picture(37, 45), subsampling=2),
+    "4:4:4": lambda: encode(picture(37, 45), subsampling=0),
+    "own tables": lambda: encode(picture(37, 45), optimize=True),
+    "gray": lambda: encode(picture(37, 45, "L")),
+    "cmyk": lambda: encode(picture(37, 45, "CMYK")),
+    "ycck": ycck,
+    "restart": lambda: encode(picture(37, 45), restart_marker_blocks=2),
+    "progressive": lambda: encode(picture(37, 45), progressive=True),
+    "progressive gray": lambda: encode(picture(37, 45, "L"), progressive=True),
+    "progressive restart": lambda: encode(picture(37, 45), progressive=True, restart_marker_blocks=2),
+    "plane by plane": plane_by_plane,
+    "one color": lambda: encode(Image.new("RGB", (64, 48), (10, 200, 30))),
+    "one pixel": lambda: encode(picture(1, 1)),
+}
+FORGED = (b"", EOI, b"\xff\xff\xd9", b"\xff\xd0\xff\xd9", EOI + b"behind it")
+
+
+def passes(data: bytes) -> bool:
+    try:
+        verify(data)
+    except InputError as error:
+        assert "\n" not in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_jpeg_cut_anywhere_is_refused_with_or_without_a_forged_end(kind: str):
+    data = JPEGS[kind]()
+    height, width = np.asarray(Image.open(io.BytesIO(data))).shape[:2]
+    assert verify(data) == verify(data + b"\x00")
+    assert (verify(data).kind, verify(data).height, verify(data).width) == ("jpeg", height, width)
+    for end in (b"", EOI):
+        assert [cut for cut in range(len(data) - 2) if passes(data[:cut] + end)] == []
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    image=st.builds(
+        picture,
+        st.integers(1, 40),
+        st.integers(1, 40),
+        st.sampled_from(["RGB", "L", "CMYK"]),
+        st.integers(0, 99),
+        st.sampled_from([0.0, 3.0, 40.0]),
+    ),
+    quality=st.integers(5, 100),
+    progressive=st.booleans(),
+    optimize=st.booleans(),
+    subsampling=st.sampled_from([0, 1, 2]),
+    restart=st.sampled_from([0, 1, 5]),
+    place=st.floats(0, 1, exclude_max=True),
+    end=st.sampled_from(FORGED),
+)
+def test_any_jpeg_cut_anywhere(image, quality, progressive, optimize, subsampling, restart, place, end):
+    options = {"subsampling": subsampling} if image.mode == "RGB" else {}
+    data = encode(
+        image,
+        quality=quality,
+        progressive=progressive,
+        optimize=optimize,
+        restart_marker_blocks=restart,
+        **options,
+    )
+    assert passes(data)
+    assert not passes(data[: int(place * (len(data) - 2))] + end)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", [1, 2])
+def test_a_cut_is_found_where_the_strict_decoder_cannot_look(subsampling: int, progressive: bool):
+    """It has no name for the sampling of Pillow's CMYK files; there, the loss of few bits may change no pixel."""
+    data = encode(picture(37, 45, "CMYK"), subsampling=subsampling, progressive=progressive)
+    assert (verify(data).height, verify(data).width) == (37, 45)
+    scan = data.index(b"\xff\xda")
+    cuts = range(scan, len(data) - 2, 3)
+    assert sum(passes(data[:cut] + EOI) for cut in cuts) <= len(cuts) // 100
+
+
+def segment(marker: int, body: bytes) -> bytes:
+    return bytes([0xFF, marker]) + struct.pack(">H", len(body) + 2) + body
+
+
+def at_start(data: bytes, more: bytes) -> bytes:
+    return data[:2] + more + data[2:]
+
+
+def before_scan(data: bytes, more: bytes) -> bytes:
+    scan = data.rindex(b"\xff\xda")
+    return data[:scan] + more + data[scan:]
+
+
+ODDITIES = {
+    "a thumbnail": lambda data: at_start(data, segment(0xE1, b"Exif\x00\x00" + encode(picture(8, 8)))),
+    "a cut thumbnail": lambda data: at_start(data, segment(0xE1, encode(picture(8, 8))[:-40] + EOI)),
+    "a comment": lambda data: before_scan(data, segment(0xFE, b"by hand")),
+    "extraneous bytes before a marker": lambda data: before_scan(data, b"\x00\x01\x02"),
+    "fill bytes before a marker": lambda data: before_scan(data, b"\xff\xff\xff"),
+    "an unknown JFIF revision": lambda data: data.replace(b"JFIF\x00\x01\x01", b"JFIF\x00\x09\x09"),
+    "an unknown color transform": lambda data: at_start(data, segment(0xEE, b"Adobe\x00d\x00\x00\x00\x00\x09")),
+    "a broken color profile": lambda data: at_start(data, segment(0xE2, b"ICC_PROFILE\x00\x07\x03nonsense")),
+}
+AT_THE_END = {
+    "bytes after the end": lambda data: data + b"a camera's own \xff\xd8\xff\xd9",
+    "extraneous bytes before the end": lambda data: data[:-2] + bytes(7) + EOI,
+    "a stuffed byte before the end": lambda data: data[:-2] + b"\x01\xff\x00\xff\x00\x02" + EOI,
+}
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "progressive", "restart", "gray"])
+@pytest.mark.parametrize("oddity", ODDITIES | AT_THE_END)
+def test_a_whole_jpeg_passes_whatever_else_it_carries(oddity: str, kind: str):
+    data = JPEGS[kind]()
+    odd = (ODDITIES | AT_THE_END)[oddity](data)
+    assert odd != data and verify(odd) == verify(data)
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "progressive", "restart"])
+@pytest.mark.parametrize("oddity", ODDITIES)
+def test_an_oddity_hides_no_cut(oddity: str, kind: str):
+    odd = ODDITIES[oddity](JPEGS[kind]())
+    first = odd.rindex(b"\xff\xda")
+    for end in (b"", EOI, bytes(3) + EOI if kind == "4:2:0" else EOI):
+        # Three zeros in place of more bytes than they could stand for.
+        last = len(odd) - (60 if end.startswith(b"\x00") else 2)
+        assert [cut for cut in range(first, last, 7) if passes(odd[:cut] + end)] == []
+
+
+def test_extraneous_bytes_within_image_data_are_damage():
+    data = JPEGS["restart"]()
+    restart = data.index(b"\xff\xd0", data.index(b"\xff\xda"))
+    assert not passes(data[:restart] + bytes(3) + data[restart:])
+
+
+def test_a_restart_interval_that_is_missing_is_found():
+    data = JPEGS["restart"]()
+    scan = data.index(b"\xff\xda")
+    first, second = data.index(b"\xff\xd0", scan), data.index(b"\xff\xd1", scan)
+    assert not passes(data[:first] + data[second:])
+    for end in (bytes(1) + EOI, b"\xff\x00" + EOI):
+        assert not passes(data[:second] + end)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"])
+def test_a_png_cut_anywhere_is_refused_with_or_without_a_forged_end(mode: str):
+    image = picture(13, 17, "L" if mode == "I;16" else mode)
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image).astype(np.uint16) * 200)
+    data = encode(image, "PNG")
+    assert (verify(data).kind, verify(data).height, verify(data).width) == ("png", 13, 17)
+    assert passes(data + b"behind it")
+    for end in (b"", PNG_END):
+        assert [cut for cut in range(len(data) - len(PNG_END)) if passes(data[:cut] + end)] == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_of_a_png_is_always_found(place: float, bit: int):
+    data = bytearray(encode(picture(13, 17), "PNG"))
+    data[int(place * len(data))] ^= 1 << bit
+    assert not passes(bytes(data))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    kind=st.sampled_from([*JPEGS]),
+    flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4),
+)
+def test_damage_to_a_jpeg_raises_nothing_but_the_one_error(kind: str, flips):
+    data = bytearray(JPEGS[kind]())
+    for place, mask in flips:
+        data[int(place * len(data))] ^= mask
+    passes(bytes(data))
+
+
+@settings(max_examples=200, deadline=None)
+@given(start=st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b""]), rest=st.binary(max_size=200))
+def test_rubbish_is_refused(start: bytes, rest: bytes):
+    assert not passes(start + rest)
+    assert not passes(start + rest + (PNG_END if start[:1] == b"\x89" else EOI))
