@@ -227,7 +227,7 @@ def test_a_key_like_no_other_is_answered_with_all_there_are():
         ({"data": {"path": 3}}, "data.path=3: expected str"),
         ({"data": {"mean": [0.5, 0.5]}}, r"data.mean=\[0.5, 0.5\]: expected tuple\[float, float, float\]"),
         ({"data": {"mean": [0.5, 0.5, "x"]}}, "data.mean='x': expected float"),
-        ({"data": {"flip": "yes"}}, "data.flip='yes': expected bool"),
+        ({"data": {"augment": {"flip": "yes"}}}, "data.augment.flip='yes': expected bool"),
         ({"parallel": {"devices": "4"}}, "parallel.devices='4': expected int"),
     ],
 )
