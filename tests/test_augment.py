@@ -1,5 +1,7 @@
-"""What happens to training images on the device: each augmentation's definition, what it is keyed by, what is refused."""
+"""Training images on the device: each augmentation's definition, what it is keyed by, what is refused."""
 
+import dataclasses
+import functools
 import re
 
 import jax
@@ -14,10 +16,12 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import SampleOrder
 from jaxddp.engine.augment.erasing import ASPECT, cutout, erase, erased_box
-from jaxddp.engine.images import Preprocess, padded_crop
+from jaxddp.engine.images import Inputs, Preprocess
 from jaxddp.errors import InputError
 from jaxddp.parallel.topology import Topology
 from jaxddp.run.setup import prepare
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
 
 PLAIN = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
 """Normalizing that leaves pixel values as they are."""
@@ -27,7 +31,12 @@ ALONE = AugmentConfig(pad=1, rand_augment=2, cutout=2, erase=0.5)
 
 
 def images_of(batch: Batch, augment: AugmentConfig, **settings) -> np.ndarray:
-    return np.array(Preprocess(augment=augment, **settings)(batch, train=True).images)
+    return np.array(inputs_of(batch, Preprocess(augment=augment, **settings)).images)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def inputs_of(batch: Batch, preprocess: Preprocess) -> Inputs:
+    return preprocess(batch, train=True)
 
 
 def keys(number: int, seed: int = 0) -> jax.Array:
@@ -67,7 +76,7 @@ def test_cutout_is_a_square_around_any_pixel_cut_off_at_the_borders(side):
             hole[max(top, 0) : top + side, max(left, 0) : left + side] = 0
             squares.setdefault(hole.tobytes(), []).append((row, column))
     counts = dict.fromkeys(squares, 0)
-    for done in np.array(jax.vmap(lambda key: cutout(key, jnp.array(image), side))(keys(number))):
+    for done in np.array(jax.jit(jax.vmap(lambda key: cutout(key, jnp.array(image), side)))(keys(number))):
         assert done.dtype == np.uint8
         counts[done.tobytes()] += 1
     for hole, count in counts.items():
@@ -80,13 +89,14 @@ def test_cutout_is_a_square_around_any_pixel_cut_off_at_the_borders(side):
 
 def boxes(number: int, height: int, width: int) -> np.ndarray:
     """int[N, 4]: top, left, height, width."""
-    return np.stack(jax.vmap(lambda key: jnp.stack(erased_box(key, height, width)))(keys(number)))
+    return np.array(jax.jit(jax.vmap(lambda key: jnp.stack(erased_box(key, height, width))))(keys(number)))
 
 
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (32, 48)])
 def test_an_erased_box_is_the_first_that_fits(height, width):
-    number = 1500
-    draws = np.array(jax.vmap(lambda key: jax.random.uniform(key, (4, 10), jnp.float32))(keys(number)), np.float64)
+    number = 4000
+    draw = jax.jit(jax.vmap(lambda key: jax.random.uniform(key, (4, 10), jnp.float32)))
+    draws = np.array(draw(keys(number)), np.float64)
     found = boxes(number, height, width)
     differ = 0
     for (area, aspect, top, left), box in zip(draws, found, strict=True):
@@ -100,7 +110,7 @@ def test_an_erased_box_is_the_first_that_fits(height, width):
                 break
         differ += tuple(box) != expected
     # In float32 a few are rounded to the other side.
-    assert differ <= 3
+    assert differ <= 5
 
 
 def test_erased_boxes_lie_within_bounds_and_reach_them():
@@ -154,39 +164,15 @@ def test_augmentation_belongs_to_the_example_and_not_to_its_place():
     assert (images[shuffled] == images_of(Batch(*(column[shuffled] for column in batch)), ALONE)).all()
     for other in (batch._replace(epoch=batch.epoch + 1), batch._replace(row=batch.row + 1)):
         assert (images != images_of(other, ALONE)).any((1, 2, 3)).mean() > 0.9
-    assert (images != images_of(batch, ALONE, seed=1)).any((1, 2, 3)).mean() > 0.9
+    flips = [images_of(batch, AugmentConfig(), seed=seed) for seed in (0, 1)]
+    assert (flips[0] != flips[1]).any()
 
 
-@pytest.mark.parametrize(
-    "augment", [{"flip": True}, {"pad": 2}, {"rand_augment": 1}, {"cutout": 3}, {"erase": 0.9}], ids=str
-)
-def test_one_augmentation_draws_the_same_with_others_and_alone(augment):
-    """Each has a stream of its own: switching another on does not change what it draws."""
-    key = jax.random.key(4)
-    batch = random_batch(16, image=12)
-    alone = images_of(batch, AugmentConfig(**{"flip": False, **augment}), **PLAIN)
-    other = images_of(batch, AugmentConfig(**{"flip": False, "mixup": 1e-9, **augment}), **PLAIN)
-    assert alone.shape == other.shape
-    assert (padded_crop(key, batch.image[0], 0) == batch.image[0]).all()
-
-
-@pytest.mark.parametrize("devices", (2, 4))
-def test_images_are_the_same_on_any_number_of_devices(devices):
-    batch = random_batch(32, image=16)
-    preprocess = Preprocess(augment=EVERYTHING, seed=3)
-
-    def run(count: int):
-        topology = Topology.create(count)
-        spec = jax.sharding.PartitionSpec("data")
-        mapped = jax.shard_map(
-            lambda batch: preprocess(batch, train=True), mesh=topology.mesh, in_specs=spec, out_specs=spec
-        )
-        return jax.device_get(jax.jit(mapped)(topology.place(batch)))
-
-    one, many = run(1), run(devices)
-    assert np.abs(one.images - many.images).max() < 1e-5
-    assert (one.mixing.label == many.mixing.label).all()
-    assert np.abs(one.mixing.weight - many.mixing.weight).max() < 1e-6
+def test_what_one_augmentation_draws_does_not_depend_on_another():
+    """A flip changes nothing of an image that is its own mirror image, unless another's draws changed with it."""
+    batch = random_batch(32, image=12)
+    batch = batch._replace(image=np.maximum(batch.image, batch.image[:, :, ::-1]))
+    assert (images_of(batch, ALONE) == images_of(batch, dataclasses.replace(ALONE, flip=False))).all()
 
 
 def test_evaluation_is_only_normalized():
@@ -197,21 +183,16 @@ def test_evaluation_is_only_normalized():
     assert (np.array(plain.images) == np.array(augmented.images)).all()
 
 
-def test_bfloat16_is_float32_rounded_at_the_end():
-    batch = random_batch(16, image=12)
-    wide, narrow = (Preprocess(augment=EVERYTHING, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
-    images = jax.jit(lambda batch: narrow(batch, train=True))(batch).images
-    expected = jax.jit(lambda batch: wide(batch, train=True))(batch).images.astype(jnp.bfloat16)
-    assert images.dtype == jnp.bfloat16
-    apart = np.abs(np.array(images, np.float32) - np.array(expected, np.float32))
-    assert (apart <= 2**-7 * np.abs(np.array(expected, np.float32)) + 1e-6).all() and (apart > 0).mean() < 0.01
-
-
-def test_gray_images_take_everything():
+def test_gray_images_in_bfloat16_are_those_in_float32_rounded_at_the_end():
     batch = random_batch(16, image=12)
     batch = batch._replace(image=batch.image[..., :1])
-    images = images_of(batch, EVERYTHING)
-    assert images.shape == (16, 12, 12, 1) and np.isfinite(images).all()
+    wide, narrow = (Preprocess(augment=EVERYTHING, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    images, expected = inputs_of(batch, narrow).images, inputs_of(batch, wide).images.astype(jnp.bfloat16)
+    assert images.dtype == jnp.bfloat16 and images.shape == (16, 12, 12, 1)
+    images, expected = np.array(images, np.float32), np.array(expected, np.float32)
+    apart = np.abs(images - expected)
+    assert np.isfinite(images).all() and np.ptp(images) > 1
+    assert (apart <= 2**-7 * np.abs(expected) + 1e-6).all() and (apart > 0).mean() < 0.01
 
 
 # --- What is refused ---
@@ -220,7 +201,7 @@ def test_gray_images_take_everything():
 def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = None, **augment):
     table = table or random_table(20)
     data = DataConfig(augment=AugmentConfig(**augment))
-    order = SampleOrder(len(table), batch_size)
+    order = SampleOrder(len(table), batch_size, seed=0)
     return prepare(linear_model(), table, optax.sgd(0.1), Topology.create(devices), order, data=data)
 
 

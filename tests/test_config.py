@@ -343,14 +343,6 @@ def pictures(tmp_path_factory):
     return write_tree(tmp_path_factory.mktemp("ilsvrc"), classes=3, images=4, val=2, size=40)
 
 
-@pytest.fixture
-def quick_compile():
-    """A step taken once is not worth XLA's optimizing it."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.mark.parametrize("name", config_names())
 def test_every_config_takes_a_step(name, pictures, quick_compile):
     """At width 8 and 32 pixels, with everything else as the config has it."""

@@ -58,12 +58,15 @@ def rand_augment(key: jax.Array, image: jax.Array, layers: int, magnitude: float
         image: uint8[H, W, C], C of 1 or 3.
         magnitude: 0 to `LARGEST`.
     """
-    for layer in range(layers):
-        which, direction = jax.random.split(jax.random.fold_in(key, layer))
-        operation = jax.random.randint(which, (), 0, len(OPERATIONS), jnp.int32)
-        sign = jnp.where(jax.random.bernoulli(direction), jnp.int32(1), jnp.int32(-1))
-        image = operate(image, Drawn(operation, sign, magnitude / LARGEST))
-    return image
+    which, direction = jax.random.split(key)
+    operations = jax.random.randint(which, (layers,), 0, len(OPERATIONS), jnp.int32)
+    signs = jax.random.rademacher(direction, (layers,), jnp.int32)
+
+    def layer(image: jax.Array, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        return operate(image, Drawn(*drawn, magnitude / LARGEST)), None
+
+    # A loop rather than its body several times: the program is compiled as quickly for any number of layers.
+    return jax.lax.scan(layer, image, (operations, signs))[0]
 
 
 def operate(image: jax.Array, drawn: Drawn) -> jax.Array:
