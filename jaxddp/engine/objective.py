@@ -92,9 +92,8 @@ class Objective:
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         columns = self._columns(logits, batch.label)
         if mixing is not None:
-            others = self._columns(logits, mixing.label)
-            pairs = zip(columns, others, strict=True)
-            columns = [mixing.weight * own + (1 - mixing.weight) * other for own, other in pairs]
+            others, weight = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
+            columns = [weight * own + (1 - weight) * other for own, other in zip(columns, others, strict=True)]
         # A padded example may hold anything, so it is selected away: 0 * NaN would still be NaN.
         sums = [jnp.where(batch.mask > 0, column * batch.mask, 0).sum() for column in columns]
         count = batch.mask.sum()
