@@ -10,7 +10,7 @@ from jaxddp.config import Config, load
 
 def get_config() -> Config:
     return load("cifar10").replace(
-        data={"flip": False, "pad": 2, "mean": (0.3, 0.3, 0.3), "std": (0.4, 0.4, 0.4)},
+        data={"mean": (0.3, 0.3, 0.3), "std": (0.4, 0.4, 0.4), "augment": {"flip": False, "pad": 2}},
         model={"width": 8},
         train={"batch_size": 32, "duration": "6 epochs"},
         optimizer={"name": "adamw", "learning_rate": 0.005, "weight_decay": 0.05},

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxddp.config import Config, DataConfig
+from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayTable",
+    "AugmentConfig",
     "Config",
     "DataConfig",
     "ExampleTable",
@@ -93,8 +94,8 @@ def prepare_training(
         optimizer: any optax optimizer.
         batch_size_per_device: of the global batch, each device's share.
         epochs: how long `train` trains.
-        data: how images become input (sizes, crops, flips, normalization). The default leaves arrays as they are but
-            for normalizing, and takes files through random-area crops and flips to 224 pixels.
+        data: how images become input (sizes, crops, augmentation, normalization). The default leaves arrays as they
+            are but for normalizing, and takes files through random-area crops and flips to 224 pixels.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets.
@@ -104,7 +105,7 @@ def prepare_training(
     """
     join(find_job())
     topology = Topology.create(devices)
-    data = data or DataConfig(flip=not hasattr(table, "images"))
+    data = data or DataConfig(augment=AugmentConfig(flip=not hasattr(table, "images")))
     order = SampleOrder(len(table), batch_size_per_device * topology.num_devices, seed)
     return prepare(model, table, optimizer, topology, order, data=data, epochs=epochs)
 

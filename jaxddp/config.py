@@ -22,6 +22,28 @@ from jaxddp.wording import choices
 
 
 @dataclass(frozen=True)
+class AugmentConfig:
+    """What is done to training images on the device, a function of (seed, epoch, row)."""
+
+    flip: bool = True
+    """Mirror half of the images, left to right."""
+    pad: int = 0
+    """Pad by this many black pixels, then crop the image's size at random."""
+    rand_augment: int = 0
+    """Layers of RandAugment, each one of 14 operations; 0 none."""
+    rand_magnitude: float = 9.0
+    """How strong RandAugment's operations are, 0 to 10."""
+    cutout: int = 0
+    """Side in pixels of a black square at a random place; 0 none."""
+    erase: float = 0.0
+    """Probability that a random rectangle is replaced by the mean colour."""
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    """The alpha of the Beta distribution that weighs an image and its neighbour, blended or with one's box in the
+    other; 0 none, both: half of the pairs each."""
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Which examples, and how an image becomes a square of pixels."""
 
@@ -47,16 +69,14 @@ class DataConfig:
     """The share of an epoch's images that others may stand in for."""
     image_size: int = 224
     crop: Literal["random_area", "whole"] = "random_area"
-    """Training crops: a random area resized to image_size, or the whole image (small images; see `pad`)."""
+    """Training crops: a random area resized to image_size, or the whole image (small images; see `augment.pad`)."""
     crop_area: tuple[float, float] = (0.08, 1.0)
     """Smallest and largest share of the image that a random-area crop covers."""
     resize: int = 256
     """Evaluation: the short side is resized to this, and the center image_size square is taken."""
-    flip: bool = True
-    pad: int = 0
-    """Pad by this many pixels, then crop image_size at random; on the device."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
 
 
 @dataclass(frozen=True)

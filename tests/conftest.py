@@ -14,5 +14,14 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture
+def quick_compile():
+    """A program that runs once is not worth XLA's optimizing it."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

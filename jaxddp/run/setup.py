@@ -12,6 +12,7 @@ from jaxddp.data.arrays import ArrayTable, array_batches, array_eval_batches
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.table import ExampleTable
+from jaxddp.engine.augment.check import check_augment, check_pairs
 from jaxddp.engine.images import Preprocess
 from jaxddp.engine.objective import Loss, Metric, Objective, top_k_metrics
 from jaxddp.engine.state import TrainState, create_state
@@ -127,12 +128,15 @@ def prepare(
         dtype: that of the images given to the model.
 
     Raises:
-        InputError: a batch that the devices cannot share, processes that hold different data, and what `adapt` refuses.
+        InputError: a batch that the devices cannot share, augmentation out of bounds, processes that hold different
+            data, and what `adapt` refuses.
     """
-    topology.check_batch_size(order.batch_size)
-    agree({"training data": table.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     image_shape = table.images.shape[1:] if isinstance(table, ArrayTable) else (data.image_size, data.image_size, 3)
-    preprocess = Preprocess(data.mean, data.std, data.flip, data.pad, order.seed, dtype)
+    topology.check_batch_size(order.batch_size)
+    check_augment(data.augment, image_shape)
+    check_pairs(data.augment, order.batch_size, topology.num_devices)
+    agree({"training data": table.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
+    preprocess = Preprocess(data.mean, data.std, data.augment, order.seed, dtype)
     adapted = adapt(model)
     state = create_state(adapted, optimizer, image_shape, seed=order.seed, topology=topology)
     return RunSetup(topology, adapted, optimizer, table, order, data, preprocess, state, epochs)

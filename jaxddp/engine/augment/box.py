@@ -1,0 +1,26 @@
+"""A rectangle of pixels, whose place and size are known on the device alone."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Box(NamedTuple):
+    """int32[] each; it may reach over the image's borders, and only what is inside counts."""
+
+    top: jax.Array
+    left: jax.Array
+    height: jax.Array
+    width: jax.Array
+
+    def mask(self, height: int, width: int) -> jax.Array:
+        """bool[height, width]: which pixels of an image are in the box."""
+        row, column = jnp.arange(height)[:, None] - self.top, jnp.arange(width) - self.left
+        return (row >= 0) & (row < self.height) & (column >= 0) & (column < self.width)
+
+
+def centered(key: jax.Array, image_height: int, image_width: int, height: jax.Array, width: jax.Array) -> Box:
+    """A box of this size (int32[]) whose centre is any pixel of the image with equal chance."""
+    row, column = jax.random.randint(key, (2,), 0, jnp.array([image_height, image_width]), jnp.int32)
+    return Box(row - height // 2, column - width // 2, height, width)

@@ -1,0 +1,248 @@
+"""Training images on the device: each augmentation's definition, what it is keyed by, what is refused."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import linear_model, random_batch, random_table
+
+from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.batch import Batch
+from jaxddp.data.order import SampleOrder
+from jaxddp.engine.augment.erasing import ASPECT, cutout, erase, erased_box
+from jaxddp.engine.images import Inputs, Preprocess
+from jaxddp.errors import InputError
+from jaxddp.parallel.topology import Topology
+from jaxddp.run.setup import prepare
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+PLAIN = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
+"""Normalizing that leaves pixel values as they are."""
+EVERYTHING = AugmentConfig(pad=1, rand_augment=2, cutout=2, erase=0.5, mixup=0.4, cutmix=1.0)
+ALONE = AugmentConfig(pad=1, rand_augment=2, cutout=2, erase=0.5)
+"""All that happens to an image by itself."""
+
+
+def images_of(batch: Batch, augment: AugmentConfig, **settings) -> np.ndarray:
+    return np.array(inputs_of(batch, Preprocess(augment=augment, **settings)).images)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def inputs_of(batch: Batch, preprocess: Preprocess) -> Inputs:
+    return preprocess(batch, train=True)
+
+
+def keys(number: int, seed: int = 0) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), number)
+
+
+# --- Flip, padded crop, cutout ---
+
+
+def test_flip_and_padded_crop():
+    batch = random_batch(64)
+    images = images_of(batch, AugmentConfig(pad=2), **PLAIN).round().astype(int)
+    padded = np.pad(batch.image, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    seen = set()
+    for image, canvas in zip(images, padded, strict=True):
+        crops = {
+            (flip, top, left): (canvas[:, ::-1] if flip else canvas)[top : top + 6, left : left + 6]
+            for flip in (0, 1)
+            for top in range(5)
+            for left in range(5)
+        }
+        found = [place for place, crop in crops.items() if (crop == image).all()]
+        assert found
+        seen.add(found[0])
+    assert {flip for flip, _, _ in seen} == {0, 1}
+    assert {top for _, top, _ in seen} == {left for _, _, left in seen} == set(range(5))
+
+
+@pytest.mark.parametrize("side", [1, 3, 4, 6])
+def test_cutout_is_a_square_around_any_pixel_cut_off_at_the_borders(side):
+    image, number = np.full((6, 7, 3), 9, np.uint8), 4200
+    squares = {}
+    for row in range(6):
+        for column in range(7):
+            hole = image.copy()
+            top, left = row - side // 2, column - side // 2
+            hole[max(top, 0) : top + side, max(left, 0) : left + side] = 0
+            squares.setdefault(hole.tobytes(), []).append((row, column))
+    counts = dict.fromkeys(squares, 0)
+    for done in np.array(jax.jit(jax.vmap(lambda key: cutout(key, jnp.array(image), side)))(keys(number))):
+        assert done.dtype == np.uint8
+        counts[done.tobytes()] += 1
+    for hole, count in counts.items():
+        expected = number / 42 * len(squares[hole])
+        assert abs(count - expected) < 5 * np.sqrt(expected)
+
+
+# --- Random erasing ---
+
+
+def boxes(number: int, height: int, width: int) -> np.ndarray:
+    """int[N, 4]: top, left, height, width."""
+    return np.array(jax.jit(jax.vmap(lambda key: jnp.stack(erased_box(key, height, width))))(keys(number)))
+
+
+@pytest.mark.parametrize(("height", "width"), [(224, 224), (32, 48)])
+def test_an_erased_box_is_the_first_that_fits(height, width):
+    number = 4000
+    draw = jax.jit(jax.vmap(lambda key: jax.random.uniform(key, (4, 10), jnp.float32)))
+    draws = np.array(draw(keys(number)), np.float64)
+    found = boxes(number, height, width)
+    differ = 0
+    for (area, aspect, top, left), box in zip(draws, found, strict=True):
+        expected = (0, 0, 0, 0)
+        for chance in range(10):
+            pixels = (0.02 + 0.38 * area[chance]) * height * width
+            ratio = 0.3 * (1 / 0.3 / 0.3) ** aspect[chance]
+            tall, wide = round(np.sqrt(pixels * ratio)), round(np.sqrt(pixels / ratio))
+            if tall <= height and wide <= width:
+                expected = (int(top[chance] * (height - tall + 1)), int(left[chance] * (width - wide + 1)), tall, wide)
+                break
+        differ += tuple(box) != expected
+    # In float32 a few are rounded to the other side.
+    assert differ <= 5
+
+
+def test_erased_boxes_lie_within_bounds_and_reach_them():
+    height, width = 224, 200
+    top, left, tall, wide = boxes(4000, height, width).T
+    assert tall.min() > 0
+    assert top.min() == left.min() == 0 and (top + tall).max() == height and (left + wide).max() == width
+    area = tall * wide / (height * width)
+    slack = 0.5 * (1 / tall + 1 / wide) + 1e-6
+    assert (area > 0.02 * (1 - slack)).all() and (area < 0.4 * (1 + slack)).all()
+    assert area.min() < 0.022 and area.max() > 0.39
+    ratio = tall / wide
+    assert (ratio > ASPECT[0] * (1 - 2 * slack)).all() and (ratio < ASPECT[1] * (1 + 2 * slack)).all()
+    assert abs((ratio > height / width).mean() - 0.5) < 0.05
+
+
+def test_erasing_sets_a_rectangle_to_zero_with_its_probability():
+    image, number = jnp.array(np.random.default_rng(0).uniform(1, 2, (16, 20, 3)), jnp.float32), 2000
+    erased = np.array(jax.jit(jax.vmap(lambda key: erase(key, image, 0.3)))(keys(number)))
+    assert erased.dtype == np.float32
+    hit = 0
+    for done in erased:
+        gone = (done == 0).all(-1)
+        assert (done[~gone] == np.array(image)[~gone]).all()
+        rows, columns = np.flatnonzero(gone.any(1)), np.flatnonzero(gone.any(0))
+        assert gone.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1) if gone.any() else True
+        hit += gone.any()
+    assert abs(hit - 0.3 * number) < 5 * np.sqrt(number * 0.21)
+
+
+# --- Order, keys, numbers ---
+
+
+def test_the_order_is_crop_cutout_normalize_erase():
+    """Black comes from the crop and from cutout, and is normalized; zero comes from erasing and is not."""
+    batch = random_batch(64)._replace(image=np.full((64, 6, 6, 3), 200, np.uint8))
+    settings = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+    black, plain = -2.0, (200 / 255 - 0.5) / 0.25
+    images = images_of(batch, AugmentConfig(pad=2, cutout=2, erase=0.8), **settings)
+    values = np.unique(images.round(4))
+    assert np.abs(values - [black, 0, plain]).max() < 1e-4
+    # RandAugment sees the black around the crop, and cutout's square is not warped: it stays black.
+    warped = images_of(batch, AugmentConfig(rand_augment=2, cutout=3), **settings)
+    assert all((image == black).all(-1).sum() >= 4 for image in warped)
+
+
+def test_augmentation_belongs_to_the_example_and_not_to_its_place():
+    batch = random_batch(32, image=12)
+    shuffled = np.random.default_rng(1).permutation(32)
+    images = images_of(batch, ALONE)
+    assert (images[shuffled] == images_of(Batch(*(column[shuffled] for column in batch)), ALONE)).all()
+    for other in (batch._replace(epoch=batch.epoch + 1), batch._replace(row=batch.row + 1)):
+        assert (images != images_of(other, ALONE)).any((1, 2, 3)).mean() > 0.9
+    flips = [images_of(batch, AugmentConfig(), seed=seed) for seed in (0, 1)]
+    assert (flips[0] != flips[1]).any()
+
+
+def test_what_one_augmentation_draws_does_not_depend_on_another():
+    """A flip changes nothing of an image that is its own mirror image, unless another's draws changed with it."""
+    batch = random_batch(32, image=12)
+    batch = batch._replace(image=np.maximum(batch.image, batch.image[:, :, ::-1]))
+    assert (images_of(batch, ALONE) == images_of(batch, dataclasses.replace(ALONE, flip=False))).all()
+
+
+def test_evaluation_is_only_normalized():
+    batch = random_batch(7)
+    plain = Preprocess(augment=AugmentConfig(flip=False))(batch, train=False)
+    augmented = Preprocess(augment=EVERYTHING)(batch, train=False)
+    assert plain.mixing is None and augmented.mixing is None
+    assert (np.array(plain.images) == np.array(augmented.images)).all()
+
+
+def test_gray_images_in_bfloat16_are_those_in_float32_rounded_at_the_end():
+    batch = random_batch(16, image=12)
+    batch = batch._replace(image=batch.image[..., :1])
+    augment = dataclasses.replace(ALONE, mixup=0.4)
+    wide, narrow = (Preprocess(augment=augment, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    images, expected = inputs_of(batch, narrow).images, inputs_of(batch, wide).images.astype(jnp.bfloat16)
+    assert images.dtype == jnp.bfloat16 and images.shape == (16, 12, 12, 1)
+    images, expected = np.array(images, np.float32), np.array(expected, np.float32)
+    apart = np.abs(images - expected)
+    assert np.isfinite(images).all() and np.ptp(images) > 1
+    assert (apart <= 2**-7 * np.abs(expected) + 1e-6).all() and (apart > 0).mean() < 0.01
+
+
+# --- What is refused ---
+
+
+def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = None, **augment):
+    table = table or random_table(20)
+    data = DataConfig(augment=AugmentConfig(**augment))
+    order = SampleOrder(len(table), batch_size, seed=0)
+    return prepare(linear_model(), table, optax.sgd(0.1), Topology.create(devices), order, data=data)
+
+
+@pytest.mark.parametrize(
+    ("augment", "message"),
+    [
+        ({"pad": -1}, "data.augment.pad=-1: expected 0 to 6, pixels"),
+        ({"pad": 7}, "data.augment.pad=7: expected 0 to 6, pixels"),
+        ({"cutout": -2}, "data.augment.cutout=-2: expected 0 to 6"),
+        ({"cutout": 7}, "data.augment.cutout=7: expected 0 to 6"),
+        ({"rand_augment": -1}, "data.augment.rand_augment=-1: expected 0 (none) or a positive number, layers"),
+        ({"rand_magnitude": 10.5}, "data.augment.rand_magnitude=10.5: expected 0 to 10"),
+        ({"erase": 1.5}, "data.augment.erase=1.5: expected 0 to 1, a probability"),
+        ({"erase": float("nan")}, "data.augment.erase=nan: expected 0 to 1"),
+        ({"mixup": -1.0}, "data.augment.mixup=-1.0: expected 0 (none) or a positive number, the alpha"),
+        ({"mixup": float("inf")}, "data.augment.mixup=inf: expected 0 (none) or a positive number"),
+        ({"cutmix": -0.1}, "data.augment.cutmix=-0.1: expected 0 (none) or a positive number"),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(augment, message):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        prepared(**augment)
+
+
+@pytest.mark.parametrize(("key", "value"), [("mixup", 0.2), ("cutmix", 1.0)])
+def test_mixing_needs_pairs_on_each_device(key, value):
+    prepared(batch_size=8, devices=2, **{key: value})
+    with pytest.raises(InputError) as error:
+        prepared(batch_size=6, devices=2, **{key: value})
+    assert str(error.value) == (
+        f"data.augment.{key}={value} mixes pairs of images on one device, and train.batch_size=6 gives each of 2 "
+        "devices 3, an odd number; a batch of 4 or 8 would do"
+    )
+    with pytest.raises(InputError, match="gives each of 4 devices 1, an odd number; a batch of 8 would do"):
+        prepared(batch_size=4, devices=4, **{key: value})
+    prepared(batch_size=6, devices=2, flip=True)
+
+
+def test_rand_augment_needs_gray_or_three_colours():
+    rng = np.random.default_rng(0)
+    table = ArrayTable(rng.integers(0, 256, (20, 6, 6, 2), np.uint8), np.arange(20) % 5, tuple("abcde"))
+    with pytest.raises(InputError, match="data.augment.rand_augment=2: .*1 or 3 channels, and the images have 2"):
+        prepared(table=table, rand_augment=2)

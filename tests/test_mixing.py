@@ -1,0 +1,252 @@
+"""Mixup and cutmix: pairs, shares, labels and losses against their definitions in NumPy, on any number of devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, randomized
+
+from jaxddp.config import AugmentConfig
+from jaxddp.data.batch import Batch
+from jaxddp.engine.augment.mixing import cutmix_kept, mixup_weight
+from jaxddp.engine.images import Inputs, Preprocess
+from jaxddp.engine.objective import Objective, cross_entropy, top_k_metrics
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import make_eval_step, make_train_step
+from jaxddp.models.adapt import adapt
+from jaxddp.parallel.topology import Topology
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+MODES = {"mixup": {"mixup": 0.4}, "cutmix": {"cutmix": 1.0}, "both": {"mixup": 0.4, "cutmix": 1.0}}
+SIZE = 24
+BATCH = random_batch(SIZE, image=12)
+NEIGHBOUR = np.arange(SIZE) ^ 1
+
+
+def inputs_of(batch: Batch, mode: str, **settings) -> Inputs:
+    """Images of 0..255, neither flipped nor normalized, but mixed."""
+    augment = AugmentConfig(flip=False, **MODES[mode])
+    plain = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3, **settings}
+    return jax.device_get(preprocessed(batch, Preprocess(augment=augment, **plain)))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def preprocessed(batch: Batch, preprocess: Preprocess) -> Inputs:
+    return preprocess(batch, train=True)
+
+
+def is_boxed(image: np.ndarray, own: np.ndarray, other: np.ndarray) -> bool:
+    """Whether each pixel is one of the two."""
+    return bool(((np.abs(image - own) < 0.01).all(-1) | (np.abs(image - other) < 0.01).all(-1)).all())
+
+
+# --- Pixels and weights ---
+
+
+def test_mixup_is_a_weighted_sum_with_the_neighbour():
+    images, mixing = inputs_of(BATCH, "mixup")
+    weight = mixing.weight[:, None, None, None]
+    pixels = BATCH.image.astype(np.float64)
+    assert np.abs(images - (weight * pixels + (1 - weight) * pixels[NEIGHBOUR])).max() < 1e-3
+    assert (mixing.label == BATCH.label[NEIGHBOUR]).all()
+    # Each draws its own.
+    assert len(set(mixing.weight.tolist())) == SIZE
+
+
+def test_cutmix_takes_a_box_of_the_neighbour():
+    images, mixing = inputs_of(BATCH, "cutmix")
+    for place in range(SIZE):
+        own, other = (BATCH.image[where].astype(float) for where in (place, place ^ 1))
+        foreign = (np.abs(images[place] - other) < 0.01).all(-1)
+        assert is_boxed(images[place], own, other)
+        assert abs(mixing.weight[place] - (1 - foreign.mean())) < 1e-6
+        if foreign.any():
+            rows, columns = np.flatnonzero(foreign.any(1)), np.flatnonzero(foreign.any(0))
+            assert foreign[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
+    assert (mixing.label == BATCH.label[NEIGHBOUR]).all()
+    assert 0.1 < mixing.weight.mean() < 0.9
+
+
+def test_where_both_are_given_a_pair_takes_one():
+    big = random_batch(400, image=12)
+    images, mixing = inputs_of(big, "both")
+    pixels = big.image.astype(float)
+    weight = mixing.weight[:, None, None, None]
+    blended = (np.abs(images - (weight * pixels + (1 - weight) * pixels[np.arange(400) ^ 1])) < 1e-3).all((1, 2, 3))
+    boxed = np.array([is_boxed(images[i], pixels[i], pixels[i ^ 1]) for i in range(400)])
+    # A weight of 0 or 1 is both.
+    of_pair = {name: kind.reshape(-1, 2).all(1) for name, kind in (("blended", blended), ("boxed", boxed))}
+    assert (of_pair["blended"] | of_pair["boxed"]).all()
+    assert abs((~of_pair["blended"]).sum() - 100) < 5 * np.sqrt(50)
+
+
+# --- Distributions ---
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
+def test_lambda_is_beta_distributed(alpha):
+    keys = jax.random.split(jax.random.key(0), 4000)
+    drawn = np.array(jax.jit(jax.vmap(lambda key: mixup_weight(key, alpha)))(keys), np.float64)
+    variance = 1 / (4 * (2 * alpha + 1))
+    assert drawn.min() >= 0 and drawn.max() <= 1
+    assert abs(drawn.mean() - 0.5) < 5 * np.sqrt(variance / 4000)
+    assert abs(drawn.var() - variance) < 0.1 * variance
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (20, 48)])
+def test_a_cutmix_box_has_the_sides_of_its_lambda_and_any_centre(height, width):
+    keys = jax.random.split(jax.random.key(1), 3000)
+    kept = np.array(jax.jit(jax.vmap(lambda key: cutmix_kept(key, 1.0, height, width)))(keys))
+    weights = jax.jit(jax.vmap(lambda key: mixup_weight(jax.random.split(key)[0], 1.0)))(keys)
+    whole = 0
+    for mask, side in zip(~kept, np.sqrt(1 - np.array(weights, np.float64)), strict=True):
+        tall, wide = mask.any(1).sum(), mask.any(0).sum()
+        assert mask.sum() == tall * wide
+        assert tall <= side * height + 1e-3 and wide <= side * width + 1e-3
+        whole += tall == int(side * height) and wide == int(side * width)
+        # The centre lies inside, so at most half is cut off on one side.
+        assert not mask.any() or (tall >= int(side * height) // 2 and wide >= int(side * width) // 2)
+        assert mask.any() or int(side * height) <= 1 or int(side * width) <= 1
+    assert 0 < whole < 3000
+    # Anywhere: each pixel's neighbour opposite is covered as often.
+    often = (~kept).mean(0)
+    assert np.abs(often - often[::-1]).max() < 0.06 and np.abs(often - often[:, ::-1]).max() < 0.06
+    assert often.min() > 0.05
+
+
+# --- Keys ---
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_moving_pairs_moves_their_results(mode):
+    pairs = np.random.default_rng(3).permutation(SIZE // 2)
+    moved = np.stack([2 * pairs + 1, 2 * pairs], 1).ravel()
+    images, mixing = inputs_of(BATCH, mode)
+    again = inputs_of(Batch(*(column[moved] for column in BATCH)), mode)
+    assert np.abs(images[moved] - again.images).max() < 1e-3
+    assert (mixing.label[moved] == again.mixing.label).all()
+    assert (mixing.weight[moved] == again.mixing.weight).all()
+
+
+def test_weights_are_keyed_by_seed_epoch_and_row():
+    weight = inputs_of(BATCH, "both").mixing.weight
+    others = [
+        inputs_of(BATCH._replace(epoch=BATCH.epoch + 1), "both"),
+        inputs_of(BATCH._replace(row=BATCH.row + SIZE), "both"),
+        inputs_of(BATCH, "both", seed=1),
+    ]
+    assert all((weight != other.mixing.weight).mean() > 0.8 for other in others)
+    relabelled = BATCH._replace(label=BATCH.label[::-1].copy(), image=255 - BATCH.image)
+    assert (weight == inputs_of(relabelled, "both").mixing.weight).all()
+
+
+# --- Padding ---
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_example_whose_partner_is_padding_stays_as_it_is(mode):
+    batch = BATCH._replace(mask=BATCH.mask.copy(), label=BATCH.label.copy())
+    batch.mask[[3, 8, 9]] = 0
+    batch.label[[3, 8, 9]] = 10**6
+    images, mixing = inputs_of(batch, mode)
+    assert mixing.weight[2] == 1 and mixing.label[2] == batch.label[2]
+    assert np.abs(images[2] - batch.image[2]).max() < 1e-3
+    rest = [place for place in range(SIZE) if place not in (2, 3, 8, 9)]
+    assert (mixing.weight[rest] == inputs_of(BATCH, mode).mixing.weight[rest]).all()
+
+
+# --- The objective ---
+
+
+def objective_of(model, mode: str | None = "both", loss=None, **augment) -> Objective:
+    config = AugmentConfig(**{"pad": 1, **augment, **(MODES[mode] if mode else {})})
+    preprocess = Preprocess(augment=config, dtype=jnp.float64)
+    return Objective(adapt(model), loss or cross_entropy(), preprocess, top_k_metrics(CLASSES))
+
+
+def numpy_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(labels)), labels]
+
+
+def mean_loss(logits, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+@pytest.mark.parametrize(
+    ("mode", "masked", "loss"), [("mixup", 0, None), ("cutmix", 5, None), ("both", 5, None), ("both", 5, mean_loss)]
+)
+def test_the_loss_is_that_of_both_labels_weighed(mode, masked, loss):
+    with jax.enable_x64(True):
+        objective = objective_of(linear_model(), mode, loss)
+        batch = random_batch(SIZE, masked=masked)
+        # What padding holds must not matter, be it no label at all.
+        batch.label[SIZE - masked :] = -1
+        params, _ = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3)))
+        sums, _ = jax.jit(lambda batch: objective(params, {}, batch, train=True))(batch)
+        images, mixing = jax.device_get(preprocessed(batch, objective.preprocess))
+        logits = images.reshape(SIZE, -1) @ np.array(params["weight"])
+        real, weight = batch.mask > 0, mixing.weight.astype(np.float64)
+        guess = logits.argmax(-1)
+        losses = weight * numpy_losses(logits, batch.label) + (1 - weight) * numpy_losses(logits, mixing.label)
+        right = weight * (guess == batch.label) + (1 - weight) * (guess == mixing.label)
+        assert abs(float(sums.values[0, 0]) - losses[real].sum()) < 1e-9
+        assert abs(float(sums.values[1, 0]) - right[real].sum()) < 1e-5
+        assert float(sums.values[0, 1]) == SIZE - masked
+        assert 0 < right[real].sum() != (guess == batch.label)[real].sum()
+
+
+def test_without_mixing_there_is_one_label():
+    with jax.enable_x64(True):
+        objective = objective_of(linear_model(), None)
+        assert objective.preprocess(BATCH, train=True).mixing is None
+
+
+def test_evaluation_does_not_mix():
+    with jax.enable_x64(True):
+        topology = Topology.create(2)
+        means = []
+        for mode in ("both", None):
+            objective = objective_of(linear_model(), mode)
+            params, _ = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3)))
+            state = topology.replicate(TrainState(jnp.zeros((), jnp.int32), params, {}, ()))
+            sums = make_eval_step(objective, topology)(state, topology.place(random_batch(SIZE, masked=3)))
+            means.append(sums.means())
+        assert means[0] == means[1]
+
+
+# --- N devices equal one ---
+
+
+@functools.cache
+def trained(devices: int):
+    """Parameters and losses after three steps with everything switched on."""
+    everything = {"rand_augment": 2, "cutout": 3, "erase": 0.5}
+    network = SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
+    objective, topology, optimizer = (
+        objective_of(network, "both", **everything),
+        Topology.create(devices),
+        optax.sgd(1.0),
+    )
+    params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 12, 12, 3), jnp.float64))
+    params = randomized(params)
+    state = topology.replicate(TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params)))
+    step, losses = make_train_step(objective, optimizer, topology), []
+    for number in range(3):
+        state, sums = step(state, topology.place(random_batch(SIZE, seed=number, image=12)))
+        losses.append(sums.means()["loss"])
+    return jax.device_get(state.params), np.array(losses), largest_difference(params, state.params)
+
+
+@pytest.mark.parametrize("devices", (2, 4))
+def test_training_with_everything_is_the_same_on_any_number_of_devices(devices):
+    with jax.enable_x64(True):
+        params, losses, moved = trained(1)
+        others, again, _ = trained(devices)
+    assert moved > 1e-3
+    # Weights and images' shares are drawn in float32.
+    assert np.abs(losses - again).max() < 1e-6
+    assert largest_difference(params, others) < 1e-6

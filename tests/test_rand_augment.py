@@ -1,0 +1,242 @@
+"""RandAugment: each operation against a statement of its definition in NumPy, and against Pillow; and what is drawn."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+
+from jaxddp.engine.augment.rand_augment import FILL, OPERATIONS, Drawn, operate, rand_augment
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+RNG = np.random.default_rng(0)
+HEIGHT, WIDTH = 21, 32
+WARPS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+TABLES = ("identity", "autocontrast", "equalize", "solarize", "posterize")
+BLENDS = ("color", "contrast", "brightness", "sharpness")
+
+IMAGES = {
+    "noise": RNG.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8),
+    "narrow": RNG.normal((90, 120, 150), (5, 20, 40), (HEIGHT, WIDTH, 3)).clip(1, 254).astype(np.uint8),
+    "slope": np.add.outer(np.arange(HEIGHT) * 9, np.arange(WIDTH) * 2)[..., None].astype(np.uint8) // [1, 2, 3],
+    "one value": np.full((HEIGHT, WIDTH, 3), (7, 0, 255)),
+    "gray": RNG.integers(20, 200, (HEIGHT, WIDTH, 1)),
+    "two pixels": RNG.integers(0, 256, (1, 2, 3)),
+}
+IMAGES = {name: image.astype(np.uint8) for name, image in IMAGES.items()}
+
+
+@pytest.fixture(scope="module")
+def run():
+    """(name, image, signed magnitude) -> image; one program for each shape and magnitude."""
+    programs = {}
+
+    def run(name: str, image: np.ndarray, magnitude: float) -> np.ndarray:
+        size = abs(magnitude)
+        if size not in programs:
+            programs[size] = jax.jit(lambda i, operation, sign: operate(i, Drawn(operation, sign, size / 10)))
+        sign = 1 if magnitude >= 0 else -1
+        done = np.array(programs[size](image, np.int32(OPERATIONS.index(name)), np.int32(sign)))
+        assert done.dtype == np.uint8 and done.shape == image.shape
+        return done
+
+    return run
+
+
+# --- The definitions ---
+
+
+def source(name: str, row: int, column: int, height: int, width: int, magnitude: float) -> tuple[float, float]:
+    """Where a pixel's centre comes from, as (y, x) in pixels from the image's top left corner."""
+    y, x, share = row + 0.5, column + 0.5, magnitude / 10
+    if name == "rotate":
+        angle = math.radians(30) * share
+        turned = complex(x - width / 2, y - height / 2) * complex(math.cos(angle), math.sin(angle))
+        return turned.imag + height / 2, turned.real + width / 2
+    moves = {
+        "shear_x": (0, 0.3 * share * y),
+        "shear_y": (0.3 * share * x, 0),
+        "translate_x": (0, round(150 / 331 * width * share)),
+        "translate_y": (round(150 / 331 * height * share), 0),
+    }
+    return y + moves[name][0], x + moves[name][1]
+
+
+def table(name: str, channel: np.ndarray, magnitude: float) -> list[int]:
+    """What each of the values 0..255 becomes."""
+    share, low, high = abs(magnitude) / 10, int(channel.min()), int(channel.max())
+    pixels = channel.ravel().tolist()
+    if name == "autocontrast" and high > low:
+        return [min(max((value - low) * 255 // (high - low), 0), 255) for value in range(256)]
+    if name == "equalize":
+        step = sum(pixel != high for pixel in pixels) // 255
+        if step:
+            return [min((step // 2 + sum(p < value for p in pixels)) // step, 255) for value in range(256)]
+    if name == "solarize":
+        return [value if value < round(256 * (1 - share)) else 255 - value for value in range(256)]
+    if name == "posterize":
+        part = 2 ** round(4 * share)
+        return [value // part * part for value in range(256)]
+    return list(range(256))
+
+
+def degenerate(name: str, image: np.ndarray) -> np.ndarray:
+    """What a blend goes away from, float64[H, W, C]."""
+    pixels = image.astype(np.float64)
+    weights = [1] if image.shape[-1] == 1 else [0.299, 0.587, 0.114]
+    gray = np.floor((pixels * weights).sum(-1, keepdims=True) + 0.5)
+    smooth = pixels.copy()
+    for row in range(1, image.shape[0] - 1):
+        for column in range(1, image.shape[1] - 1):
+            around = pixels[row - 1 : row + 2, column - 1 : column + 2].sum((0, 1))
+            smooth[row, column] = np.floor((around + 4 * pixels[row, column]) / 13 + 0.5)
+    degenerates = {"color": gray, "contrast": np.floor(gray.mean() + 0.5), "brightness": 0, "sharpness": smooth}
+    return np.broadcast_to(degenerates[name], image.shape)
+
+
+@pytest.mark.parametrize("magnitude", [4.0, -9.0])
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("name", WARPS)
+def test_a_warp_takes_each_pixel_from_its_source(name, kind, magnitude, run):
+    image = IMAGES[kind]
+    height, width, _ = image.shape
+    warped, exact = run(name, image, magnitude), 0
+    for row in range(height):
+        for column in range(width):
+            y, x = source(name, row, column, height, width, magnitude)
+            # Sines in 65,536 parts may take what lies on a border between pixels for either side.
+            if min(abs(y - round(y)), abs(x - round(x))) > 2e-3:
+                inside = 0 <= y < height and 0 <= x < width
+                expected = image[math.floor(y), math.floor(x)] if inside else FILL
+                assert (warped[row, column] == expected).all(), (row, column)
+                exact += 1
+    assert exact >= 0.95 * height * width
+
+
+@pytest.mark.parametrize("magnitude", [4.0, -9.0])
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_its_definition(name, kind, magnitude, run):
+    image = IMAGES[kind]
+    expected = [np.array(table(name, channel, magnitude))[channel] for channel in np.moveaxis(image, -1, 0)]
+    assert (run(name, image, magnitude) == np.stack(expected, -1)).all()
+
+
+@pytest.mark.parametrize("magnitude", [4.0, -9.0])
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("name", BLENDS)
+def test_a_blend_is_its_definition_rounded(name, kind, magnitude, run):
+    image = IMAGES[kind]
+    away_from = degenerate(name, image)
+    exact = away_from + (1 + 0.9 * magnitude / 10) * (image - away_from)
+    assert np.abs(run(name, image, magnitude) - exact.clip(0, 255)).max() <= 0.5 + 255 / 2**17
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in ("autocontrast", "equalize")])
+def test_at_magnitude_0_an_operation_does_nothing(name, run):
+    assert (run(name, IMAGES["noise"], 0.0) == IMAGES["noise"]).all()
+
+
+def test_at_the_largest_magnitude(run):
+    noise = IMAGES["noise"]
+    assert (run("solarize", noise, 10.0) == 255 - noise).all()
+    assert (run("posterize", noise, 10.0) == noise // 16 * 16).all()
+    assert np.abs(run("brightness", noise, 10.0) - (1.9 * noise).clip(0, 255)).max() <= 0.51
+    assert np.abs(run("brightness", noise, -10.0) - 0.1 * noise).max() <= 0.51
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["equalize", "autocontrast"]), st.lists(st.integers(0, 255), min_size=600, max_size=600), st.data()
+)
+def test_tables_of_few_values(run, name, values, data):
+    few = data.draw(st.integers(1, 256))
+    channel = (np.array(values, np.uint8) % few).reshape(20, 30)
+    assert (run(name, channel[..., None], 9.0)[..., 0] == np.array(table(name, channel, 9))[channel]).all()
+
+
+# --- Pillow ---
+
+
+def pillow(name: str, image: np.ndarray, magnitude: float) -> np.ndarray:
+    picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+    share, color = magnitude / 10, FILL if image.shape[-1] == 1 else (FILL,) * 3
+    width, height = picture.size
+    matrices = {
+        "shear_x": (1, 0.3 * share, 0, 0, 1, 0),
+        "shear_y": (1, 0, 0, 0.3 * share, 1, 0),
+        "translate_x": (1, 0, round(150 / 331 * width * share), 0, 1, 0),
+        "translate_y": (1, 0, 0, 0, 1, round(150 / 331 * height * share)),
+    }
+    enhancers = {name: getattr(ImageEnhance, name.title()) for name in BLENDS}
+    if name in matrices:
+        done = picture.transform(picture.size, Image.Transform.AFFINE, matrices[name], fillcolor=color)
+    elif name in enhancers:
+        done = enhancers[name](picture).enhance(1 + 0.9 * share)
+    else:
+        done = {
+            "identity": picture.copy,
+            "rotate": lambda: picture.rotate(30 * share, fillcolor=color),
+            "autocontrast": lambda: ImageOps.autocontrast(picture),
+            "equalize": lambda: ImageOps.equalize(picture),
+            "solarize": lambda: ImageOps.solarize(picture, round(256 * (1 - abs(share)))),
+            "posterize": lambda: ImageOps.posterize(picture, 8 - round(4 * abs(share))),
+        }[name]()
+    return np.array(done).reshape(image.shape)
+
+
+@pytest.mark.parametrize("magnitude", [4.0, -9.0])
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_is_pillows(name, kind, magnitude, run):
+    """Pillow computes in floating point and cuts off: autocontrast and blends may be 1 apart. A few pixels of a warp
+    lie on a border."""
+    image = IMAGES[kind]
+    ours, theirs = run(name, image, magnitude).astype(int), pillow(name, image, magnitude).astype(int)
+    apart = np.abs(ours - theirs)
+    if name in WARPS:
+        assert (apart.max(-1) > 0).mean() < 0.01
+    else:
+        assert apart.max(initial=0) <= (name in ("autocontrast", *BLENDS))
+
+
+# --- What is drawn ---
+
+
+def drawn(keys: jax.Array, image: np.ndarray, layers: int) -> np.ndarray:
+    return np.array(jax.jit(jax.vmap(lambda key: rand_augment(key, jnp.array(image), layers, 7.0)))(keys))
+
+
+def test_each_operation_and_each_direction_is_drawn_with_equal_chance(run):
+    image, number = IMAGES["narrow"], 2800
+    directed = (*WARPS, *BLENDS)
+    known = {run(name, image, sign * 7.0).tobytes(): (name, sign) for name in OPERATIONS for sign in (-1, 1)}
+    assert len(known) == len(OPERATIONS) + len(directed)
+    counts = dict.fromkeys(known.values(), 0)
+    for done in drawn(jax.random.split(jax.random.key(1), number), image, 1):
+        counts[known[done.tobytes()]] += 1
+    for (name, _), count in counts.items():
+        share = 1 / len(OPERATIONS) / (2 if name in directed else 1)
+        assert abs(count - number * share) < 4.5 * math.sqrt(number * share * (1 - share)), name
+
+
+def test_layers_follow_each_other_and_are_drawn_apart(run):
+    image = IMAGES["narrow"]
+    steps = [(name, sign * 7.0) for name in OPERATIONS for sign in (-1, 1)]
+    known: dict[bytes, set[tuple[str, str]]] = {}
+    for first, one in steps:
+        between = run(first, image, one)
+        for second, two in steps:
+            known.setdefault(run(second, between, two).tobytes(), set()).add((first, second))
+    pairs = [known[done.tobytes()] for done in drawn(jax.random.split(jax.random.key(2), 60), image, 2)]
+    assert sum(all(first != second for first, second in pair) for pair in pairs) > 40
+
+
+def test_gray_images_stay_gray(run):
+    keys = jax.random.split(jax.random.key(3), 40)
+    assert drawn(keys, IMAGES["gray"], 2).shape == (40, HEIGHT, WIDTH, 1)
