@@ -1,6 +1,5 @@
 """Images from files: pixels follow (seed, epoch, row), nothing is lost or skipped, and a bad file gets one line."""
 
-import dataclasses
 import gc
 import io
 import math
@@ -507,7 +506,7 @@ def test_as_many_rows_as_imagenet_take_little_memory(tmp_path: Path):
     # In a process of its own, whose peak is that of the stream; the steps lie across the end of an epoch.
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-import resource
+import dataclasses, resource
 from test_stream import *
 
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
