@@ -46,6 +46,8 @@ class DataConfig:
     flip: bool = True
     pad: int = 0
     """Pad by this many pixels, then crop image_size at random; on the device."""
+    cache: Literal["none", "device"] = "none"
+    """Read training images batch by batch, or decode all of them once and keep them on each device as uint8."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 

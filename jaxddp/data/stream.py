@@ -91,6 +91,29 @@ def image_eval_batches(
     return _Stream(table, order, steps, index, count, 0, image_size, load).batches(threads)
 
 
+def whole_image_batches(
+    table: ExampleTable,
+    order: EvalOrder,
+    *,
+    image_size: int,
+    index: int = 0,
+    count: int = 1,
+    threads: int | None = None,
+) -> Generator[Batch]:
+    """Every example once, in the table's order, with the pixels that `image_batches` gives it where the crop is whole.
+
+    Where the last batch is padded, mask and image are 0.
+
+    Raises:
+        InputError: as `image_batches`.
+    """
+
+    def load(path: Any, key: Any) -> Any:
+        return train_image(path, key, Crop("whole"), image_size)
+
+    return _Stream(table, order, range(order.num_batches), index, count, 0, image_size, load).batches(threads)
+
+
 @dataclass(frozen=True)
 class _Stream:
     """One shard of some steps: what its producer, its consumer and its diagnosis need to agree on."""

@@ -1,5 +1,6 @@
 """Where the objects of a run are put together, for the terminal and for notebooks alike."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +15,16 @@ from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.images import Preprocess
 from jaxddp.engine.objective import Loss, Metric, Objective, top_k_metrics
+from jaxddp.engine.resident import loops_are_slow, make_resident_steps
 from jaxddp.engine.state import TrainState, create_state
 from jaxddp.engine.step import make_eval_step, make_train_step
 from jaxddp.models.adapt import Model, adapt
 from jaxddp.parallel.job import agree
 from jaxddp.parallel.topology import Device, Topology
+from jaxddp.run.resident import LONGEST_CHUNK, check_cacheable, load_images, resident_chunks
 from jaxddp.runtime.checkpoint import Checkpoints
 from jaxddp.runtime.evaluate import Evaluator, prefetch
-from jaxddp.runtime.loop import fit
+from jaxddp.runtime.loop import Chunk, Chunks, Step, fit, single_steps
 from jaxddp.runtime.plan import Plan
 from jaxddp.runtime.records import Listener, RunStart
 
@@ -35,6 +38,7 @@ class RunSetup:
     Attributes:
         state: replicated on every device; `dataclasses.replace(setup, state=trained)` goes on from a trained one.
         order: which rows of `table` make up each global batch.
+        images: the training images on every device, put there at the first call; None where batches are streamed.
     """
 
     topology: Topology
@@ -46,6 +50,7 @@ class RunSetup:
     preprocess: Preprocess
     state: TrainState = field(repr=False)
     epochs: float = 1
+    images: Callable[[], jax.Array] | None = field(default=None, repr=False)
 
     @property
     def slices(self) -> list[tuple[Device, slice]]:
@@ -129,12 +134,16 @@ def prepare(
         InputError: a batch that the devices cannot share, processes that hold different data, and what `adapt` refuses.
     """
     topology.check_batch_size(order.batch_size)
+    images = None
+    if data.cache == "device":
+        check_cacheable(table, data)
+        images = functools.cache(functools.partial(load_images, table, data, topology))
     agree({"training data": table.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     image_shape = table.images.shape[1:] if isinstance(table, ArrayTable) else (data.image_size, data.image_size, 3)
     preprocess = Preprocess(data.mean, data.std, data.flip, data.pad, order.seed, dtype)
     adapted = adapt(model)
     state = create_state(adapted, optimizer, image_shape, seed=order.seed, topology=topology)
-    return RunSetup(topology, adapted, optimizer, table, order, data, preprocess, state, epochs)
+    return RunSetup(topology, adapted, optimizer, table, order, data, preprocess, state, epochs, images)
 
 
 def train(
@@ -160,7 +169,7 @@ def train(
     state, progress = setup.state, None
     if checkpoints and resume_step is not None:
         state, progress = checkpoints.restore(resume_step, state)
-    step = make_train_step(objective, setup.optimizer, setup.topology, seed=setup.order.seed, schedule=schedule)
+    step, chunks = _steps(setup, objective, plan, schedule)
     start = RunStart(
         start_step=int(state.step),
         total_steps=plan.total_steps,
@@ -174,7 +183,7 @@ def train(
     return fit(
         step,
         state,
-        setup.batches,
+        chunks,
         plan=plan,
         start=start,
         evaluator=evaluator,
@@ -185,3 +194,20 @@ def train(
         progress=progress,
         should_stop=should_stop,
     )
+
+
+def _steps(setup: RunSetup, objective: Objective, plan: Plan, schedule: optax.Schedule | None) -> tuple[Step, Chunks]:
+    """The program that takes the steps, and what feeds it: placed batches, or the rows of images that are there."""
+    settings = {"seed": setup.order.seed, "schedule": schedule}
+    if setup.images is None:
+        step = make_train_step(objective, setup.optimizer, setup.topology, **settings)
+        return step, lambda done: single_steps(setup.batches(done, plan.total_steps))
+    images = setup.images()
+    slow = loops_are_slow(objective, setup.state, images.shape[1:], setup.topology)
+    length = 1 if slow else LONGEST_CHUNK
+    program = make_resident_steps(objective, setup.optimizer, setup.topology, length=length, **settings)
+
+    def chunks(done: int) -> Iterator[Chunk]:
+        return resident_chunks(setup.table, setup.order, setup.topology, plan.chunks(done, length), length)
+
+    return lambda state, feed: program(state, images, *feed), chunks

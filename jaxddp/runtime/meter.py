@@ -12,8 +12,9 @@ import numpy as np
 from jaxddp.engine.objective import MetricSums
 from jaxddp.errors import NonFiniteError
 
-# The host may queue this many steps before it waits for the oldest, so that batches in flight stay few.
-_STEPS_IN_FLIGHT = 4
+# Behind the steps that it dispatched last, the host may leave this many unfinished; so batches in flight stay few, and
+# of chunks of steps there is one that the devices compute and one that waits for them.
+_STEPS_BEHIND = 3
 
 
 class Meter:
@@ -27,10 +28,11 @@ class Meter:
         progress = progress or {}
         self._batch_size = batch_size
         self._names: tuple[str, ...] = ()
-        self._pending: list[tuple[int, MetricSums]] = []
+        self._pending: list[tuple[range, MetricSums]] = []
         self._epoch_values = np.array(progress.get("epoch_values", 0.0))
         self._epoch_seconds = float(progress.get("epoch_seconds", 0.0))
-        self._first_step_seconds = 0.0
+        self._first_seconds = 0.0
+        self._first_steps = 0
         self._restart()
 
     @contextmanager
@@ -43,19 +45,28 @@ class Meter:
         """What passed since the last call of `rates` was no training time."""
         self._restart()
 
-    def add(self, step: int, sums: MetricSums) -> None:
-        """Take the sums of a step that was just dispatched."""
+    def add(self, steps: range, sums: MetricSums) -> None:
+        """Take the sums of steps that were just dispatched together.
+
+        Args:
+            steps: their numbers, from 1.
+            sums: of one step; or of several, `values[k]` those of `steps[k]`, and what follows these is left out.
+        """
         if not self._names:
-            # The first step waits for its compilation: the second starts the clock.
+            # The first dispatch waits for its compilation: the second starts the clock.
             self._names = sums.names
             jax.block_until_ready(sums.values)
-            self._first_step_seconds = time.perf_counter() - self._begin
+            self._first_seconds, self._first_steps = time.perf_counter() - self._begin, len(steps)
             self._restart()
         else:
-            self._steps += 1
-        self._pending.append((step, sums))
-        if len(self._pending) >= _STEPS_IN_FLIGHT:
-            jax.block_until_ready(self._pending[-_STEPS_IN_FLIGHT][1].values)
+            self._steps += len(steps)
+        self._pending.append((steps, sums))
+        behind = 0
+        for dispatched, its_sums in reversed(self._pending):
+            if behind >= _STEPS_BEHIND:
+                jax.block_until_ready(its_sums.values)
+                break
+            behind += len(dispatched)
 
     def fetch(self) -> dict[str, float]:
         """Wait for every step so far, and return the means of the last one.
@@ -63,8 +74,13 @@ class Meter:
         Raises:
             NonFiniteError: a loss was NaN or infinite; names the first step where it was.
         """
-        steps = [step for step, _ in self._pending]
-        values = [v.astype(np.float64) for v in jax.device_get([sums.values for _, sums in self._pending])]
+        steps = [step for several, _ in self._pending for step in several]
+        fetched = jax.device_get([sums.values for _, sums in self._pending])
+        values = [
+            value.astype(np.float64)
+            for (several, _), found in zip(self._pending, fetched, strict=True)
+            for value in found.reshape(-1, *found.shape[-2:])[: len(several)]
+        ]
         self._pending.clear()
         for step, value in zip(steps, values, strict=True):
             if not math.isfinite(value[0, 0]):
@@ -78,14 +94,14 @@ class Meter:
     def rates(self) -> tuple[float, float]:
         """(images a second over all devices, share of the time spent waiting for data) since the last call.
 
-        The run's first step, which compiles, has no part in it, unless there was no other.
+        The run's first dispatch, which compiles, has no part in it, unless there was no other.
         """
         seconds = time.perf_counter() - self._begin
-        self._epoch_seconds += seconds + self._first_step_seconds
+        self._epoch_seconds += seconds + self._first_seconds
         steps, waited = self._steps, self._waited
         if not steps:
-            steps, seconds = 1, self._first_step_seconds
-        self._first_step_seconds = 0.0
+            steps, seconds = self._first_steps, self._first_seconds
+        self._first_seconds = 0.0
         self._restart()
         return steps * self._batch_size / seconds, waited / seconds
 
