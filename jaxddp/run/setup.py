@@ -88,6 +88,24 @@ class RunSetup:
         named = top_k_metrics(self.table.num_classes) if metrics is None else metrics
         return Objective(self.model, loss, self.preprocess, named)
 
+    def program(self, objective: Objective, plan: Plan, schedule: optax.Schedule | None = None) -> tuple[Step, Chunks]:
+        """What `jaxddp.runtime.loop.fit` takes: the program of the steps, and what feeds it, which is placed batches or
+        the rows of images that are on the devices already.
+        """
+        settings = {"seed": self.order.seed, "schedule": schedule}
+        if self.images is None:
+            step = make_train_step(objective, self.optimizer, self.topology, **settings)
+            return step, lambda done: single_steps(self.batches(done, plan.total_steps))
+        images = self.images()
+        slow = loops_are_slow(objective, self.state, images.shape[1:], self.topology)
+        length = 1 if slow else LONGEST_CHUNK
+        steps = make_resident_steps(objective, self.optimizer, self.topology, length=length, **settings)
+
+        def chunks(done: int) -> Iterator[Chunk]:
+            return resident_chunks(self.table, self.order, self.topology, plan.chunks(done, length), length)
+
+        return lambda state, feed: steps(state, images, *feed), chunks
+
     def evaluator(
         self,
         objective: Objective,
@@ -169,7 +187,7 @@ def train(
     state, progress = setup.state, None
     if checkpoints and resume_step is not None:
         state, progress = checkpoints.restore(resume_step, state)
-    step, chunks = _steps(setup, objective, plan, schedule)
+    step, chunks = setup.program(objective, plan, schedule)
     start = RunStart(
         start_step=int(state.step),
         total_steps=plan.total_steps,
@@ -194,20 +212,3 @@ def train(
         progress=progress,
         should_stop=should_stop,
     )
-
-
-def _steps(setup: RunSetup, objective: Objective, plan: Plan, schedule: optax.Schedule | None) -> tuple[Step, Chunks]:
-    """The program that takes the steps, and what feeds it: placed batches, or the rows of images that are there."""
-    settings = {"seed": setup.order.seed, "schedule": schedule}
-    if setup.images is None:
-        step = make_train_step(objective, setup.optimizer, setup.topology, **settings)
-        return step, lambda done: single_steps(setup.batches(done, plan.total_steps))
-    images = setup.images()
-    slow = loops_are_slow(objective, setup.state, images.shape[1:], setup.topology)
-    length = 1 if slow else LONGEST_CHUNK
-    program = make_resident_steps(objective, setup.optimizer, setup.topology, length=length, **settings)
-
-    def chunks(done: int) -> Iterator[Chunk]:
-        return resident_chunks(setup.table, setup.order, setup.topology, plan.chunks(done, length), length)
-
-    return lambda state, feed: program(state, images, *feed), chunks
