@@ -149,7 +149,8 @@ def prepare(
         dtype: that of the images given to the model.
 
     Raises:
-        InputError: a batch that the devices cannot share, processes that hold different data, and what `adapt` refuses.
+        InputError: a batch that the devices cannot share, processes that hold different data, a set that cannot be kept
+            on the devices (see `jaxddp.run.resident.check_cacheable`), and what `adapt` refuses.
     """
     topology.check_batch_size(order.batch_size)
     images = None

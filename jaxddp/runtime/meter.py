@@ -12,9 +12,9 @@ import numpy as np
 from jaxddp.engine.objective import MetricSums
 from jaxddp.errors import NonFiniteError
 
-# Behind the steps that it dispatched last, the host may leave this many unfinished; so batches in flight stay few, and
-# of chunks of steps there is one that the devices compute and one that waits for them.
-_STEPS_BEHIND = 3
+# The host goes on while this many steps that it dispatched last are unfinished, or the one chunk that holds more; so
+# batches in flight stay few, and a chunk is dispatched while the devices compute the one before it.
+_STEPS_IN_FLIGHT = 3
 
 
 class Meter:
@@ -61,12 +61,12 @@ class Meter:
         else:
             self._steps += len(steps)
         self._pending.append((steps, sums))
-        behind = 0
+        in_flight = 0
         for dispatched, its_sums in reversed(self._pending):
-            if behind >= _STEPS_BEHIND:
+            if in_flight >= _STEPS_IN_FLIGHT:
                 jax.block_until_ready(its_sums.values)
                 break
-            behind += len(dispatched)
+            in_flight += len(dispatched)
 
     def fetch(self) -> dict[str, float]:
         """Wait for every step so far, and return the means of the last one.
