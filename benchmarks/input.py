@@ -52,7 +52,7 @@ class Contenders:
     def ours(self, images: ExampleTable) -> float:
         self.turns += 1
         order, crop = SampleOrder(len(images), BATCH, seed=self.turns), Crop(area=AREA, aspect=ASPECT)
-        span = {"start": 0, "stop": self.batches + 1, "seed": self.turns}
+        span: dict[str, Any] = {"start": 0, "stop": self.batches + 1, "seed": self.turns}
         return self._timed(image_batches(images, order, crop, **span, image_size=SIZE))
 
     def first_read(self) -> float:

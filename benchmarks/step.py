@@ -20,7 +20,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from jaxddp.parallel.topology import AXIS, Topology
 from jaxddp.run.setup import RunSetup
 from jaxddp.runtime.checkpoint import Checkpoints
 from jaxddp.runtime.listeners.jsonl import JsonLines
-from jaxddp.runtime.loop import fit
+from jaxddp.runtime.loop import Chunk, fit, single_steps
 from jaxddp.runtime.plan import Plan
 from jaxddp.runtime.records import RunStart
 
@@ -174,7 +174,11 @@ def run_fit(step: TrainStep, state: TrainState, setup: RunSetup, steps: int, che
     plan = Plan(EXAMPLES, size, steps, log=Cadence(Fraction(LOG_STEPS * size), size))
     start = RunStart(0, steps, size, EXAMPLES, devices=1, processes=1)
     listeners = [JsonLines(checkpoints.directory.parent)]
-    return fit(step, state, setup.batches, plan=plan, start=start, checkpoints=checkpoints, listeners=listeners)
+
+    def chunks(done: int) -> Iterator[Chunk]:
+        return single_steps(setup.batches(done, steps))
+
+    return fit(step, state, chunks, plan=plan, start=start, checkpoints=checkpoints, listeners=listeners)
 
 
 def copy(state: TrainState) -> TrainState:

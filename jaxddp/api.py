@@ -94,8 +94,9 @@ def prepare_training(
         optimizer: any optax optimizer.
         batch_size_per_device: of the global batch, each device's share.
         epochs: how long `train` trains.
-        data: how images become input (sizes, crops, augmentation, normalization). The default leaves arrays as they
-            are but for normalizing, and takes files through random-area crops and flips to 224 pixels.
+        data: how images become input (sizes, crops, augmentation, normalization), and whether the training set is kept
+            on the devices (`cache="device"`). The default leaves arrays as they are but for normalizing, and takes
+            files through random-area crops and flips to 224 pixels.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets.

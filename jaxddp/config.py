@@ -74,6 +74,8 @@ class DataConfig:
     """Smallest and largest share of the image that a random-area crop covers."""
     resize: int = 256
     """Evaluation: the short side is resized to this, and the center image_size square is taken."""
+    cache: Literal["none", "device"] = "none"
+    """Read training images batch by batch, or decode all of them once and keep them on each device as uint8."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     augment: AugmentConfig = field(default_factory=AugmentConfig)

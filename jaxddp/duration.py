@@ -87,6 +87,10 @@ class Cadence:
         """How often it has happened by the end of step number `step` (1 is the first)."""
         return math.floor(step * self.batch_size / self.examples) if self.examples else 0
 
+    def following(self, step: int) -> int | None:
+        """The first step after `step` at whose end it happens; None if it never does."""
+        return math.ceil((self.count(step) + 1) * self.examples / self.batch_size) if self.examples else None
+
     def due(self, step: int) -> bool:
         """Whether it happens at the end of step number `step`."""
         return self.count(step) > self.count(step - 1)

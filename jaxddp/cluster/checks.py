@@ -20,6 +20,7 @@ from jaxddp.parallel.topology import Topology
 from jaxddp.run.recipe import join_job
 from jaxddp.run.resume import check_shared
 from jaxddp.runtime import workdir
+from jaxddp.wording import size
 
 Verdict = Literal["ok", "warn", "fail"]
 PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorflow")
@@ -148,12 +149,3 @@ def shared(directory: Path) -> Finding:
     """Whether every process sees what the first one writes."""
     check_shared(directory)
     return Finding(f"{directory}: seen by all processes")
-
-
-def size(num_bytes: float) -> str:
-    """As people read it: `4.0 kB`, `102 MB`, `1.2 GB`."""
-    units = iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while num_bytes >= 999.5 and unit != "TB":
-        num_bytes, unit = num_bytes / 1000, next(units)
-    return f"{num_bytes:.1f} {unit}" if num_bytes < 10 and unit != "B" else f"{num_bytes:.0f} {unit}"

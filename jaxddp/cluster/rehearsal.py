@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxddp.cluster.checks import Finding, device_memory, size
+from jaxddp.cluster.checks import Finding, device_memory
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import EvalOrder, SampleOrder
@@ -18,6 +18,7 @@ from jaxddp.engine.step import make_train_step
 from jaxddp.errors import InputError
 from jaxddp.run.recipe import Recipe, open_tables
 from jaxddp.run.setup import RunSetup
+from jaxddp.wording import size
 
 SAMPLE_IMAGES = 512
 _SAMPLE_BATCH = 16

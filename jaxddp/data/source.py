@@ -49,6 +49,26 @@ def columns(label: np.ndarray, order: Order, step: int, index: int = 0, count: i
     )
 
 
+def stacked_columns(
+    label: np.ndarray, order: Order, steps: range, length: int, index: int = 0, count: int = 1
+) -> Batch:
+    """The `columns` of several steps side by side, each [B, length]: step `steps[k]` is column k.
+
+    What is left of `length` is 0. The batch's axis is the first, so that `Topology.place` shards it as it does a batch.
+
+    Raises:
+        InputError: as `columns`.
+    """
+    each = [columns(label, order, step, index, count) for step in steps]
+
+    def stacked(parts: tuple[np.ndarray, ...]) -> np.ndarray:
+        whole = np.zeros((len(parts[0]), length), parts[0].dtype)
+        whole[:, : len(parts)] = np.stack(parts, axis=1)
+        return whole
+
+    return Batch(None, *(stacked(parts) for parts in list(zip(*each, strict=True))[1:]))
+
+
 def check_order(source: Source, order: Order, index: int, count: int) -> None:
     """Fails before the first batch rather than in it.
 

@@ -18,6 +18,9 @@ Loss = Callable[[jax.Array, jax.Array], jax.Array]
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
 """(logits float[B, K], labels int32[B]) -> float[B]."""
 
+SUBSTITUTED = "substituted"
+"""The share of images that others stand in for; measured where the batch says which."""
+
 
 class MetricSums(flax.struct.PyTreeNode):
     """Sums of per-example figures: `values[i]` is (sum, count) of `names[i]`. Two of them add up by adding `values`."""
@@ -94,10 +97,13 @@ class Objective:
         if mixing is not None:
             others, weight = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
             columns = [weight * own + (1 - weight) * other for own, other in zip(columns, others, strict=True)]
+        names = self.names
+        if batch.substituted is not None:
+            columns, names = [*columns, batch.substituted.astype(logits.dtype)], (*names, SUBSTITUTED)
         # A padded example may hold anything, so it is selected away: 0 * NaN would still be NaN.
         sums = [jnp.where(batch.mask > 0, column * batch.mask, 0).sum() for column in columns]
         count = batch.mask.sum()
-        return MetricSums(jnp.stack([jnp.stack([s, count.astype(s.dtype)]) for s in sums]), self.names), model_state
+        return MetricSums(jnp.stack([jnp.stack([s, count.astype(s.dtype)]) for s in sums]), names), model_state
 
     def _columns(self, logits: jax.Array, labels: jax.Array) -> list[jax.Array]:
         """Each figure of each example, float[B], in the order of `names`."""

@@ -38,6 +38,24 @@ def make_train_step(
     `topology.place`; it returns the new state and that step's sums over the global batch.
 
     Args:
+        seed, schedule: see `make_local_step`.
+    """
+    local_step = make_local_step(objective, optimizer, topology, seed=seed, schedule=schedule)
+    step = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_local_step(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    *,
+    seed: int = 0,
+    schedule: optax.Schedule | None = None,
+) -> TrainStep:
+    """One optimizer step as each device takes it, on its slice of the batch: to be called inside `jax.shard_map`.
+
+    Args:
         seed: of the key that the model is given (dropout). It is folded with the step and the device's place.
         schedule: multiplies the optimizer's updates, 0 for the first step; for optimizers that have no schedule.
     """
@@ -65,8 +83,7 @@ def make_train_step(
         new = TrainState(state.step + 1, optax.apply_updates(state.params, updates), model_state, opt_state)
         return new, sums.replace(values=values * topology.num_devices)
 
-    step = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())
-    return jax.jit(step, donate_argnums=0)
+    return local_step
 
 
 def make_eval_step(objective: Objective, topology: Topology) -> EvalStep:

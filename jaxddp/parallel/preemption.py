@@ -1,6 +1,7 @@
 """A scheduler that wants its machine back sends SIGTERM some time before it takes it."""
 
 import contextlib
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -8,16 +9,20 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
+# JAX finds the moment at which all stop by numbers that every process counts up one by one, and steps may come several
+# at a time: so it counts the questions, over all runs of the process.
+_questions = itertools.count(1)
+
 
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
-    """Catch SIGTERM in the block; what it gives says, after each step, whether to save and stop.
+    """Catch SIGTERM in the block; what it gives says, asked after a step or several, whether to save and stop.
 
     Among several processes JAX's coordination service has caught it already, and lets all of them stop at one step,
-    whichever of them was told.
+    whichever of them was told. For that all must ask after the same steps.
     """
     if jax.process_count() > 1:
-        yield multihost_utils.reached_preemption_sync_point
+        yield lambda step: multihost_utils.reached_preemption_sync_point(next(_questions))
         return
     # Python delivers signals to the main thread alone; elsewhere whoever owns that thread decides.
     if threading.current_thread() is not threading.main_thread():

@@ -58,6 +58,21 @@ class Topology:
         return self.mesh.devices.flat[0].device_kind
 
     @property
+    def platform(self) -> str:
+        """JAX's name for their kind: "cpu", "gpu"."""
+        return self.mesh.devices.flat[0].platform
+
+    def free_memory(self) -> int | None:
+        """Bytes that JAX may still take on the fullest device of this process; None where the backend does not say."""
+        free = []
+        for device in self.mesh.local_devices:
+            stats = device.memory_stats() or {}
+            if "bytes_limit" not in stats:
+                return None
+            free.append(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+        return min(free)
+
+    @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, P())
 

@@ -1,5 +1,6 @@
 """Where the objects of a run are put together, for the terminal and for notebooks alike."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +16,16 @@ from jaxddp.data.table import ExampleTable
 from jaxddp.engine.augment.check import check_augment, check_pairs
 from jaxddp.engine.images import Preprocess
 from jaxddp.engine.objective import Loss, Metric, Objective, top_k_metrics
+from jaxddp.engine.resident import loops_are_slow, make_resident_steps
 from jaxddp.engine.state import TrainState, create_state
 from jaxddp.engine.step import make_eval_step, make_train_step
 from jaxddp.models.adapt import Model, adapt
 from jaxddp.parallel.job import agree
 from jaxddp.parallel.topology import Device, Topology
+from jaxddp.run.resident import LONGEST_CHUNK, check_cacheable, load_images, resident_chunks
 from jaxddp.runtime.checkpoint import Checkpoints
 from jaxddp.runtime.evaluate import Evaluator, prefetch
-from jaxddp.runtime.loop import fit
+from jaxddp.runtime.loop import Chunk, Chunks, Step, fit, single_steps
 from jaxddp.runtime.plan import Plan
 from jaxddp.runtime.records import Listener, RunStart
 
@@ -36,6 +39,7 @@ class RunSetup:
     Attributes:
         state: replicated on every device; `dataclasses.replace(setup, state=trained)` goes on from a trained one.
         order: which rows of `table` make up each global batch.
+        images: the training images on every device, put there at the first call; None where batches are streamed.
     """
 
     topology: Topology
@@ -47,6 +51,7 @@ class RunSetup:
     preprocess: Preprocess
     state: TrainState = field(repr=False)
     epochs: float = 1
+    images: Callable[[], jax.Array] | None = field(default=None, repr=False)
 
     @property
     def slices(self) -> list[tuple[Device, slice]]:
@@ -84,6 +89,24 @@ class RunSetup:
         """The loss of this model on this input; top-1 (and top-5) where no metrics are named."""
         named = top_k_metrics(self.table.num_classes) if metrics is None else metrics
         return Objective(self.model, loss, self.preprocess, named)
+
+    def program(self, objective: Objective, plan: Plan, schedule: optax.Schedule | None = None) -> tuple[Step, Chunks]:
+        """What `jaxddp.runtime.loop.fit` takes: the program of the steps, and what feeds it, which is placed batches or
+        the rows of images that are on the devices already.
+        """
+        settings = {"seed": self.order.seed, "schedule": schedule}
+        if self.images is None:
+            step = make_train_step(objective, self.optimizer, self.topology, **settings)
+            return step, lambda done: single_steps(self.batches(done, plan.total_steps))
+        images = self.images()
+        slow = loops_are_slow(objective, self.state, images.shape[1:], self.topology)
+        length = 1 if slow else LONGEST_CHUNK
+        steps = make_resident_steps(objective, self.optimizer, self.topology, length=length, **settings)
+
+        def chunks(done: int) -> Iterator[Chunk]:
+            return resident_chunks(self.table, self.order, self.topology, plan.chunks(done, length), length)
+
+        return lambda state, feed: steps(state, images, *feed), chunks
 
     def evaluator(
         self,
@@ -129,17 +152,22 @@ def prepare(
 
     Raises:
         InputError: a batch that the devices cannot share, augmentation out of bounds, processes that hold different
-            data, and what `adapt` refuses.
+            data, a set that cannot be kept on the devices (see `jaxddp.run.resident.check_cacheable`), and what `adapt`
+            refuses.
     """
     image_shape = table.images.shape[1:] if isinstance(table, ArrayTable) else (data.image_size, data.image_size, 3)
     topology.check_batch_size(order.batch_size)
     check_augment(data.augment, image_shape)
     check_pairs(data.augment, order.batch_size, topology.num_devices)
+    images = None
+    if data.cache == "device":
+        check_cacheable(table, data)
+        images = functools.cache(functools.partial(load_images, table, data, topology))
     agree({"training data": table.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     preprocess = Preprocess(data.mean, data.std, data.augment, order.seed, dtype)
     adapted = adapt(model)
     state = create_state(adapted, optimizer, image_shape, seed=order.seed, topology=topology)
-    return RunSetup(topology, adapted, optimizer, table, order, data, preprocess, state, epochs)
+    return RunSetup(topology, adapted, optimizer, table, order, data, preprocess, state, epochs, images)
 
 
 def train(
@@ -165,7 +193,7 @@ def train(
     state, progress = setup.state, None
     if checkpoints and resume_step is not None:
         state, progress = checkpoints.restore(resume_step, state)
-    step = make_train_step(objective, setup.optimizer, setup.topology, seed=setup.order.seed, schedule=schedule)
+    step, chunks = setup.program(objective, plan, schedule)
     start = RunStart(
         start_step=int(state.step),
         total_steps=plan.total_steps,
@@ -179,7 +207,7 @@ def train(
     return fit(
         step,
         state,
-        setup.batches,
+        chunks,
         plan=plan,
         start=start,
         evaluator=evaluator,

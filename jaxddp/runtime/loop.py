@@ -1,12 +1,12 @@
 """The only training loop."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jaxddp.data.batch import Batch
+from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import TrainStep
 from jaxddp.errors import Preempted
 from jaxddp.runtime.checkpoint import Checkpoints
 from jaxddp.runtime.evaluate import Evaluator
@@ -14,14 +14,29 @@ from jaxddp.runtime.meter import Meter
 from jaxddp.runtime.plan import Plan
 from jaxddp.runtime.records import EpochFigures, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 
-Batches = Callable[[int, int], Iterator[Batch]]
-"""(start, stop) -> the placed batches of the steps start + 1 … stop."""
+
+class Chunk(NamedTuple):
+    """Steps that are dispatched together, and what the program that takes them is given beside the state."""
+
+    steps: int
+    feed: Any
+
+
+Step = Callable[[TrainState, Any], tuple[TrainState, MetricSums]]
+"""(state, a chunk's feed) -> (state, sums): of one step, or stacked those of each; see `Meter.add`."""
+Chunks = Callable[[int], Iterator[Chunk]]
+"""How many steps are done -> the chunks of all that follow; nothing is due before a chunk's end (`Plan.chunks`)."""
+
+
+def single_steps(batches: Iterable[Batch]) -> Iterator[Chunk]:
+    """Placed batches as chunks of one step each."""
+    return (Chunk(1, batch) for batch in batches)
 
 
 def fit(
-    step: TrainStep,
+    step: Step,
     state: TrainState,
-    batches: Batches,
+    chunks: Chunks,
     *,
     plan: Plan,
     start: RunStart,
@@ -34,10 +49,10 @@ def fit(
 ) -> TrainState:
     """Train from the state's step to the plan's last, and return the last state. `state` is consumed.
 
-    The order of operations, for each step t = 1, 2, …:
+    The order of operations, for each chunk of steps, of which there is often but one:
 
-    1. take batch t (time spent here is `data_wait_fraction`);
-    2. dispatch the step; the host does not wait for it;
+    1. take what its steps are fed with (time spent here is `data_wait_fraction`);
+    2. dispatch them; the host does not wait for them;
     3. where figures are due (the log cadence, an epoch's end, anything of 4 or 5): fetch those of all steps since, stop
        if a loss is not finite, tell the listeners;
     4. where validation is due: evaluate, tell the listeners;
@@ -46,24 +61,26 @@ def fit(
     Args:
         learning_rate: a schedule, 0 for the first step, to be shown.
         progress: as saved with the checkpoint that `state` was restored from.
-        should_stop: asked after every step; all processes must answer alike.
+        should_stop: asked after every chunk; all processes must answer alike.
 
     Raises:
         NonFiniteError: a loss or the state is not finite. Nothing of it is saved.
+        InputError: more images than the plan allows had others stand in for them.
         Preempted: `should_stop` said so; the state was saved.
     """
-    run = _Run(plan, evaluator, checkpoints, learning_rate, Meter(plan.batch_size, progress))
+    run = _Run(plan, evaluator, checkpoints, learning_rate, Meter(plan.batch_size, progress, plan.max_substituted))
     done, begin = int(state.step), time.perf_counter()
     run.step = done
     try:
         run.start(listeners, start)
-        stream = iter(batches(done, plan.total_steps))
-        for number in range(done + 1, plan.total_steps + 1):
+        stream = chunks(done)
+        while done < plan.total_steps:
             with run.meter.waiting_for_data():
-                batch = next(stream)
-            state, sums = step(state, batch)
-            run.meter.add(number, sums)
-            run.end_step(number, state, stop=should_stop(number))
+                chunk = next(stream)
+            state, sums = step(state, chunk.feed)
+            run.meter.add(range(done + 1, done + chunk.steps + 1), sums)
+            done += chunk.steps
+            run.end_step(done, state, stop=should_stop(done))
         if checkpoints:
             checkpoints.wait()
     except BaseException as error:

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxddp.engine.objective import MetricSums
-from jaxddp.errors import NonFiniteError
+from jaxddp.engine.objective import SUBSTITUTED, MetricSums
+from jaxddp.errors import InputError, NonFiniteError
 
-# The host may queue this many steps before it waits for the oldest, so that batches in flight stay few.
-_STEPS_IN_FLIGHT = 4
+# The host goes on while this many steps that it dispatched last are unfinished, or the one chunk that holds more; so
+# batches in flight stay few, and a chunk is dispatched while the devices compute the one before it.
+_STEPS_IN_FLIGHT = 3
 
 
 class Meter:
@@ -21,16 +22,18 @@ class Meter:
 
     Args:
         progress: what `progress()` returned at the step that the run resumes, so that an epoch goes on where it stood.
+        max_substituted: how many images of an epoch others may stand in for.
     """
 
-    def __init__(self, batch_size: int, progress: dict[str, Any] | None = None):
+    def __init__(self, batch_size: int, progress: dict[str, Any] | None = None, max_substituted: int | None = None):
         progress = progress or {}
-        self._batch_size = batch_size
+        self._batch_size, self._max_substituted = batch_size, max_substituted
         self._names: tuple[str, ...] = ()
-        self._pending: list[tuple[int, MetricSums]] = []
+        self._pending: list[tuple[range, MetricSums]] = []
         self._epoch_values = np.array(progress.get("epoch_values", 0.0))
         self._epoch_seconds = float(progress.get("epoch_seconds", 0.0))
-        self._first_step_seconds = 0.0
+        self._first_seconds = 0.0
+        self._first_steps = 0
         self._restart()
 
     @contextmanager
@@ -43,28 +46,43 @@ class Meter:
         """What passed since the last call of `rates` was no training time."""
         self._restart()
 
-    def add(self, step: int, sums: MetricSums) -> None:
-        """Take the sums of a step that was just dispatched."""
+    def add(self, steps: range, sums: MetricSums) -> None:
+        """Take the sums of steps that were just dispatched together.
+
+        Args:
+            steps: their numbers, from 1.
+            sums: of one step; or of several, `values[k]` those of `steps[k]`, and what follows these is left out.
+        """
         if not self._names:
-            # The first step waits for its compilation: the second starts the clock.
+            # The first dispatch waits for its compilation: the second starts the clock.
             self._names = sums.names
             jax.block_until_ready(sums.values)
-            self._first_step_seconds = time.perf_counter() - self._begin
+            self._first_seconds, self._first_steps = time.perf_counter() - self._begin, len(steps)
             self._restart()
         else:
-            self._steps += 1
-        self._pending.append((step, sums))
-        if len(self._pending) >= _STEPS_IN_FLIGHT:
-            jax.block_until_ready(self._pending[-_STEPS_IN_FLIGHT][1].values)
+            self._steps += len(steps)
+        self._pending.append((steps, sums))
+        in_flight = 0
+        for dispatched, its_sums in reversed(self._pending):
+            if in_flight >= _STEPS_IN_FLIGHT:
+                jax.block_until_ready(its_sums.values)
+                break
+            in_flight += len(dispatched)
 
     def fetch(self) -> dict[str, float]:
         """Wait for every step so far, and return the means of the last one.
 
         Raises:
             NonFiniteError: a loss was NaN or infinite; names the first step where it was.
+            InputError: others stood in for more of the epoch's images than may be; names the step.
         """
-        steps = [step for step, _ in self._pending]
-        values = [v.astype(np.float64) for v in jax.device_get([sums.values for _, sums in self._pending])]
+        steps = [step for several, _ in self._pending for step in several]
+        fetched = jax.device_get([sums.values for _, sums in self._pending])
+        values = [
+            value.astype(np.float64)
+            for (several, _), found in zip(self._pending, fetched, strict=True)
+            for value in found.reshape(-1, *found.shape[-2:])[: len(several)]
+        ]
         self._pending.clear()
         for step, value in zip(steps, values, strict=True):
             if not math.isfinite(value[0, 0]):
@@ -73,19 +91,20 @@ class Meter:
                     "Lower optimizer.learning_rate or lengthen optimizer.warmup"
                 )
             self._epoch_values = self._epoch_values + value
+            self._check_substituted(step)
         return self._means(values[-1])
 
     def rates(self) -> tuple[float, float]:
         """(images a second over all devices, share of the time spent waiting for data) since the last call.
 
-        The run's first step, which compiles, has no part in it, unless there was no other.
+        The run's first dispatch, which compiles, has no part in it, unless there was no other.
         """
         seconds = time.perf_counter() - self._begin
-        self._epoch_seconds += seconds + self._first_step_seconds
+        self._epoch_seconds += seconds + self._first_seconds
         steps, waited = self._steps, self._waited
         if not steps:
-            steps, seconds = 1, self._first_step_seconds
-        self._first_step_seconds = 0.0
+            steps, seconds = self._first_steps, self._first_seconds
+        self._first_seconds = 0.0
         self._restart()
         return steps * self._batch_size / seconds, waited / seconds
 
@@ -98,6 +117,17 @@ class Meter:
     def progress(self) -> dict[str, Any]:
         """The running epoch, as plain values."""
         return {"epoch_values": self._epoch_values.tolist(), "epoch_seconds": self._epoch_seconds}
+
+    def _check_substituted(self, step: int) -> None:
+        # The sums are of all processes, so all of them stop at one step, however many they are.
+        if self._max_substituted is None or SUBSTITUTED not in self._names:
+            return
+        count = int(self._epoch_values[self._names.index(SUBSTITUTED), 0])
+        if count > self._max_substituted:
+            raise InputError(
+                f"step {step}: others stand in for {count} images of this epoch, and data.max_bad_images allows "
+                f"{self._max_substituted}; find them with `jaxddp data check`, or raise data.max_bad_images"
+            )
 
     def _means(self, values: np.ndarray) -> dict[str, float]:
         return {name: float(total / count) for name, (total, count) in zip(self._names, values, strict=True)}

@@ -1,5 +1,6 @@
 """The length of a run and its cadences, in steps."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -20,6 +21,8 @@ class Plan:
     log: Cadence = _NEVER
     evaluate: Cadence = _NEVER
     checkpoint: Cadence = _NEVER
+    max_substituted: int | None = None
+    """How many images of an epoch others may stand in for; None sets no limit."""
 
     @classmethod
     def of(cls, config: Config, num_examples: int) -> "Plan":
@@ -42,6 +45,7 @@ class Plan:
             log=cadence(config.log.every),
             evaluate=cadence(config.eval.every),
             checkpoint=cadence(config.checkpoint.every),
+            max_substituted=int(config.data.max_bad_images * num_examples),
         )
 
     def epoch(self, step: int) -> float:
@@ -51,6 +55,18 @@ class Plan:
     @property
     def epochs(self) -> Cadence:
         return Cadence(Fraction(self.num_examples), self.batch_size)
+
+    def chunks(self, done: int, longest: int) -> Iterator[range]:
+        """Cuts the steps that follow the first `done` into chunks that can be dispatched as one.
+
+        A chunk is a range of steps counted from 0, as the order of examples counts them: after the chunk, `chunk.stop`
+        steps are done. It holds at most `longest`, and nothing is due before its end.
+        """
+        while done < self.total_steps:
+            dues = [cadence.following(done) for cadence in (self.log, self.evaluate, self.checkpoint, self.epochs)]
+            stop = min(done + longest, self.total_steps, *(due for due in dues if due is not None))
+            yield range(done, stop)
+            done = stop
 
     def last(self, step: int) -> bool:
         return step >= self.total_steps

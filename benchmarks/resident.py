@@ -1,0 +1,152 @@
+"""What input costs a step once the training set lies on the device, and what that wins over a stream.
+
+    python benchmarks/resident.py
+    python benchmarks/resident.py --rounds 9 --linear-batch 16
+
+Two comparisons, each of contenders that take turns in one process, on one device:
+
+- input: `fit` on images that lie on the device, beside the bare jitted step on one batch that is there already, for a
+  ResNet-18 of width 16 at 32 pixels. Input may cost 3% of a step: the target is 0.97 of the bare step's speed.
+- linear: `fit` with softmax regression on the device's images, beside `fit` on batches gathered on the host. Target: at
+  least 5 times its speed. The smaller the batch, the less of a step is computing and the more the way to the device.
+
+Before anything is timed, the contenders of the second must compute the same losses.
+"""
+
+import argparse
+import json
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from harness import Figures, alternate, compare, machine, table
+
+from jaxddp.api import AugmentConfig, DataConfig, prepare_training
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.duration import Cadence
+from jaxddp.engine.objective import cross_entropy
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import make_train_step
+from jaxddp.models.resnet import resnet
+from jaxddp.run.setup import RunSetup
+from jaxddp.runtime.listeners.history import History
+from jaxddp.runtime.loop import fit
+from jaxddp.runtime.plan import Plan
+from jaxddp.runtime.records import RunStart
+
+EXAMPLES, CLASSES, SIZE, WIDTH = 10_000, 10, 32, 16
+INPUT_BATCH = 128
+INPUT_TARGET, LINEAR_TARGET = 0.97, 5.0
+LOG_STEPS = 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--steps", type=int, default=60, help="steps in a turn of the first comparison")
+    parser.add_argument("--linear-steps", type=int, default=1000, help="steps in a turn of the second")
+    parser.add_argument("--linear-batch", type=int, default=256, help="its batch")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/resident.json"))
+    options = parser.parse_args()
+    report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
+    report["comparisons"] = {
+        "input": compare_input(options.rounds, options.steps),
+        "linear": compare_linear(options.rounds, options.linear_steps, options.linear_batch),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"figures: {options.out}\n\n{table(report['comparisons'])}")
+
+
+# --- The two comparisons ---
+
+
+def compare_input(rounds: int, steps: int) -> Figures:
+    """Training on the device's images beside the bare step on a fixed batch, in images a second."""
+    setup = make_setup(resnet("resnet18", CLASSES, width=WIDTH, stem="small"), INPUT_BATCH, "device")
+    step = make_train_step(setup.objective(cross_entropy()), setup.optimizer, setup.topology)
+    placed = next(setup.batches(0, 1))
+
+    def bare() -> float:
+        state = copy(setup.state)
+        begin = time.perf_counter()
+        for _ in range(steps):
+            state, _ = step(state, placed)
+        jax.block_until_ready(state)
+        return time.perf_counter() - begin
+
+    turns = {"resident": Training(setup, steps), "bare step": bare}
+    for turn in turns.values():
+        turn()
+    return compare(alternate(turns, rounds), INPUT_BATCH * steps, INPUT_TARGET)
+
+
+def compare_linear(rounds: int, steps: int, batch_size: int) -> Figures:
+    """The same training on the device's images and on batches of the host's, in images a second."""
+    turns = {
+        "resident": Training(make_setup(linear(), batch_size, "device"), steps),
+        "streamed": Training(make_setup(linear(), batch_size, "none"), steps),
+    }
+    for turn in turns.values():
+        turn()
+    np.testing.assert_allclose(turns["resident"].losses, turns["streamed"].losses, rtol=1e-4)
+    return compare(alternate(turns, rounds), batch_size * steps, LINEAR_TARGET) | {"batch_size": batch_size}
+
+
+# --- Their parts ---
+
+
+class Training:
+    """A turn: `fit` from the setup's state, its program compiled in the first turn; keeps the losses that it logged."""
+
+    def __init__(self, setup: RunSetup, steps: int):
+        size = setup.order.batch_size
+        self._plan = Plan(EXAMPLES, size, steps, log=Cadence(Fraction(LOG_STEPS * size), size))
+        self._start = RunStart(0, steps, size, EXAMPLES, devices=1, processes=1)
+        self._setup, (self._step, self._chunks) = setup, setup.program(setup.objective(cross_entropy()), self._plan)
+        self.losses = np.zeros(0)
+
+    def __call__(self) -> float:
+        state, history = copy(self._setup.state), History()
+        begin = time.perf_counter()
+        trained = fit(self._step, state, self._chunks, plan=self._plan, start=self._start, listeners=[history])
+        jax.block_until_ready(trained)
+        seconds = time.perf_counter() - begin
+        self.losses = history.train["loss"]
+        return seconds
+
+
+def make_setup(model: Any, batch_size: int, cache: Literal["none", "device"]) -> RunSetup:
+    """A network on random images and one device."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (EXAMPLES, SIZE, SIZE, 3), np.uint8)
+    table = ArrayTable(images, rng.integers(0, CLASSES, EXAMPLES), tuple(map(str, range(CLASSES))))
+    data = DataConfig(augment=AugmentConfig(flip=False), cache=cache)
+    return prepare_training(model, table, 1, optax.sgd(0.001), batch_size, data=data)
+
+
+def linear() -> Any:
+    """Softmax regression, as a pair of functions."""
+
+    def init(key: jax.Array, example: jax.Array) -> Any:
+        return {"weight": jnp.zeros((example[0].size, CLASSES)), "bias": jnp.zeros(CLASSES)}
+
+    def apply(params: Any, images: jax.Array) -> jax.Array:
+        return images.reshape(len(images), -1) @ params["weight"] + params["bias"]
+
+    return init, apply
+
+
+def copy(state: TrainState) -> TrainState:
+    """A program consumes the state that it is given."""
+    return jax.block_until_ready(jax.tree.map(jnp.copy, state))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""`data.cache="device"`: the training images are put on every device, and steps are fed with rows of them."""
+
+from collections.abc import Iterable, Iterator
+
+import jax
+import numpy as np
+
+from jaxddp.config import DataConfig
+from jaxddp.data.arrays import ArrayTable, array_eval_batches
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.source import stacked_columns
+from jaxddp.data.table import ExampleTable
+from jaxddp.engine.resident import place_images
+from jaxddp.errors import InputError
+from jaxddp.parallel.topology import Topology
+from jaxddp.runtime.loop import Chunk
+from jaxddp.wording import size
+
+LONGEST_CHUNK = 32
+"""Steps in one dispatch, at most: enough for its cost to vanish, and few enough for SIGTERM to be answered soon."""
+
+_LOAD_BATCH = 256
+
+
+def check_cacheable(table: ExampleTable | ArrayTable, data: DataConfig) -> None:
+    """Raises:
+    InputError: the images of a table are not the same in every epoch.
+    """
+    if not isinstance(table, ArrayTable) and data.crop == "random_area":
+        raise InputError(
+            'data.cache="device" with data.crop="random_area": crops of random area are drawn while decoding, anew in '
+            'every epoch; set data.crop to "whole" (data.pad crops on the device), or data.cache to "none"'
+        )
+
+
+def load_images(table: ExampleTable | ArrayTable, data: DataConfig, topology: Topology) -> jax.Array:
+    """The table's images on every device, uint8[N + padding, H, W, C], replicated; row r is the table's.
+
+    Files are decoded once, each by one process, which sends it to the others through the devices.
+
+    Raises:
+        InputError: they do not fit into a device's free memory, or an image that cannot be used.
+    """
+    batch_size = -(-_LOAD_BATCH // topology.num_devices) * topology.num_devices
+    order = EvalOrder(len(table), batch_size)
+    place = {"index": topology.process_index, "count": topology.process_count}
+    shape = table.image_shape if isinstance(table, ArrayTable) else (data.image_size, data.image_size, 3)
+    num_rows = order.num_batches * batch_size
+    needed, free = num_rows * int(np.prod(shape)), topology.free_memory()
+    if free is not None and needed > free:
+        raise InputError(
+            f'data.cache="device": {size(needed)} of images on each device needed, {size(free)} free there; lower '
+            "data.image_size or data.limit, or set data.cache to none"
+        )
+    if isinstance(table, ArrayTable):
+        batches = array_eval_batches(table, order, **place)
+    else:
+        from jaxddp.data.stream import whole_image_batches
+
+        batches = whole_image_batches(table, order, image_size=data.image_size, **place)
+    return place_images((batch.image for batch in batches), num_rows, shape, topology)
+
+
+def resident_chunks(
+    table: ExampleTable | ArrayTable, order: SampleOrder, topology: Topology, chunks: Iterable[range], length: int
+) -> Iterator[Chunk]:
+    """What `jaxddp.engine.resident.make_resident_steps` takes for each chunk: columns for `length` steps, and a number.
+
+    Args:
+        chunks: of at most `length` steps each; see `jaxddp.runtime.plan.Plan.chunks`.
+    """
+    label = table.labels if isinstance(table, ArrayTable) else table.label
+    place = {"index": topology.process_index, "count": topology.process_count}
+    for steps in chunks:
+        columns = stacked_columns(label, order, steps, length, **place)
+        yield Chunk(len(steps), (topology.place(columns), topology.replicate(np.int32(len(steps)))))

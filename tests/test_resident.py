@@ -1,0 +1,343 @@
+"""Data sets on the device: the same steps as from a stream, several in one dispatch, and cut where something is due."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ilsvrc import IMAGES, write_tree
+from jax.experimental import multihost_utils
+from small import CLASSES, SmallNet, largest_difference, linear_model, random_table, randomized
+from test_cli import SMALL, fails, metrics
+from test_loop import Recorder, exploding
+
+import jaxddp
+from jaxddp.cli import main
+from jaxddp.config import Config, DataConfig, load
+from jaxddp.data.arrays import ArrayTable, array_batches
+from jaxddp.data.order import SampleOrder
+from jaxddp.data.source import stacked_columns
+from jaxddp.data.table import train_solutions
+from jaxddp.engine.images import Preprocess
+from jaxddp.engine.objective import Objective, cross_entropy, top_k_metrics
+from jaxddp.engine.resident import loops_are_slow, make_resident_steps
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import make_train_step
+from jaxddp.errors import NonFiniteError, Preempted
+from jaxddp.models.adapt import adapt
+from jaxddp.parallel.preemption import stop_on_sigterm
+from jaxddp.parallel.topology import Topology
+from jaxddp.run.recipe import train_recipe
+from jaxddp.run.resident import LONGEST_CHUNK, load_images
+from jaxddp.run.setup import prepare, train
+from jaxddp.runtime.checkpoint import Checkpoints
+from jaxddp.runtime.plan import Plan
+
+TABLE, VAL = random_table(50), random_table(23, seed=1)
+STEPS = 45
+CUTS = (range(0, 3), range(3, 4), range(4, 8), range(8, 10))
+
+
+# --- The program ---
+
+
+def float64_parts(net, devices: int):
+    """A network and momentum, with flips and padded crops, all in float64."""
+    preprocess = Preprocess(flip=True, pad=1, seed=5, dtype=jnp.float64)
+    objective = Objective(adapt(net), cross_entropy(), preprocess, top_k_metrics(CLASSES))
+    topology, optimizer = Topology.create(devices), optax.sgd(0.05, momentum=0.9)
+    params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
+    params, model_state = jax.tree.map(lambda x: x.astype(jnp.float64), (randomized(params), model_state))
+    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
+    return objective, optimizer, topology, topology.replicate(state)
+
+
+def placed_chunk(order: SampleOrder, steps: range, length: int, topology: Topology):
+    columns = stacked_columns(TABLE.labels, order, steps, length)
+    return topology.place(columns), topology.replicate(np.int32(len(steps)))
+
+
+CONVOLUTION = SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
+LINEAR = linear_model()
+
+
+@pytest.mark.parametrize(
+    ("net", "devices", "length"), [(LINEAR, 1, 4), (LINEAR, 2, 4), (LINEAR, 4, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)]
+)
+def test_several_steps_in_one_dispatch_are_the_steps_one_by_one(net, devices, length):
+    with jax.enable_x64(True):
+        objective, optimizer, topology, state = float64_parts(net, devices)
+        order, images = SampleOrder(len(TABLE), 8, seed=5), topology.replicate(TABLE.images)
+        step = make_train_step(objective, optimizer, topology, seed=5)
+        expected, one_by_one = [], jax.tree.map(jnp.copy, state)
+        for batch in array_batches(TABLE, order, start=0, stop=CUTS[-1].stop):
+            one_by_one, sums = step(one_by_one, topology.place(batch))
+            expected.append(np.asarray(sums.values))
+        program = make_resident_steps(objective, optimizer, topology, length=length, seed=5)
+        found = []
+        for cut in CUTS if length > 1 else [range(i, i + 1) for i in range(CUTS[-1].stop)]:
+            state, sums = program(state, images, *placed_chunk(order, cut, length, topology))
+            assert sums.values.shape[0] == length and sums.names == ("loss", "top1")
+            assert not np.asarray(sums.values)[len(cut) :].any()
+            found += list(np.asarray(sums.values)[: len(cut)])
+        assert np.abs(np.array(found) - np.array(expected)).max() < 1e-9
+        assert largest_difference(jax.device_get(state), jax.device_get(one_by_one)) < 1e-9
+
+
+def test_a_step_in_the_loop_has_one_collective():
+    with jax.enable_x64(True):
+        objective, optimizer, topology, state = float64_parts(LINEAR, 4)
+        chunk = placed_chunk(SampleOrder(len(TABLE), 8, seed=5), CUTS[0], 4, topology)
+        program = make_resident_steps(objective, optimizer, topology, length=4)
+        text = program.lower(state, topology.replicate(TABLE.images), *chunk).as_text()  # pyright: ignore
+        assert text.count("stablehlo.all_reduce") == 1
+
+
+def test_loops_are_slow_for_convolutions_on_a_cpu():
+    topology = Topology.create(1)
+    for net, slow in ((SmallNet(), True), (linear_model(), False)):
+        setup = prepare(net, TABLE, optax.sgd(0.1), topology, SampleOrder(50, 8, 0), data=DataConfig())
+        assert loops_are_slow(setup.objective(cross_entropy()), setup.state, (6, 6, 3), topology) is slow
+
+
+# --- The run ---
+
+
+def plan_of(steps: int = STEPS, **cadences: str) -> Plan:
+    every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
+    sections = {name: {"every": value} for name, value in every.items()}
+    return Plan.of(Config().replace(train={"batch_size": 8, "duration": f"{steps} steps"}, **sections), len(TABLE))
+
+
+SEEN = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
+"""Cadences with long chunks: only an epoch's end (step 7, 13, 19, 25, …) is due."""
+
+
+def run(cache: str, plan: Plan, *, net=None, optimizer=None, devices: int = 4, **more):
+    data = DataConfig(pad=1, cache=cache)
+    optimizer, order = optimizer or optax.sgd(0.05, momentum=0.9), SampleOrder(len(TABLE), 8, seed=5)
+    setup = prepare(net or linear_model(), TABLE, optimizer, Topology.create(devices), order, data=data)
+    objective, recorder = setup.objective(cross_entropy()), Recorder()
+    evaluator = setup.evaluator(objective, VAL)
+    state = train(setup, objective, plan, evaluator=evaluator, listeners=[recorder], **more)
+    return jax.device_get(state), recorder
+
+
+@pytest.mark.parametrize(
+    ("net", "devices"), [(LINEAR, 1), (LINEAR, 2), (LINEAR, 4), (SmallNet(batch_norm=True, sync="data"), 4)]
+)
+def test_a_run_is_the_one_from_a_stream(net, devices):
+    state, recorder = run("device", plan_of(), devices=devices, net=net)
+    expected, streamed = run("none", plan_of(), devices=devices, net=net)
+    assert recorder.moments == streamed.moments
+    assert largest_difference(state, expected) < 1e-5
+    for ours, theirs in zip(recorder.steps + recorder.evaluations, streamed.steps + streamed.evaluations, strict=True):
+        assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-5)
+        if getattr(ours, "epoch_end", None):
+            assert ours.epoch_end.metrics == pytest.approx(theirs.epoch_end.metrics, abs=1e-5)
+
+
+def test_every_example_once_an_epoch():
+    """A network whose parameter of a row grows by 1 / batch size each time that the row's image is trained on."""
+    size, batch_size, epochs = 48, 8, 3
+    images = np.broadcast_to(np.arange(size, dtype=np.uint8)[:, None, None, None], (size, 2, 2, 3))
+    table = ArrayTable(images, np.zeros(size, int), ("a", "b"))
+    net = (
+        lambda key, example: {"seen": jnp.zeros(size)},
+        lambda params, images: jnp.stack([params["seen"][images[:, 0, 0, 0].round().astype(int)]] * 2, axis=1),
+    )
+    data = DataConfig(flip=False, mean=(0.0,) * 3, std=(1 / 255,) * 3, cache="device")
+    order = SampleOrder(size, batch_size, seed=5)
+    setup = prepare(net, table, optax.sgd(1.0), Topology.create(4), order, data=data)
+    config = Config().replace(train={"batch_size": batch_size, "duration": f"{epochs} epochs"})
+    state = train(setup, setup.objective(lambda logits, labels: -logits[:, 0]), Plan.of(config, size))
+    assert (np.asarray(state.params["seen"]) * batch_size).tolist() == [epochs] * size
+
+
+@pytest.fixture(scope="module")
+def whole_run():
+    return run("device", plan_of(**SEEN))
+
+
+@pytest.mark.parametrize("stop", (7, 39))
+def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(whole_run, tmp_path, stop):
+    whole, uninterrupted = whole_run
+    checkpoints = Checkpoints(tmp_path / "c")
+    # What is due cuts the chunks: with other cadences, the same steps are dispatched in other company.
+    plan = plan_of(log=f"{stop} steps", eval="0 steps", checkpoint="0 steps")
+    with pytest.raises(Preempted, match=f"saved step {stop} of"):
+        run("device", plan, checkpoints=checkpoints, should_stop=lambda step: step == stop)
+    resumed, recorder = run("device", plan_of(**SEEN), checkpoints=checkpoints, resume_step=stop)
+    assert largest_difference(resumed, whole) == 0
+    records = {record.step: record for record in uninterrupted.steps}
+    assert [record.step for record in recorder.steps] == [step for step in records if step > stop]
+    for record in recorder.steps:
+        assert record.metrics == records[record.step].metrics
+        assert (record.epoch_end and record.epoch_end.metrics) == (
+            records[record.step].epoch_end and records[record.step].epoch_end.metrics
+        )
+
+
+@pytest.mark.parametrize("bad", (5, 16))
+def test_a_loss_that_is_not_finite_is_named_by_its_own_step(bad):
+    # Update number `bad` spoils the parameters, so the step after it is the first to see them, within a chunk.
+    with pytest.raises(NonFiniteError, match=f"^step {bad + 1}: the loss is nan"):
+        run("device", plan_of(**SEEN), optimizer=exploding(bad))
+
+
+def test_the_run_asks_once_a_chunk_whether_to_stop_and_the_processes_count_the_questions(monkeypatch):
+    asked, numbers = [], []
+    run("device", plan_of(16, **SEEN), should_stop=lambda step: bool(asked.append(step)))
+    assert asked == [7, 13, 16]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: bool(numbers.append(step)))
+    for _ in range(2):
+        with stop_on_sigterm() as stop:
+            assert not any([stop(step) for step in asked])
+    assert numbers == list(range(numbers[0], numbers[0] + 2 * len(asked)))
+
+
+EVERY = st.one_of(
+    st.just("0 steps"),
+    st.builds("{} steps".format, st.integers(1, 90)),
+    st.builds("{} examples".format, st.integers(1, 999)),
+    st.sampled_from(("1 epoch", "0.3 epochs", "5%", "33%")),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))),
+    total=st.integers(1, 400),
+    every=st.tuples(EVERY, EVERY, EVERY),
+    longest=st.integers(1, 70),
+    data=st.data(),
+)
+def test_chunks_are_cut_where_something_is_due_and_nowhere_else(sizes, total, every, longest, data):
+    cadences = {name: {"every": value} for name, value in zip(("log", "eval", "checkpoint"), every, strict=True)}
+    config = Config().replace(train={"batch_size": sizes[1], "duration": f"{total} steps"}, **cadences)
+    plan = Plan.of(config, sizes[0])
+    done = data.draw(st.integers(0, total))
+    chunks = list(plan.chunks(done, longest))
+    assert [step for chunk in chunks for step in chunk] == list(range(done, total))
+    for chunk in chunks:
+        due = [plan.logs(step) or plan.evaluates(step) or plan.saves(step) for step in range(done + 1, chunk.stop + 1)]
+        assert 1 <= len(chunk) <= longest and len(due) == len(chunk)
+        assert not any(due[:-1])
+        assert due[-1] or len(chunk) == longest
+        done = chunk.stop
+
+
+# --- The doors ---
+
+
+def test_the_notebook_keeps_the_set_on_the_devices(monkeypatch):
+    loads = []
+    monkeypatch.setattr("jaxddp.run.setup.load_images", lambda *args: loads.append(args) or load_images(*args))
+    arguments = (SmallNet(), TABLE, 4, optax.sgd(0.05), 2)
+    setup = jaxddp.prepare_training(*arguments, data=DataConfig(flip=False, cache="device"), epochs=2)
+    assert not loads
+    histories = [jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=VAL, listeners=())[1] for _ in range(2)]
+    assert len(loads) == 1
+    streamed = jaxddp.prepare_training(*arguments, data=DataConfig(flip=False), epochs=2)
+    _, expected = jaxddp.train(jaxddp.softmax_cross_entropy, streamed, val=VAL, listeners=())
+    for history in histories:
+        assert np.abs(history.train["loss"] - expected.train["loss"]).max() < 1e-6
+        assert np.abs(history.val["loss"] - expected.val["loss"]).max() < 1e-6
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=13, val=11, size=20)
+
+
+def train_words(root, workdir, *more: str) -> list[str]:
+    own = ["--train.duration", "12 steps", "--log.every", "2 steps", "--checkpoint.every", "3 steps"]
+    return ["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *SMALL, *own, *more]
+
+
+def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, tmp_path, monkeypatch, capfd):
+    class Kill(Recorder):
+        def step(self, record):
+            if record.step == 5:
+                raise KeyboardInterrupt
+
+    # A ResNet takes long to compile, and has convolutions: it would take its steps one by one on a CPU.
+    monkeypatch.setattr("jaxddp.run.recipe.resnet", lambda *_, **__: linear_model())
+    assert main(train_words(root, tmp_path / "streamed")) == 0
+    device = ("--data.cache", "device")
+    config = load("digits").replace(
+        data={"path": str(root), "image_size": 16, "resize": 16, "pad": 1, "cache": "device"},
+        model={"width": 2},
+        train={"batch_size": 8, "duration": "12 steps"},
+        eval={"batch_size": 8},
+        log={"every": "2 steps", "tensorboard": False},
+        checkpoint={"every": "3 steps"},
+    )
+    with pytest.raises(KeyboardInterrupt):
+        train_recipe(config, tmp_path / "device", listeners=[Kill()])
+    message = fails(train_words(root, tmp_path / "device"), capfd)
+    assert "data.cache was 'device' and is now 'none'" in message
+    assert main(train_words(root, tmp_path / "device", "--resume", "must", *device)) == 0
+    assert "resuming at step 3\n" in capfd.readouterr().out
+    ours, theirs = metrics(tmp_path / "device"), metrics(tmp_path / "streamed")
+    assert [(line["step"], line["split"]) for line in ours] == [(line["step"], line["split"]) for line in theirs]
+    for line, expected in zip(ours, theirs, strict=True):
+        assert (line["loss"], line["top1"]) == pytest.approx((expected["loss"], expected["top1"]), rel=1e-5)
+
+
+def test_crops_that_are_drawn_while_decoding_are_refused(root, tmp_path, capfd):
+    message = fails(train_words(root, tmp_path / "w", "--data.cache", "device", "--data.crop", "random_area"), capfd)
+    assert 'data.cache="device" with data.crop="random_area"' in message and 'set data.crop to "whole"' in message
+
+
+def test_files_lie_there_as_the_stream_decodes_them(tmp_path):
+    from jaxddp.data.augment import Crop
+
+    from jaxddp.data.stream import image_batches
+
+    table = train_solutions(write_tree(tmp_path / "tree", classes=3, images=4, size=(20, 31)))
+    images = np.asarray(load_images(table, DataConfig(image_size=16), Topology.create(4)))
+    order = SampleOrder(len(table), len(table), seed=0)
+    batch = next(image_batches(table, order, Crop("whole"), start=0, stop=1, seed=0, image_size=16))
+    assert images.dtype == np.uint8 and len(images) == 256
+    np.testing.assert_array_equal(images[batch.row], batch.image)
+
+
+def test_more_than_a_batch_is_put_together_in_order():
+    table = random_table(600)
+    images = np.asarray(load_images(table, DataConfig(), Topology.create(3)))
+    np.testing.assert_array_equal(images[:600], table.images)
+
+
+def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(tmp_path, monkeypatch, capfd):
+    root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
+    device = ("--data.cache", "device")
+    monkeypatch.setattr(Topology, "free_memory", lambda _: 150_000)
+    message = fails(train_words(root, tmp_path / "w", *device), capfd)
+    assert 'data.cache="device": 197 kB of images on each device needed, 150 kB free there' in message
+    monkeypatch.undo()
+    image = sorted((root / IMAGES / "train").rglob("*.JPEG"))[20]
+    image.write_bytes(image.read_bytes()[:-40])
+    message = fails(train_words(root, tmp_path / "w", *device), capfd)
+    assert str(image) in message and "end-of-image" in message
+
+
+def test_what_a_device_has_free(monkeypatch):
+    topology = Topology.create(2)
+    assert topology.free_memory() is None
+
+    class Device:
+        def __init__(self, used: int):
+            self.used = used
+
+        def memory_stats(self):
+            return {"bytes_limit": 1000, "bytes_in_use": self.used}
+
+    class Mesh:
+        local_devices = (Device(300), Device(900))
+
+    assert Topology(Mesh()).free_memory() == 100  # pyright: ignore[reportArgumentType]
+    assert LONGEST_CHUNK > 1
