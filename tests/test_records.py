@@ -406,6 +406,22 @@ def test_a_missing_file_is_named_even_where_an_index_is_kept(folder: Path):
     assert build.count == 1
 
 
+def test_another_may_write_the_index_in_between(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Between one's writing it under another name and renaming it, the other does both."""
+    build, plain_replace = Builds(), os.replace
+
+    def meanwhile(*names) -> None:
+        monkeypatch.setattr(os, "replace", plain_replace)
+        kept_index("train", folder, ("a", "b"), "label", build)
+        plain_replace(*names)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    kept_index("train", folder, ("a", "b"), "label", build)
+    assert build.count == 2 and not (tmp_path / "cache").exists()
+    kept_index("train", folder, ("a", "b"), "label", build)
+    assert build.count == 2 and sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]
+
+
 def test_two_processes_that_build_at_once_both_end_well(folder: Path, tmp_path: Path):
     program = """
     import json, sys, time
