@@ -19,6 +19,7 @@ from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
+from jaxddp.data.opening import Table
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.objective import Loss, cross_entropy, top_k
@@ -31,7 +32,7 @@ from jaxddp.parallel.environment import find_job
 from jaxddp.parallel.job import join
 from jaxddp.parallel.preemption import stop_on_sigterm
 from jaxddp.parallel.topology import Device, Topology
-from jaxddp.run.setup import RunSetup, Table, prepare
+from jaxddp.run.setup import RunSetup, prepare
 from jaxddp.run.setup import train as train_setup
 from jaxddp.runtime import workdir as files
 from jaxddp.runtime.checkpoint import Checkpoints

@@ -3,30 +3,29 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from jaxddp.commands.parse import parse
 from jaxddp.config import Config, config_names, load
-from jaxddp.duration import Duration
 from jaxddp.errors import InputError, JaxddpError
 from jaxddp.wording import choices
 
 if TYPE_CHECKING:
     from jaxddp.cluster.doctor import Row
-    from jaxddp.data.table import ExampleTable
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
        jaxddp doctor [CONFIG] [--workdir DIR] [overrides]
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
+       jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
+       jaxddp data pack PATH --out DIR [--short-side PIXELS] [--quality Q] [--train CSV] [--val CSV]
        jaxddp launch [--processes P | --gpus K] [--nodes N --nr RANK --coordinator HOST:PORT] -- train CONFIG ...
 
-CONFIG is a name ({names}) or the path of a Python file with get_config().
+CONFIG is a name ({names}), the path of a Python file with
+get_config(), or of the config.json of a run; PATH is what data.path takes.
 `jaxddp train CONFIG --help` lists what can be overridden, with the config's values."""
-
-
-Command = TypeVar("Command")
 
 
 @dataclass(frozen=True)
@@ -66,22 +65,6 @@ class DoctorOfConfig:
     config: Annotated[Config, tyro.conf.arg(name="")]
     workdir: Path
     """Where the run would write."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """Read every image of a data set once: one line for each that cannot be used, a summary, and a manifest."""
-
-    path: tyro.conf.Positional[Path]
-    """The directory of Kaggle's archive."""
-    manifest: Path | None = None
-    """Where what is known of every image goes, as JSON lines; PATH's name with .manifest.jsonl, here, unless given."""
-    threads: int | None = None
-    """Images that are looked at at once; twice the cores, 8 at least, unless given."""
-    train: str | None = None
-    """The solution file of the training split; LOC_train_solution.csv unless given."""
-    val: str | None = None
-    """The solution file of the validation split; LOC_val_solution.csv unless given."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -125,7 +108,7 @@ def _run(arguments: list[str]) -> int:
 
 def _train(name: str, arguments: list[str]) -> int:
     default = Train(load(name), Path("runs") / Path(name).stem)
-    options = _parse(Train, default, f"jaxddp train {name}", arguments)
+    options = parse(Train, default, f"jaxddp train {name}", arguments)
     from jaxddp.run.recipe import train_recipe
     from jaxddp.runtime.listeners.curves import CURVES
     from jaxddp.runtime.listeners.screen import progress
@@ -137,7 +120,7 @@ def _train(name: str, arguments: list[str]) -> int:
 
 def _evaluate(name: str, arguments: list[str]) -> int:
     default = Eval(load(name), Path("runs") / Path(name).stem)
-    options = _parse(Eval, default, f"jaxddp eval {name}", arguments)
+    options = parse(Eval, default, f"jaxddp eval {name}", arguments)
     from jaxddp.run.recipe import evaluate_recipe
 
     for figure, value in evaluate_recipe(options.config, options.workdir, options.step).items():
@@ -149,10 +132,10 @@ def _doctor(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         name, rest = arguments[0], arguments[1:]
         default = DoctorOfConfig(load(name), Path("runs") / Path(name).stem)
-        options = _parse(DoctorOfConfig, default, f"jaxddp doctor {name}", rest)
+        options = parse(DoctorOfConfig, default, f"jaxddp doctor {name}", rest)
         config = options.config
     else:
-        options, config = _parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
+        options, config = parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
     from jaxddp.cluster.doctor import doctor, speaks
 
     rows = doctor(config, options.workdir)
@@ -176,58 +159,16 @@ def _show(rows: "list[Row]") -> None:
 
 
 def _data(arguments: list[str]) -> int:
-    commands = {"check": _check}
-    command = arguments[0] if arguments else ""
-    if command not in commands:
-        raise InputError(f"data: unknown command {command!r}; {choices(command, commands)}")
+    from jaxddp.commands.data import run
+
     try:
-        return commands[command](arguments[1:])
+        return run(arguments)
     except KeyboardInterrupt:
         return _end("interrupted; what it was writing is not there", 130)
-
-
-def _check(arguments: list[str]) -> int:
-    options = _parse(Check, Check(tyro.MISSING), "jaxddp data check", arguments)
-    from jaxddp.curate.check import check
-    from jaxddp.curate.display import Display
-    from jaxddp.curate.manifest import manifest_place, write_manifest
-
-    tables = _open(options.path, options.train, options.val)
-    place = manifest_place(options.path, options.manifest)
-    with Display(sum(map(len, tables.values()))) as display:
-        report = check(tables, threads=options.threads, progress=display)
-    write_manifest(report, place)
-    print(*report.lines(), f"manifest: {place}", sep="\n")
-    return int(report.num_faults > 0)
-
-
-def _open(path: Path, train: str | None, val: str | None) -> "dict[str, ExampleTable]":
-    """The splits of the data set at a path."""
-    from jaxddp.data.formats.ilsvrc import TRAIN_CSV, VAL_CSV, train_solutions, val_solutions
-
-    return {"train": train_solutions(path, train or TRAIN_CSV), "val": val_solutions(path, val or VAL_CSV)}
 
 
 def _launch(arguments: list[str]) -> int:
     from jaxddp.cluster.launcher import Launch, launch, split
 
     own, command = split(arguments)
-    return launch(_parse(Launch, Launch(), "jaxddp launch", own), command)
-
-
-def _parse(command: type[Command], default: Command, prog: str, arguments: list[str]) -> Command:
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def duration(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        if info.type is not Duration:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="DURATION",
-            instance_from_str=lambda words: Duration.parse(words[0]),
-            is_instance=lambda value: isinstance(value, Duration),
-            str_from_instance=lambda value: [str(value)],
-        )
-
-    return tyro.cli(command, default=default, prog=prog, args=arguments, registry=registry)
+    return launch(parse(Launch, Launch(), "jaxddp launch", own), command)

@@ -10,6 +10,7 @@ The settings are the recipe, never the machine: batch sizes are global, and the 
 
 import dataclasses
 import importlib.util
+import json
 import types
 import typing
 from dataclasses import dataclass, field
@@ -206,21 +207,37 @@ def config_names() -> list[str]:
 
 
 def load(name_or_path: str | Path) -> Config:
-    """Run a config file's `get_config()`.
+    """Run a config file's `get_config()`, or read what a run was.
 
     Args:
-        name_or_path: a name in the project's configs/ (`"imagenet_resnet50"`), or the path of a Python file.
+        name_or_path: a name in the project's configs/ (`"imagenet_resnet50"`), the path of a Python file, or that of
+            the config.json in a run's work directory.
 
     Raises:
         InputError: no such config, a file that does not run, or a `get_config()` that returns something else.
     """
     path = _configs_folder() / f"{name_or_path}.py"
-    if Path(name_or_path).suffix == ".py" or "/" in str(name_or_path):
+    if Path(name_or_path).suffix in (".py", ".json") or "/" in str(name_or_path):
         path = Path(name_or_path)
     if not path.is_file():
         raise InputError(
             f"config {str(name_or_path)!r} does not exist; {choices(Path(name_or_path).stem, config_names())}"
         )
+    return _of_run(path) if path.suffix == ".json" else _of_file(path)
+
+
+def _of_run(path: Path) -> Config:
+    """The config that a run wrote down, without what it wrote beside it."""
+    try:
+        content = json.loads(path.read_text())
+        return Config().replace(**{key: value for key, value in content.items() if key != "fingerprint"})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{path}: cannot be read as a run's config ({error}); give a run's config.json") from None
+
+
+def _of_file(path: Path) -> Config:
     spec = importlib.util.spec_from_file_location(f"jaxddp_config_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

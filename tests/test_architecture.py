@@ -40,7 +40,7 @@ HOUSE = (
     Room(6, "api __init__", "jax optax matplotlib"),
     Room(6, "cluster"),
     Room(6, "curate"),
-    Room(7, "cli __main__", "tyro rich"),
+    Room(7, "cli commands __main__", "tyro rich"),
 )
 ROOMS = {place: room for room in HOUSE for place in room.places.split()}
 DOOR = "__init__"

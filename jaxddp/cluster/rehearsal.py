@@ -9,14 +9,16 @@ import numpy as np
 
 from jaxddp.cluster.checks import Finding, device_memory
 from jaxddp.config import Config
+from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
+from jaxddp.data.opening import Table, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.table import ExampleTable
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_train_step
 from jaxddp.errors import InputError
-from jaxddp.run.recipe import Recipe, open_tables
+from jaxddp.run.batches import image_shape
+from jaxddp.run.recipe import Recipe
 from jaxddp.run.setup import RunSetup
 from jaxddp.wording import size
 
@@ -25,19 +27,21 @@ _SAMPLE_BATCH = 16
 
 
 def data(config: Config) -> Finding:
-    """Read the solution files and see that every image is there; the value is the two tables."""
+    """Open the data and see that every image is there; the value is the two tables."""
     tables = train_table, val_table = open_tables(config.data)
     counts = f"{len(train_table):,} rows to train, {len(val_table):,} to validate"
     return Finding(f"{counts}, {train_table.num_classes} classes; every image is there", tables)
 
 
-def images(config: Config, tables: tuple[ExampleTable, ExampleTable], process: int) -> Finding:
+def images(config: Config, tables: tuple[Table, Table], process: int) -> Finding:
     """Decode some of the images that training begins with, others in each process, and the first of validation."""
+    train_table, val_table = tables
+    if isinstance(train_table, ArrayTable) or isinstance(val_table, ArrayTable):
+        return Finding("in memory, nothing to decode")
     # TensorFlow takes seconds to import, and a machine without it can still be looked at.
     from jaxddp.data.images.windows import Crop
     from jaxddp.data.stream import image_batches, image_eval_batches
 
-    train_table, val_table = tables
     size = min(_SAMPLE_BATCH, len(train_table))
     steps = -(-min(SAMPLE_IMAGES, len(train_table)) // size)
     span: dict[str, Any] = {"start": process * steps, "stop": (process + 1) * steps}
@@ -95,13 +99,13 @@ def step(config: Config, setup: RunSetup) -> Finding:
 
 def abstract_batch(setup: RunSetup) -> Batch:
     """The shape of a placed training batch, without its memory."""
-    rows, edge, sharded = setup.order.batch_size, setup.data.image_size, setup.topology.sharded
+    rows, shape, sharded = setup.order.batch_size, image_shape(setup.table, setup.data), setup.topology.sharded
 
     def column(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=sharded)
 
     return Batch(
-        image=column(np.uint8, edge, edge, 3),
+        image=column(np.uint8, *shape),
         label=column(np.int32),
         mask=column(np.float32),
         row=column(np.int32),

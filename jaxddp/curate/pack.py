@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from jaxddp.curate.check import Progress
 from jaxddp.data.formats.packed import FEATURE, MANIFEST, PackedSplit, shard_name
 from jaxddp.data.images.verify import verify
+from jaxddp.data.opening import Table
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 from jaxddp.runtime import workdir
@@ -22,9 +24,6 @@ from jaxddp.runtime import workdir
 SHARD_BYTES = 1 << 30
 _RECORD_OVERHEAD = 16
 _ROWS_AHEAD = 256
-
-Progress = Callable[[str, int, int], None]
-"""Told of (split, images done, images in all)."""
 
 
 @dataclass(frozen=True)
@@ -47,28 +46,32 @@ class Packing:
 
 
 def pack(
-    tables: Mapping[str, ExampleTable],
+    tables: Mapping[str, Table],
     out: Path,
     packing: Packing,
-    progress: Progress = lambda split, done, total: None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write a packed copy of the splits, in a directory that appears when it is whole; returns its manifest.
 
     Raises:
-        InputError: the directory exists, cannot be written, or an image cannot be used: names it.
+        InputError: the directory exists or cannot be written, images are in memory and not in files, or one of them
+            cannot be used: names it.
     """
+    files = {split: table for split, table in tables.items() if isinstance(table, ExampleTable)}
+    if len(files) < len(tables):
+        raise InputError("the images of this data set are few files already, read at once; train on it as it is")
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
     making = workdir.create(out.parent) / f".{out.name}.{os.getpid()}.tmp"
     with workdir.readable_errors(out):
         making.mkdir()
     try:
-        first = next(iter(tables.values()))
+        first = next(iter(files.values()))
         manifest = {
             "classes": {"ids": first.class_ids, "names": first.class_names, "indices": first.class_indices},
             "short_side": packing.short_side,
             "quality": packing.quality,
-            "splits": {split: _pack_split(table, split, making, packing, progress) for split, table in tables.items()},
+            "splits": _pack_splits(files, making, packing, progress),
         }
         workdir.replace(making / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
         with workdir.readable_errors(out):
@@ -98,12 +101,30 @@ def packed_image(data: bytes, packing: Packing) -> bytes:
         return packed.getvalue()
 
 
-def _pack_split(table: ExampleTable, split: str, folder: Path, packing: Packing, progress: Progress) -> dict[str, Any]:
+def _pack_splits(
+    tables: Mapping[str, ExampleTable], folder: Path, packing: Packing, progress: Progress | None
+) -> dict[str, Any]:
+    before, written = 0, {}
+    for split, table in tables.items():
+
+        def packed(done: int, before: int = before) -> None:
+            if progress is not None:
+                progress.advance(before + done, 0)
+
+        written[split] = _pack_split(table, split, folder, packing, packed)
+        before += len(table)
+    return written
+
+
+def _pack_split(
+    table: ExampleTable, split: str, folder: Path, packing: Packing, packed: Callable[[int], None]
+) -> dict[str, Any]:
     """Writes a split's records and index; returns what the manifest says of it."""
     # TensorFlow takes seconds to import, and a bad --quality should be answered at once.
     from jaxddp.data.tensorflow_cpu import tf
 
-    shard, offset, writer = np.zeros(len(table), np.int32), np.zeros(len(table), np.int64), None
+    shard, offset = np.zeros(len(table), np.int32), np.zeros(len(table), np.int64)
+    writer: Any = None
     number, position = -1, SHARD_BYTES
     try:
         for row, image in enumerate(_packed_images(table, packing)):
@@ -116,7 +137,7 @@ def _pack_split(table: ExampleTable, split: str, folder: Path, packing: Packing,
             writer.write(record)
             shard[row], offset[row] = number, position
             position += len(record) + _RECORD_OVERHEAD
-            progress(split, row + 1, len(table))
+            packed(row + 1)
     except tf.errors.OpError as error:
         raise InputError(f"{folder}: cannot be written ({error.message}); free some space there") from None
     finally:

@@ -41,24 +41,29 @@ def open_tables(data: DataConfig) -> tuple[Table, Table]:
     Raises:
         InputError: neither a path nor a name, both, or whatever is wrong with the data.
     """
-    entry = _entry(data)
-    train_table, val_table = (open_split(entry, split, data) for split in ("train", "val"))
+    train_table, val_table = open_splits(data).values()
     if data.limit is not None:
         train_table = train_table.take(data.limit)
     for table in (train_table, val_table):
         if isinstance(table, ArrayTable):
-            _check_sizes(table, entry.path, data)
+            _check_sizes(table, data)
         else:
             table.check_images()
     return train_table, val_table
 
 
-def open_split(entry: catalog.DatasetEntry, split: Split, data: DataConfig) -> Table:
-    """One split of a data set, with the classes selected; see the module for the forms.
+def open_splits(data: DataConfig) -> dict[Split, Table]:
+    """The tables of "train" and "val" as they lie there: whole but for the classes selected, and not looked through.
 
     Raises:
-        InputError: whatever is wrong with the data.
+        InputError: neither a path nor a name, both, or whatever is wrong with the data.
     """
+    entry = _entry(data)
+    splits: tuple[Split, Split] = ("train", "val")
+    return {split: _open_split(entry, split, data) for split in splits}
+
+
+def _open_split(entry: catalog.DatasetEntry, split: Split, data: DataConfig) -> Table:
     classes = data.classes or entry.classes
     if entry.path.startswith(_TFDS):
         # tensorflow-datasets takes seconds to import.
@@ -93,13 +98,13 @@ def _is_url(path: str) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*://", path) is not None
 
 
-def _check_sizes(table: ArrayTable, path: str, data: DataConfig) -> None:
+def _check_sizes(table: ArrayTable, data: DataConfig) -> None:
     """What the config says of sizes and crops must be true of images that nothing resizes."""
     height, width, _ = table.image_shape
     if (height, width) != (data.image_size, data.image_size):
         raise InputError(
-            f"data.image_size={data.image_size}: the images of {path} are {height}x{width} and, in memory, stay so; "
-            f"set data.image_size {height}"
+            f"data.image_size={data.image_size}: these images are {height}x{width} and, in memory, stay so; set "
+            f"data.image_size {height}"
         )
     if data.crop != "whole":
-        raise InputError(f"data.crop={data.crop}: the images of {path} are in memory, whole; set data.crop whole")
+        raise InputError(f"data.crop={data.crop}: these images are in memory, whole; set data.crop whole")

@@ -132,7 +132,7 @@ class ExampleTable:
             row, fault = faults[0]
             raise InputError(
                 f"{self.name(row)}: {fault} ({len(faults)} of {len(self)} images cannot be used); put these images "
-                "back, or take their rows out of the solution file"
+                "back, or take them out of the data set"
             )
 
     def _rows(self, rows: np.ndarray) -> "ExampleTable":

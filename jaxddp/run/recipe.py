@@ -7,11 +7,9 @@ from typing import Any
 
 import optax
 
-from jaxddp.config import Config, DataConfig, ParallelConfig, flatten
-from jaxddp.data import catalog
-from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.config import Config, ParallelConfig, flatten
+from jaxddp.data.opening import Table, open_tables
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.table import ExampleTable
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.optimizer import make_optimizer, make_schedule
 from jaxddp.engine.state import TrainState
@@ -38,15 +36,15 @@ class Recipe:
 
     config: Config
     topology: Topology
-    train_table: ExampleTable
-    val_table: ExampleTable
+    train_table: Table
+    val_table: Table
     order: SampleOrder
     plan: Plan
     learning_rate: optax.Schedule
 
     @classmethod
     def of(cls, config: Config) -> "Recipe":
-        """Join the job, find the devices and read the solution files; nothing is compiled yet.
+        """Join the job, find the devices and open the data; nothing is compiled yet.
 
         Raises:
             InputError: anything in the config or in the data that cannot be used.
@@ -110,28 +108,6 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> None:
         start=parallel.start_timeout, silence=parallel.heartbeat_timeout, shutdown=parallel.shutdown_timeout
     )
     join(job, limits)
-
-
-def open_tables(data: DataConfig) -> tuple[ExampleTable, ExampleTable]:
-    """The training and the validation table that a config names, every image seen to be there.
-
-    Raises:
-        InputError: neither a path nor a name, both, or whatever is wrong with the files.
-    """
-    if (data.path is None) == (data.name is None):
-        raise InputError(
-            "data: give one of data.path (the folder with LOC_train_solution.csv) and data.name (in datasets.toml); "
-            f"now data.path={data.path!r}, data.name={data.name!r}"
-        )
-    entry = catalog.DatasetEntry("", data.path or "") if data.name is None else catalog.resolve(data.name)
-    classes = data.classes or entry.classes
-    train_table = train_solutions(entry.path, data.train or entry.train, classes)
-    val_table = val_solutions(entry.path, data.val or entry.val, classes)
-    if data.limit is not None:
-        train_table = train_table.take(data.limit)
-    for table in (train_table, val_table):
-        table.check_images()
-    return train_table, val_table
 
 
 def train_recipe(

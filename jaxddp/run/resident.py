@@ -7,13 +7,17 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.arrays import ArrayTable, array_eval_batches
+from jaxddp.data.opening import Table
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import stacked_columns
-from jaxddp.data.table import ExampleTable
+from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.resident import place_images
 from jaxddp.errors import InputError
+from jaxddp.parallel.job import exchange
 from jaxddp.parallel.topology import Topology
+from jaxddp.run.batches import image_shape
 from jaxddp.runtime.loop import Chunk
+from jaxddp.runtime.meter import check_substituted
 from jaxddp.wording import size
 
 LONGEST_CHUNK = 32
@@ -22,29 +26,32 @@ LONGEST_CHUNK = 32
 _LOAD_BATCH = 256
 
 
-def check_cacheable(table: ExampleTable | ArrayTable, data: DataConfig) -> None:
+def check_cacheable(table: Table, data: DataConfig) -> None:
     """Raises:
     InputError: the images of a table are not the same in every epoch.
     """
     if not isinstance(table, ArrayTable) and data.crop == "random_area":
         raise InputError(
             'data.cache="device" with data.crop="random_area": crops of random area are drawn while decoding, anew in '
-            'every epoch; set data.crop to "whole" (data.pad crops on the device), or data.cache to "none"'
+            'every epoch; set data.crop to "whole" (data.augment.pad crops on the device), or data.cache to "none"'
         )
 
 
-def load_images(table: ExampleTable | ArrayTable, data: DataConfig, topology: Topology) -> jax.Array:
+def load_images(
+    table: Table, data: DataConfig, topology: Topology, substitutes: Substitutes | None = None
+) -> jax.Array:
     """The table's images on every device, uint8[N + padding, H, W, C], replicated; row r is the table's.
 
     Files are decoded once, each by one process, which sends it to the others through the devices.
 
     Raises:
-        InputError: they do not fit into a device's free memory, or an image that cannot be used.
+        InputError: they do not fit into a device's free memory, or there are images that cannot be used: any, or with
+            substitutes more than `data.max_bad_images` allows.
     """
     batch_size = -(-_LOAD_BATCH // topology.num_devices) * topology.num_devices
     order = EvalOrder(len(table), batch_size)
     place = {"index": topology.process_index, "count": topology.process_count}
-    shape = table.image_shape if isinstance(table, ArrayTable) else (data.image_size, data.image_size, 3)
+    shape = image_shape(table, data)
     num_rows = order.num_batches * batch_size
     needed, free = num_rows * int(np.prod(shape)), topology.free_memory()
     if free is not None and needed > free:
@@ -57,12 +64,23 @@ def load_images(table: ExampleTable | ArrayTable, data: DataConfig, topology: To
     else:
         from jaxddp.data.stream import whole_image_batches
 
-        batches = whole_image_batches(table, order, image_size=data.image_size, **place)
-    return place_images((batch.image for batch in batches), num_rows, shape, topology)
+        batches = whole_image_batches(table, order, image_size=data.image_size, substitutes=substitutes, **place)
+    replaced = 0
+
+    def counted() -> Iterator[np.ndarray]:
+        nonlocal replaced
+        for batch in batches:
+            replaced += 0 if batch.substituted is None else int(batch.substituted.sum())
+            yield batch.image
+
+    images = place_images(counted(), num_rows, shape, topology)
+    everywhere = sum(map(int, exchange("images that others stand in for", str(replaced))))
+    check_substituted(everywhere, int(data.max_bad_images * len(table)), "data.cache=device")
+    return images
 
 
 def resident_chunks(
-    table: ExampleTable | ArrayTable, order: SampleOrder, topology: Topology, chunks: Iterable[range], length: int
+    table: Table, order: SampleOrder, topology: Topology, chunks: Iterable[range], length: int
 ) -> Iterator[Chunk]:
     """What `jaxddp.engine.resident.make_resident_steps` takes for each chunk: columns for `length` steps, and a number.
 

@@ -9,11 +9,10 @@ import jax
 import optax
 
 from jaxddp.config import DataConfig
-from jaxddp.data.arrays import ArrayTable, array_batches, array_eval_batches
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.table import ExampleTable
-from jaxddp.engine.augment.check import check_augment, check_pairs
+from jaxddp.data.opening import Table
+from jaxddp.data.order import SampleOrder
+from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.images import Preprocess
 from jaxddp.engine.objective import Loss, Metric, Objective, top_k_metrics
 from jaxddp.engine.resident import loops_are_slow, make_resident_steps
@@ -22,14 +21,13 @@ from jaxddp.engine.step import make_eval_step, make_train_step
 from jaxddp.models.adapt import Model, adapt
 from jaxddp.parallel.job import agree
 from jaxddp.parallel.topology import Device, Topology
+from jaxddp.run.batches import eval_batches, image_shape, make_preprocess, make_substitutes, train_batches
 from jaxddp.run.resident import LONGEST_CHUNK, check_cacheable, load_images, resident_chunks
 from jaxddp.runtime.checkpoint import Checkpoints
-from jaxddp.runtime.evaluate import Evaluator, prefetch
+from jaxddp.runtime.evaluate import Evaluator
 from jaxddp.runtime.loop import Chunk, Chunks, Step, fit, single_steps
 from jaxddp.runtime.plan import Plan
 from jaxddp.runtime.records import Listener, RunStart
-
-Table = ExampleTable | ArrayTable
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ class RunSetup:
         state: replicated on every device; `dataclasses.replace(setup, state=trained)` goes on from a trained one.
         order: which rows of `table` make up each global batch.
         images: the training images on every device, put there at the first call; None where batches are streamed.
+        substitutes: what stands in for images that cannot be used; None where they end the run.
     """
 
     topology: Topology
@@ -52,6 +51,7 @@ class RunSetup:
     state: TrainState = field(repr=False)
     epochs: float = 1
     images: Callable[[], jax.Array] | None = field(default=None, repr=False)
+    substitutes: Substitutes | None = field(default=None, repr=False)
 
     @property
     def slices(self) -> list[tuple[Device, slice]]:
@@ -60,30 +60,11 @@ class RunSetup:
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
-        place: dict[str, Any] = {"index": self.topology.process_index, "count": self.topology.process_count}
-        if isinstance(self.table, ArrayTable):
-            local = array_batches(self.table, self.order, start=start, stop=stop, **place)
-        else:
-            from jaxddp.data.images.windows import Crop
-            from jaxddp.data.stream import image_batches
-
-            crop = Crop(self.data.crop, self.data.crop_area)
-            sizes: dict[str, Any] = {"image_size": self.data.image_size, "seed": self.order.seed}
-            local = image_batches(self.table, self.order, crop, start=start, stop=stop, **sizes, **place)
-        return prefetch(local, self.topology.place)
+        return train_batches(self.table, self.order, self.data, self.topology, start, stop, self.substitutes)
 
     def eval_batches(self, table: Table, batch_size: int) -> Iterator[Batch]:
         """Placed batches that hold each example of a table once; the last is padded and masked."""
-        order = EvalOrder(len(table), batch_size)
-        place = {"index": self.topology.process_index, "count": self.topology.process_count}
-        if isinstance(table, ArrayTable):
-            local = array_eval_batches(table, order, **place)
-        else:
-            from jaxddp.data.stream import image_eval_batches
-
-            sizes = {"image_size": self.data.image_size, "resize": self.data.resize}
-            local = image_eval_batches(table, order, **sizes, **place)
-        return prefetch(local, self.topology.place)
+        return eval_batches(table, batch_size, self.data, self.topology)
 
     def objective(self, loss: Loss, metrics: Mapping[str, Metric] | None = None) -> Objective:
         """The loss of this model on this input; top-1 (and top-5) where no metrics are named."""
@@ -155,19 +136,15 @@ def prepare(
             data, a set that cannot be kept on the devices (see `jaxddp.run.resident.check_cacheable`), and what `adapt`
             refuses.
     """
-    image_shape = table.images.shape[1:] if isinstance(table, ArrayTable) else (data.image_size, data.image_size, 3)
-    topology.check_batch_size(order.batch_size)
-    check_augment(data.augment, image_shape)
-    check_pairs(data.augment, order.batch_size, topology.num_devices)
-    images = None
+    preprocess = make_preprocess(table, order, data, topology, dtype)
+    substitutes, images = make_substitutes(table, data), None
     if data.cache == "device":
         check_cacheable(table, data)
-        images = functools.cache(functools.partial(load_images, table, data, topology))
+        images = functools.cache(functools.partial(load_images, table, data, topology, substitutes))
     agree({"training data": table.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
-    preprocess = Preprocess(data.mean, data.std, data.augment, order.seed, dtype)
     adapted = adapt(model)
-    state = create_state(adapted, optimizer, image_shape, seed=order.seed, topology=topology)
-    return RunSetup(topology, adapted, optimizer, table, order, data, preprocess, state, epochs, images)
+    state = create_state(adapted, optimizer, image_shape(table, data), seed=order.seed, topology=topology)
+    return RunSetup(topology, adapted, optimizer, table, order, data, preprocess, state, epochs, images, substitutes)
 
 
 def train(

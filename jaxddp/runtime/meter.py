@@ -120,17 +120,21 @@ class Meter:
 
     def _check_substituted(self, step: int) -> None:
         # The sums are of all processes, so all of them stop at one step, however many they are.
-        if self._max_substituted is None or SUBSTITUTED not in self._names:
-            return
-        count = int(self._epoch_values[self._names.index(SUBSTITUTED), 0])
-        if count > self._max_substituted:
-            raise InputError(
-                f"step {step}: others stand in for {count} images of this epoch, and data.max_bad_images allows "
-                f"{self._max_substituted}; find them with `jaxddp data check`, or raise data.max_bad_images"
-            )
+        if self._max_substituted is not None and SUBSTITUTED in self._names:
+            count = int(self._epoch_values[self._names.index(SUBSTITUTED), 0])
+            check_substituted(count, self._max_substituted, f"step {step}")
 
     def _means(self, values: np.ndarray) -> dict[str, float]:
         return {name: float(total / count) for name, (total, count) in zip(self._names, values, strict=True)}
 
     def _restart(self) -> None:
         self._begin, self._waited, self._steps = time.perf_counter(), 0.0, 0
+
+
+def check_substituted(count: int, limit: int, where: str) -> None:
+    """Raises `InputError` where others stand in for more images of an epoch than may be."""
+    if count > limit:
+        raise InputError(
+            f"{where}: others stand in for {count} images of this epoch, and data.max_bad_images allows {limit}; find "
+            "them with `jaxddp data check`, or raise data.max_bad_images"
+        )

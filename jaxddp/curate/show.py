@@ -1,0 +1,67 @@
+"""`jaxddp data show`: training images exactly as the model is given them, at any step of any run."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxddp.config import Config
+from jaxddp.data.batch import Batch
+from jaxddp.engine.images import Inputs, Preprocess
+from jaxddp.errors import InputError
+from jaxddp.run.batches import make_preprocess, make_substitutes, train_batches
+from jaxddp.run.recipe import Recipe
+from jaxddp.runtime import workdir
+from jaxddp.runtime.pictures import input_grid, png, short
+
+
+def show(config: Config, step: int, count: int, out: Path) -> str:
+    """Draw the first images of a step's batch into a PNG file, after all augmentation, undone only the normalization.
+
+    What a batch holds is a function of the config and the step, so this is what a run of the config was given there.
+
+    Args:
+        step: from 1, as in metrics.jsonl.
+
+    Returns:
+        What was drawn, in words.
+
+    Raises:
+        InputError: a step or a count below 1, or whatever is wrong with config and data.
+    """
+    if step < 1:
+        raise InputError(f"--step {step}: steps count from 1")
+    if count < 1:
+        raise InputError(f"--count {count}: give at least 1")
+    recipe = Recipe.of(config)
+    table, order = recipe.train_table, recipe.order
+    preprocess = make_preprocess(table, order, config.data, recipe.topology, config.train.precision)
+    substitutes = make_substitutes(table, config.data)
+    batch = next(train_batches(table, order, config.data, recipe.topology, step - 1, step, substitutes))
+    inputs = jax.jit(lambda batch: preprocess(batch, train=True))(batch)
+    pixels = denormalized(preprocess, inputs)[:count]
+    picture = input_grid(pixels, _titles(batch, inputs, table.class_names, len(pixels)))
+    with workdir.readable_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    workdir.replace(out, png(picture))
+    return f"{len(pixels)} of {order.batch_size} images of step {step}"
+
+
+def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
+    """What the network sees, as pixels again: uint8[B, H, W, C]."""
+    images = np.asarray(inputs.images).astype(np.float32)
+    channels = images.shape[-1]
+    pixels = (images * np.array(preprocess.std[:channels]) + np.array(preprocess.mean[:channels])) * 255
+    return np.clip(np.round(pixels), 0, 255).astype(np.uint8)
+
+
+def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], count: int) -> list[str]:
+    """The label of each image, or both labels and their shares where two images are mixed; and its row."""
+    titles = []
+    for place in range(count):
+        own = short(names[int(batch.label[place])])
+        if inputs.mixing is not None:
+            weight, other = float(inputs.mixing.weight[place]), short(names[int(inputs.mixing.label[place])])
+            own = f"{weight:.0%} {own}\n{1 - weight:.0%} {other}"
+        titles.append(f"{own}\nrow {int(batch.row[place])}")
+    return titles
