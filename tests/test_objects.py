@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import optax
@@ -442,6 +443,21 @@ def test_a_lost_store_ends_the_stream_in_one_line(proxy, store):
     proxy.fault = lambda number: "503"
     text = message(Unreachable, list, stream)
     assert text.startswith(ROOT) and "the last: 503 Service Unavailable" in text
+
+
+def test_a_store_that_comes_back_too_late_is_named_all_the_same(proxy, tree):
+    """By then every image of the batch can be read, and TensorFlow has only a traceback to tell."""
+
+    class Late(Objects):
+        missed: ClassVar[list[bytes]] = []
+
+        def read(self, path: bytes, offset: int = 0) -> bytes:
+            if not self.missed:
+                self.missed.append(path)
+                raise Unreachable("too late")
+            return super().read(path, offset)
+
+    assert message(Unreachable, batches, with_store(train_solutions(tree), Late(ROOT, SHORT))) == "too late"
 
 
 def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):

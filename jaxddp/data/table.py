@@ -118,7 +118,7 @@ class ExampleTable:
         """A row's image, as it is encoded.
 
         Raises:
-            InputError: it is not there, or cannot be read; names it.
+            InputError, Unreachable: as the store's `read`.
         """
         return self.store.read(*self._place(row))
 

@@ -181,7 +181,7 @@ class Objects:
         options: Any = {
             "allow_http": allow_http,
             "connect_timeout": f"{round(1000 * min(5, self.patience.silence))}ms",
-            "read_timeout": "25s",
+            "read_timeout": f"{round(1000 * self.patience.silence)}ms",
             "timeout": f"{round(1000 * _LARGE * self.patience.deadline)}ms",
             "pool_max_idle_per_host": str(_THREADS),
         }

@@ -20,7 +20,12 @@ class Store(Protocol):
         ...
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        """The encoded image. Raises `InputError`, which names it, where it is not there or cannot be read."""
+        """The encoded image.
+
+        Raises:
+            InputError: it is not there, or cannot be read; names it.
+            Unreachable: a store that is elsewhere gave no answer within its deadline.
+        """
         ...
 
     def faults(self, paths: np.ndarray) -> list[Fault]:
