@@ -8,17 +8,15 @@ A child config begins with another and says only what differs:
 The settings are the recipe, never the machine: batch sizes are global, and the number of devices changes nothing.
 """
 
-import dataclasses
 import importlib.util
 import json
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError
+from jaxddp.overrides import plain, replaced
 from jaxddp.wording import choices
 
 
@@ -186,19 +184,11 @@ class Config:
         Raises:
             InputError: an unknown key (the nearest right one is named), or a value of another type.
         """
-        return _replace(self, changes, prefix="")
+        return replaced(self, changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, as config.json holds them; `Config().replace(**d)` is its inverse."""
-        return _plain(self)
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"train": {"batch_size": 8}}` as `{"train.batch_size": 8}`."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        return plain(self)
 
 
 def config_names() -> list[str]:
@@ -257,48 +247,3 @@ def _configs_folder() -> Path:
     """In an installed wheel configs/ lies inside the package, in a checkout beside it."""
     inside = Path(__file__).parent / "configs"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Duration):
-        return str(value)
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _replace(node: Any, changes: dict[str, Any], prefix: str) -> Any:
-    hints = typing.get_type_hints(type(node))
-    values = {}
-    for key, value in changes.items():
-        if key not in hints:
-            raise InputError(f"unknown config key {prefix + key!r}; {choices(key, hints)}")
-        if dataclasses.is_dataclass(hints[key]) and hints[key] is not Duration:
-            if not isinstance(value, dict):
-                raise InputError(f"{prefix}{key}={value!r}: give a dict of its keys to change")
-            values[key] = _replace(getattr(node, key), value, f"{prefix}{key}.")
-        else:
-            values[key] = _checked(value, hints[key], prefix + key)
-    return dataclasses.replace(node, **values)
-
-
-def _checked(value: Any, hint: Any, key: str) -> Any:
-    """`value` as the type that `hint` asks for, converted only where nothing can be lost."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else _checked(value, args[0], key)
-    if origin is Literal and value in args:
-        return value
-    if origin is tuple and isinstance(value, list | tuple) and (args[-1] is ... or len(value) == len(args)):
-        return tuple(_checked(item, args[0], key) for item in value)
-    if hint is Duration and isinstance(value, str):
-        try:
-            return Duration.parse(value)
-        except InputError as error:
-            raise InputError(f"{key}: {error}") from None
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if origin is None and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    expected = " or ".join(map(repr, args)) if origin is Literal else getattr(hint, "__name__", str(hint))
-    raise InputError(f"{key}={value!r}: expected {expected if origin is Literal or origin is None else hint}")

@@ -29,7 +29,7 @@ class Room:
 
 HOUSE = (
     Room(0, "errors wording"),
-    Room(1, "config duration"),
+    Room(1, "config duration overrides"),
     Room(1, "parallel", "jax"),
     Room(2, "configs"),
     Room(2, "models", "jax flax"),

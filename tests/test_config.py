@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ilsvrc import write_tree
 
-from jaxddp.config import Config, config_names, flatten, load
+from jaxddp.config import Config, config_names, load
 from jaxddp.duration import Cadence, Duration
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.errors import InputError
+from jaxddp.overrides import flatten
 from jaxddp.run.recipe import Recipe
 from jaxddp.run.setup import train
 

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from jaxddp.cluster.allreduce import bus_bandwidth, check_sum, time_all_reduce
 from jaxddp.cluster.machine import local_cores, local_gpus
-from jaxddp.config import Config, ParallelConfig, flatten
+from jaxddp.config import Config, ParallelConfig
 from jaxddp.errors import InputError
+from jaxddp.overrides import flatten
 from jaxddp.parallel.environment import Job, find_job
 from jaxddp.parallel.job import agree
 from jaxddp.parallel.topology import Topology

@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from jaxddp.config import Config, ParallelConfig, flatten
+from jaxddp.config import Config, ParallelConfig
 from jaxddp.data.opening import Table, open_tables
 from jaxddp.data.order import SampleOrder
 from jaxddp.engine.objective import cross_entropy
@@ -15,6 +15,7 @@ from jaxddp.engine.optimizer import make_optimizer, make_schedule
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.models.resnet import resnet
+from jaxddp.overrides import flatten
 from jaxddp.parallel.environment import Job, find_job
 from jaxddp.parallel.job import Limits, agree, join
 from jaxddp.parallel.preemption import stop_on_sigterm

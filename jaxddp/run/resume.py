@@ -6,8 +6,9 @@ import uuid
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxddp.config import Config, flatten
+from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.overrides import flatten
 from jaxddp.parallel.job import exchange, is_first
 from jaxddp.runtime import workdir
 from jaxddp.runtime.checkpoint import Checkpoints
