@@ -114,8 +114,8 @@ def test_data_that_differs_is_named(twisted, tree):
     rows = (tree / "LOC_train_solution.csv").read_text().splitlines()[1:]
     write_csv(tree / "other.csv", [tuple(row.split(",")) for row in rows[:-1]])
     said = twisted(
-        f"import jaxddp.run.recipe as r; f = r.train_solutions; "
-        f"r.train_solutions = lambda root, csv, classes: f(root, {str(tree / 'other.csv')!r}, classes)"
+        f"import jaxddp.data.opening as o; f = o.train_solutions; "
+        f"o.train_solutions = lambda root, csv, classes, cache: f(root, {str(tree / 'other.csv')!r}, classes)"
     )
     assert all("training data differs: process" in line for line in said), said
 

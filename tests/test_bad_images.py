@@ -1,0 +1,100 @@
+"""A run over data with bad images: it ends with one line, or others stand in, counted, capped, alike on any hosts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ilsvrc import write_tree
+
+from jaxddp.cli import main
+from jaxddp.config import Config, load
+from jaxddp.data.formats.ilsvrc import train_solutions
+from jaxddp.run.recipe import train_recipe
+
+WORDS = ["--model.width", "4", "--train.batch-size", "8", "--eval.batch-size", "8", "--log.every", "1 step"]
+WORDS += ["--no-log.tensorboard", "--train.duration", "2 epochs"]
+BAD = (3, 10)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 training images, of which two are cut short, one of them closed with an end marker again."""
+    root = write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=8, val=3)
+    table = train_solutions(root)
+    for row, end in zip(BAD, (b"", b"\xff\xd9"), strict=True):
+        Path(table.name(row)).write_bytes(table.read(row)[:-200] + end)
+    return root
+
+
+def train(root: Path, workdir: Path, *more: str) -> int:
+    return main(["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *WORDS, *more])
+
+
+def lines(workdir: Path) -> list[dict]:
+    records = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["split"] == "train"]
+
+
+def test_a_bad_image_ends_the_run(root: Path, tmp_path: Path, capfd):
+    assert train(root, tmp_path / "run") == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    table = train_solutions(root)
+    assert any(last.startswith(f"jaxddp: {table.name(row)}: ") for row in BAD), last
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_others_stand_in_and_are_counted(root: Path, tmp_path: Path, devices: int):
+    allowed = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1", "--parallel.devices", str(devices)]
+    assert train(root, tmp_path / "run", *allowed) == 0
+    records = lines(tmp_path / "run")
+    # Each bad image is met once an epoch: a share of the batch that holds it.
+    assert [record["step"] for record in records] == list(range(1, 7))
+    assert sum(record["substituted"] for record in records[:3]) == pytest.approx(2 / 8)
+    assert sum(record["substituted"] for record in records[3:]) == pytest.approx(2 / 8)
+
+
+def test_too_many_end_the_run(root: Path, tmp_path: Path, capfd):
+    assert train(root, tmp_path / "run", "--data.bad-images", "substitute", "--data.max-bad-images", "0.05") == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert "others stand in for 2 images of this epoch, and data.max_bad_images allows 1; find them with" in last
+    assert last.startswith("jaxddp: step ")
+
+
+@pytest.mark.parametrize("share", ["0.1", "0.05"])
+def test_a_set_on_the_devices_is_judged_when_it_is_loaded(root: Path, tmp_path: Path, capfd, share: str):
+    allowed = ["--data.bad-images", "substitute", "--data.max-bad-images", share, "--data.cache", "device"]
+    code = train(root, tmp_path / "run", *allowed)
+    if share == "0.1":
+        assert code == 0
+    else:
+        assert code == 2
+        assert "data.cache=device: others stand in for 2 images" in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_resumed_is_uninterrupted(root: Path, tmp_path: Path):
+    config = substituting(root)
+    whole = train_recipe(config, tmp_path / "whole")
+    train_recipe(config.replace(train={"duration": "4 steps"}), tmp_path / "parts")
+    resumed = train_recipe(config, tmp_path / "parts", resume="must")
+    for one, other in zip(leaves(whole), leaves(resumed), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [line["loss"] for line in lines(tmp_path / "parts")] == [line["loss"] for line in lines(tmp_path / "whole")]
+
+
+def substituting(root: Path) -> Config:
+    return load("digits").replace(
+        data={"path": str(root), "bad_images": "substitute", "max_bad_images": 0.1},
+        model={"width": 4},
+        train={"batch_size": 8, "duration": "6 steps"},
+        eval={"batch_size": 8},
+        # Schedule and warm-up are shares of a run, and a shorter run would have others.
+        optimizer={"schedule": "constant", "warmup": "0 steps"},
+        log={"every": "1 step", "tensorboard": False},
+    )
+
+
+def leaves(state) -> list[np.ndarray]:
+    import jax
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]

@@ -1,0 +1,124 @@
+"""`jaxddp data show` draws what the model is given: at any step of a run, by config or by the run's config.json."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ilsvrc import write_tree
+from PIL import Image
+
+from jaxddp.cli import main
+from jaxddp.config import Config
+from jaxddp.curate.show import denormalized, show
+from jaxddp.data.batch import Batch
+from jaxddp.engine.images import Preprocess
+from jaxddp.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    root = write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=8, val=3)
+    return Config().replace(
+        data={"path": str(root), "image_size": 32, "crop": "whole", "augment": {"flip": False}},
+        model={"name": "resnet18", "stem": "small", "width": 4},
+        train={"batch_size": 8, "duration": "3 epochs"},
+    )
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options) -> tuple[np.ndarray, list[str]]:
+    """The pixels and titles that a picture was made of."""
+    from jaxddp.curate import show as module
+
+    seen: list = []
+    plain = module.input_grid
+    monkeypatch.setattr(module, "input_grid", lambda pixels, titles: seen.extend((pixels, titles)) or plain(*seen))
+    show(config, out=out, **{"step": 1, "count": 32} | options)
+    return seen[0], seen[1]
+
+
+def test_the_images_are_those_of_the_step(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from jaxddp.run.recipe import Recipe
+
+    recipe = Recipe.of(config)
+    for step in (1, 5):
+        with monkeypatch.context() as patched:
+            pixels, titles = drawn(patched, config, tmp_path / "show.png", step=step)
+        rows = recipe.order.rows(step - 1)
+        names = [recipe.train_table.class_names[recipe.train_table.label[row]].split(",")[0] for row in rows]
+        assert titles == [f"{name}\nrow {row}" for name, row in zip(names, rows, strict=True)]
+        for image, row in zip(pixels, rows, strict=True):
+            original = np.asarray(Image.open(io.BytesIO(recipe.train_table.read(int(row)))).convert("RGB"))
+            np.testing.assert_array_equal(image, original)
+    with Image.open(tmp_path / "show.png") as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 8 * 100
+
+
+def test_normalizing_is_undone_to_the_pixel():
+    images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
+    columns = {name: np.zeros(4, np.int32) for name in ("label", "row", "epoch")}
+    batch = Batch(image=images, mask=np.ones(4, np.float32), **columns)
+    preprocess = Preprocess()
+    np.testing.assert_array_equal(denormalized(preprocess, preprocess(batch, train=False)), images)
+
+
+AUGMENTED = [
+    {"flip": True},
+    {"pad": 4},
+    {"rand_augment": 2},
+    {"cutout": 12},
+    {"erase": 1.0},
+    {"mixup": 1.0},
+    {"cutmix": 1.0},
+]
+
+
+@pytest.mark.parametrize("augment", AUGMENTED, ids=lambda augment: next(iter(augment)))
+def test_every_augmentation_is_seen(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, augment: dict):
+    with monkeypatch.context() as patched:
+        plain, _ = drawn(patched, config, tmp_path / "plain.png")
+    changed, titles = drawn(monkeypatch, config.replace(data={"augment": augment}), tmp_path / "show.png")
+    assert (plain != changed).any(axis=(1, 2, 3)).sum() >= 2
+    # Mixed images have two labels, and shares that add up.
+    lines = {len(title.splitlines()) for title in titles}
+    assert lines == ({3} if {"mixup", "cutmix"} & set(augment) else {2})
+
+
+def test_a_run_is_shown_by_its_own_config(config: Config, tmp_path: Path, capfd):
+    written = tmp_path / "config.json"
+    written.write_text(json.dumps({**config.to_dict(), "fingerprint": {"train": "x", "val": "y"}}))
+    out = tmp_path / "pictures" / "show.png"
+    arguments = ["data", "show", str(written), "--step", "2", "--count", "3", "--out", str(out)]
+    assert main([*arguments, "--parallel.devices", "1"]) == 0
+    assert capfd.readouterr().out == f"3 of 8 images of step 2: {out}\n"
+    assert out.is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "data: unknown command ''; there are: check, show, pack"),
+        (["shwo"], "data: unknown command 'shwo'; did you mean 'show'?"),
+        (["show"], "data show: the first argument is the config; there are: cifar10, "),
+        (["show", "nothing.json"], "config 'nothing.json' does not exist"),
+    ],
+)
+def test_mistyped_commands(arguments: list[str], expected: str, capfd):
+    assert main(["data", *arguments]) == 2
+    assert expected in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_bad_figures(config: Config, tmp_path: Path):
+    with pytest.raises(InputError, match="--step 0: steps count from 1"):
+        show(config, 0, 1, tmp_path / "show.png")
+    with pytest.raises(InputError, match="--count 0: give at least 1"):
+        show(config, 1, 0, tmp_path / "show.png")
+
+
+def test_a_config_that_is_none(tmp_path: Path, capfd):
+    for content, expected in (("{", "cannot be read as a run's config"), ('{"sed": 1}', "unknown config key 'sed'")):
+        (tmp_path / "config.json").write_text(content)
+        assert main(["data", "show", str(tmp_path / "config.json")]) == 2
+        assert expected in capfd.readouterr().err
