@@ -11,19 +11,19 @@ from jaxddp.data.table import ExampleTable
 PHOTOGRAPHS, PHOTOGRAPH_SIZE, CLASSES = 512, 128, 10
 
 
-def write_photographs(folder: Path) -> None:
+def write_photographs(folder: Path, count: int = PHOTOGRAPHS, size: int = PHOTOGRAPH_SIZE) -> None:
     """JPEG files that decode as photographs do: smooth, with some grain."""
     rng = np.random.default_rng(0)
-    edge = (PHOTOGRAPH_SIZE, PHOTOGRAPH_SIZE)
-    for number in range(PHOTOGRAPHS):
+    edge = (size, size)
+    for number in range(count):
         smooth = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).resize(edge, Image.Resampling.BICUBIC)
         grain = rng.normal(0, 6, (*edge, 3))
         pixels = np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{number:04d}.jpg", quality=90)
 
 
-def photograph_table(folder: Path) -> ExampleTable:
-    names = np.array([f"{number:04d}.jpg".encode() for number in range(PHOTOGRAPHS)])
-    label = (np.arange(PHOTOGRAPHS) % CLASSES).astype(np.int32)
+def photograph_table(folder: Path, count: int = PHOTOGRAPHS) -> ExampleTable:
+    names = np.array([f"{number:04d}.jpg".encode() for number in range(count)])
+    label = (np.arange(count) % CLASSES).astype(np.int32)
     classes = tuple(f"n{label:08d}" for label in range(CLASSES))
     return ExampleTable(LocalFiles(folder), names, names, label, classes, classes, tuple(range(CLASSES)))

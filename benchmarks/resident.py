@@ -3,19 +3,22 @@
     python benchmarks/resident.py
     python benchmarks/resident.py --rounds 9 --linear-batch 16
 
-Two comparisons, each of contenders that take turns in one process, on one device:
+Three comparisons, each of contenders that take turns in one process, on one device:
 
 - input: `fit` on images that lie on the device, beside the bare jitted step on one batch that is there already, for a
   ResNet-18 of width 16 at 32 pixels. Input may cost 3% of a step: the target is 0.97 of the bare step's speed.
-- linear: `fit` with softmax regression on the device's images, beside `fit` on batches gathered on the host. Target: at
-  least 5 times its speed. The smaller the batch, the less of a step is computing and the more the way to the device.
+- files: `fit` with softmax regression on the device's images, beside the stream that reads and decodes the same JPEG
+  files of 32 pixels for every batch. Target: at least 5 times its speed.
+- arrays: the same beside batches gathered from the host's memory, undecoded. The smaller the batch, the less
+  of a step is computing and the more the way to the device.
 
-Before anything is timed, the contenders of the second must compute the same losses.
+Before anything is timed, the contenders of the last two must compute the same losses.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -26,9 +29,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from harness import Figures, alternate, compare, machine, table
+from photographs import photograph_table, write_photographs
 
 from jaxddp.api import AugmentConfig, DataConfig, prepare_training
 from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.opening import Table
 from jaxddp.duration import Cadence
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import TrainState
@@ -41,6 +46,7 @@ from jaxddp.runtime.plan import Plan
 from jaxddp.runtime.records import RunStart
 
 EXAMPLES, CLASSES, SIZE, WIDTH = 10_000, 10, 32, 16
+FEWER_FROM_FILES = 10
 INPUT_BATCH = 128
 INPUT_TARGET, LINEAR_TARGET = 0.97, 5.0
 LOG_STEPS = 50
@@ -50,26 +56,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=60, help="steps in a turn of the first comparison")
-    parser.add_argument("--linear-steps", type=int, default=1000, help="steps in a turn of the second")
-    parser.add_argument("--linear-batch", type=int, default=256, help="its batch")
+    parser.add_argument("--linear-steps", type=int, default=1000, help="steps in a turn of the others")
+    parser.add_argument("--linear-batch", type=int, default=256, help="their batch")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/resident.json"))
     options = parser.parse_args()
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
     report["comparisons"] = {
         "input": compare_input(options.rounds, options.steps),
-        "linear": compare_linear(options.rounds, options.linear_steps, options.linear_batch),
+        "arrays": compare_linear(array_table(), options.rounds, options.linear_steps, options.linear_batch),
     }
+    with tempfile.TemporaryDirectory() as folder:
+        write_photographs(Path(folder), EXAMPLES, SIZE)
+        files = photograph_table(Path(folder), EXAMPLES)
+        steps = max(options.linear_steps // FEWER_FROM_FILES, 10)
+        report["comparisons"]["files"] = compare_linear(files, options.rounds, steps, options.linear_batch)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
     print(f"figures: {options.out}\n\n{table(report['comparisons'])}")
 
 
-# --- The two comparisons ---
+# --- The comparisons ---
 
 
 def compare_input(rounds: int, steps: int) -> Figures:
     """Training on the device's images beside the bare step on a fixed batch, in images a second."""
-    setup = make_setup(resnet("resnet18", CLASSES, width=WIDTH, stem="small"), INPUT_BATCH, "device")
+    setup = make_setup(resnet("resnet18", CLASSES, width=WIDTH, stem="small"), array_table(), INPUT_BATCH, "device")
     step = make_train_step(setup.objective(cross_entropy()), setup.optimizer, setup.topology)
     placed = next(setup.batches(0, 1))
 
@@ -87,11 +98,11 @@ def compare_input(rounds: int, steps: int) -> Figures:
     return compare(alternate(turns, rounds), INPUT_BATCH * steps, INPUT_TARGET)
 
 
-def compare_linear(rounds: int, steps: int, batch_size: int) -> Figures:
-    """The same training on the device's images and on batches of the host's, in images a second."""
+def compare_linear(images: Table, rounds: int, steps: int, batch_size: int) -> Figures:
+    """The same training on the device's images and on the stream's, in images a second."""
     turns = {
-        "resident": Training(make_setup(linear(), batch_size, "device"), steps),
-        "streamed": Training(make_setup(linear(), batch_size, "none"), steps),
+        "resident": Training(make_setup(linear(), images, batch_size, "device"), steps),
+        "streamed": Training(make_setup(linear(), images, batch_size, "none"), steps),
     }
     for turn in turns.values():
         turn()
@@ -122,13 +133,16 @@ class Training:
         return seconds
 
 
-def make_setup(model: Any, batch_size: int, cache: Literal["none", "device"]) -> RunSetup:
-    """A network on random images and one device."""
+def array_table() -> ArrayTable:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (EXAMPLES, SIZE, SIZE, 3), np.uint8)
-    table = ArrayTable(images, rng.integers(0, CLASSES, EXAMPLES), tuple(map(str, range(CLASSES))))
-    data = DataConfig(augment=AugmentConfig(flip=False), cache=cache)
-    return prepare_training(model, table, 1, optax.sgd(0.001), batch_size, data=data)
+    return ArrayTable(images, rng.integers(0, CLASSES, EXAMPLES), tuple(map(str, range(CLASSES))))
+
+
+def make_setup(model: Any, images: Table, batch_size: int, cache: Literal["none", "device"]) -> RunSetup:
+    """A network on whole images and one device."""
+    data = DataConfig(image_size=SIZE, crop="whole", augment=AugmentConfig(flip=False), cache=cache)
+    return prepare_training(model, images, 1, optax.sgd(0.001), batch_size, data=data)
 
 
 def linear() -> Any:
