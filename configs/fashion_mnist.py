@@ -12,7 +12,7 @@ from jaxddp.config import Config, load
 
 def get_config() -> Config:
     return load("cifar10").replace(
-        data={"image_size": 28, "resize": 28, "pad": 2, "mean": (0.2860,) * 3, "std": (0.3530,) * 3},
+        data={"image_size": 28, "resize": 28, "augment": {"pad": 2}, "mean": (0.2860,) * 3, "std": (0.3530,) * 3},
         train={"duration": "10 epochs"},
         optimizer={"learning_rate": 0.1},
     )

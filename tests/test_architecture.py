@@ -50,6 +50,7 @@ FILES = {
     "jaxddp/cluster/allreduce.py": "jax",
     "jaxddp/cluster/rehearsal.py": "jax",
     "jaxddp/curate/pack.py": "PIL",
+    "jaxddp/curate/show.py": "jax",
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
     "jaxddp/curate/display.py": "rich",
     "jaxddp/curate/look.py": "PIL",

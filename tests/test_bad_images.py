@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ilsvrc import write_tree
+from small import linear_model
 
 from jaxddp.cli import main
 from jaxddp.config import Config, load
@@ -13,8 +14,14 @@ from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.run.recipe import train_recipe
 
 WORDS = ["--model.width", "4", "--train.batch-size", "8", "--eval.batch-size", "8", "--log.every", "1 step"]
-WORDS += ["--no-log.tensorboard", "--train.duration", "2 epochs"]
+WORDS += ["--log.no-tensorboard", "--train.duration", "2 epochs"]
 BAD = (3, 10)
+
+
+@pytest.fixture(autouse=True)
+def quick_network(monkeypatch: pytest.MonkeyPatch):
+    """What is tested is the input; a linear network compiles in no time."""
+    monkeypatch.setattr("jaxddp.run.recipe.resnet", lambda *_, **__: linear_model())
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def test_moving_pairs_moves_their_results(mode):
     pairs = np.random.default_rng(3).permutation(SIZE // 2)
     moved = np.stack([2 * pairs + 1, 2 * pairs], 1).ravel()
     images, mixing = inputs_of(BATCH, mode)
-    again = inputs_of(Batch(*(column[moved] for column in BATCH)), mode)
+    again = inputs_of(jax.tree.map(lambda column: column[moved], BATCH), mode)
     assert np.abs(images[moved] - again.images).max() < 1e-3
     assert (mixing.label[moved] == again.mixing.label).all()
     assert (mixing.weight[moved] == again.mixing.weight).all()

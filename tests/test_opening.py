@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ilsvrc import IMAGES, synset, write_tree
+from small import linear_model
 
 from jaxddp.config import Config, DataConfig
 from jaxddp.curate.pack import Packing, pack
@@ -139,15 +140,16 @@ def test_a_set_of_tensorflow_datasets_by_path_and_by_name(tmp_path: Path, monkey
         open_tables(DataConfig(name="mine", data_dir=str(tmp_path)))
 
 
-def test_arrays_train_and_resume_through_a_config(tmp_path: Path):
+def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from jaxddp.run.recipe import evaluate_recipe, train_recipe
 
+    monkeypatch.setattr("jaxddp.run.recipe.resnet", lambda *_, **__: linear_model())
     config = Config().replace(
         data={"path": str(write_idx(tmp_path / "data")), "image_size": SIZE, "crop": "whole"},
-        model={"name": "resnet18", "stem": "small", "width": 4},
         train={"batch_size": 4, "duration": "2 steps"},
         eval={"batch_size": 4},
         log={"tensorboard": False},
+        parallel={"devices": 2},
     )
     train_recipe(config, tmp_path / "run")
     longer = config.replace(train={"duration": "3 steps"})

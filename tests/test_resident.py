@@ -15,11 +15,11 @@ from test_loop import Recorder, exploding
 
 import jaxddp
 from jaxddp.cli import main
-from jaxddp.config import Config, DataConfig, load
+from jaxddp.config import AugmentConfig, Config, DataConfig, load
 from jaxddp.data.arrays import ArrayTable, array_batches
+from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import stacked_columns
-from jaxddp.data.table import train_solutions
 from jaxddp.engine.images import Preprocess
 from jaxddp.engine.objective import Objective, cross_entropy, top_k_metrics
 from jaxddp.engine.resident import loops_are_slow, make_resident_steps
@@ -45,7 +45,7 @@ CUTS = (range(0, 3), range(3, 4), range(4, 8), range(8, 10))
 
 def float64_parts(net, devices: int):
     """A network and momentum, with flips and padded crops, all in float64."""
-    preprocess = Preprocess(flip=True, pad=1, seed=5, dtype=jnp.float64)
+    preprocess = Preprocess(augment=AugmentConfig(flip=True, pad=1), seed=5, dtype=jnp.float64)
     objective = Objective(adapt(net), cross_entropy(), preprocess, top_k_metrics(CLASSES))
     topology, optimizer = Topology.create(devices), optax.sgd(0.05, momentum=0.9)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
@@ -116,7 +116,7 @@ SEEN = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
 
 
 def run(cache: str, plan: Plan, *, net=None, optimizer=None, devices: int = 4, **more):
-    data = DataConfig(pad=1, cache=cache)
+    data = DataConfig(augment=AugmentConfig(pad=1), cache=cache)
     optimizer, order = optimizer or optax.sgd(0.05, momentum=0.9), SampleOrder(len(TABLE), 8, seed=5)
     setup = prepare(net or linear_model(), TABLE, optimizer, Topology.create(devices), order, data=data)
     objective, recorder = setup.objective(cross_entropy()), Recorder()
@@ -148,7 +148,7 @@ def test_every_example_once_an_epoch():
         lambda key, example: {"seen": jnp.zeros(size)},
         lambda params, images: jnp.stack([params["seen"][images[:, 0, 0, 0].round().astype(int)]] * 2, axis=1),
     )
-    data = DataConfig(flip=False, mean=(0.0,) * 3, std=(1 / 255,) * 3, cache="device")
+    data = DataConfig(augment=AugmentConfig(flip=False), mean=(0.0,) * 3, std=(1 / 255,) * 3, cache="device")
     order = SampleOrder(size, batch_size, seed=5)
     setup = prepare(net, table, optax.sgd(1.0), Topology.create(4), order, data=data)
     config = Config().replace(train={"batch_size": batch_size, "duration": f"{epochs} epochs"})
@@ -237,11 +237,12 @@ def test_the_notebook_keeps_the_set_on_the_devices(monkeypatch):
     loads = []
     monkeypatch.setattr("jaxddp.run.setup.load_images", lambda *args: loads.append(args) or load_images(*args))
     arguments = (SmallNet(), TABLE, 4, optax.sgd(0.05), 2)
-    setup = jaxddp.prepare_training(*arguments, data=DataConfig(flip=False, cache="device"), epochs=2)
+    plain = AugmentConfig(flip=False)
+    setup = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain, cache="device"), epochs=2)
     assert not loads
     histories = [jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=VAL, listeners=())[1] for _ in range(2)]
     assert len(loads) == 1
-    streamed = jaxddp.prepare_training(*arguments, data=DataConfig(flip=False), epochs=2)
+    streamed = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain), epochs=2)
     _, expected = jaxddp.train(jaxddp.softmax_cross_entropy, streamed, val=VAL, listeners=())
     for history in histories:
         assert np.abs(history.train["loss"] - expected.train["loss"]).max() < 1e-6
@@ -269,7 +270,7 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, tmp_pat
     assert main(train_words(root, tmp_path / "streamed")) == 0
     device = ("--data.cache", "device")
     config = load("digits").replace(
-        data={"path": str(root), "image_size": 16, "resize": 16, "pad": 1, "cache": "device"},
+        data={"path": str(root), "image_size": 16, "resize": 16, "augment": {"pad": 1}, "cache": "device"},
         model={"width": 2},
         train={"batch_size": 8, "duration": "12 steps"},
         eval={"batch_size": 8},
@@ -294,8 +295,7 @@ def test_crops_that_are_drawn_while_decoding_are_refused(root, tmp_path, capfd):
 
 
 def test_files_lie_there_as_the_stream_decodes_them(tmp_path):
-    from jaxddp.data.augment import Crop
-
+    from jaxddp.data.images.windows import Crop
     from jaxddp.data.stream import image_batches
 
     table = train_solutions(write_tree(tmp_path / "tree", classes=3, images=4, size=(20, 31)))

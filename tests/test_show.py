@@ -24,6 +24,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
         data={"path": str(root), "image_size": 32, "crop": "whole", "augment": {"flip": False}},
         model={"name": "resnet18", "stem": "small", "width": 4},
         train={"batch_size": 8, "duration": "3 epochs"},
+        parallel={"devices": 2},
     )
 
 
@@ -99,7 +100,7 @@ def test_a_run_is_shown_by_its_own_config(config: Config, tmp_path: Path, capfd)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "data: unknown command ''; there are: check, show, pack"),
+        ([], "data: unknown command ''; there are: check, pack, show"),
         (["shwo"], "data: unknown command 'shwo'; did you mean 'show'?"),
         (["show"], "data show: the first argument is the config; there are: cifar10, "),
         (["show", "nothing.json"], "config 'nothing.json' does not exist"),

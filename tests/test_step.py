@@ -1,6 +1,7 @@
 """Promise 1: N devices equal one. The reference is plain `jax.grad` of the mean over the examples that count."""
 
 import functools
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ def sgd_gradient(net, batch: Batch, devices: int, **settings):
 def plain_gradient(net, batch: Batch):
     """The definition: no mesh, no collective, and padding left out by indexing."""
     objective = objective_of(net)
-    real = Batch(*(column[batch.mask > 0] for column in batch))
+    real = jax.tree.map(lambda column: column[batch.mask > 0], batch)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, *batch.image.shape[1:]), jnp.float64))
 
     def mean_loss(params):
@@ -117,7 +118,7 @@ def test_synchronized_batch_norm_equals_one_device(devices):
 
 def test_local_batch_norm_differs_and_its_statistics_are_the_average():
     net, batch = SmallNet(batch_norm=True, dtype=jnp.float64), random_batch(24)
-    halves = [Batch(*(column[part] for column in batch)) for part in (slice(0, 12), slice(12, 24))]
+    halves = [jax.tree.map(itemgetter(part), batch) for part in (slice(0, 12), slice(12, 24))]
 
     def running_mean(batch: Batch, devices: int) -> np.ndarray:
         return sgd_gradient(net, batch, devices, augment=False)[2].model_state["batch_stats"]["BatchNorm_0"]["mean"]

@@ -61,12 +61,14 @@ def stacked_columns(
     """
     each = [columns(label, order, step, index, count) for step in steps]
 
-    def stacked(parts: tuple[np.ndarray, ...]) -> np.ndarray:
+    def stacked(parts: tuple[Any, ...]) -> np.ndarray | None:
+        if parts[0] is None:
+            return None
         whole = np.zeros((len(parts[0]), length), parts[0].dtype)
         whole[:, : len(parts)] = np.stack(parts, axis=1)
         return whole
 
-    return Batch(None, *(stacked(parts) for parts in list(zip(*each, strict=True))[1:]))
+    return Batch(*map(stacked, zip(*each, strict=True)))
 
 
 def check_order(source: Source, order: Order, index: int, count: int) -> None:

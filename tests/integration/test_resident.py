@@ -26,7 +26,7 @@ net = (
     lambda key, example: {"weight": np.zeros((example[0].size, 5), np.float32)},
     lambda params, images: images.reshape(len(images), -1) @ params["weight"],
 )
-data = jaxddp.DataConfig(pad=1, cache="device")
+data = jaxddp.DataConfig(augment=jaxddp.AugmentConfig(pad=1), cache="device")
 setup = jaxddp.prepare_training(net, table, None, optax.sgd(0.01), 2, data=data, epochs=20)
 jaxddp.train(
     jaxddp.softmax_cross_entropy, setup, workdir=sys.argv[1], listeners=[Slow()],
