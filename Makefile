@@ -27,8 +27,10 @@ demo: setup
 	@$(BIN)/python launch/digits.py data/digits
 	$(BIN)/jaxddp train digits --data.path data/digits --workdir runs/demo --parallel.cpu-devices 4
 
+# The integration tests start schedulers and hosts of their own, and want the machine for themselves.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --ignore tests/integration
+	$(BIN)/python -m pytest tests/integration
 
 lint: setup
 	$(BIN)/ruff check

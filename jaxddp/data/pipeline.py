@@ -18,6 +18,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.images.decode import decodes, verified
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import example_keys
+from jaxddp.data.memory import keep_freed_memory
 from jaxddp.data.order import Order
 from jaxddp.data.reading import Reading, reading
 from jaxddp.data.source import check_order, columns
@@ -122,6 +123,7 @@ class Pipeline:
                 batch = self._columns(step)
                 while (pixels := self._next(images[0], batch)) is None:
                     images[0] = start(step)
+                keep_freed_memory()
                 yield self._with_images(batch, pixels)
         finally:
             images.clear()
