@@ -12,7 +12,8 @@ from jaxddp.errors import InputError
 from jaxddp.run.batches import make_preprocess, make_substitutes, train_batches
 from jaxddp.run.recipe import Recipe
 from jaxddp.runtime import workdir
-from jaxddp.runtime.pictures import input_grid, png, short
+from jaxddp.runtime.listeners.curves import png
+from jaxddp.runtime.pictures import input_grid, short
 
 
 def show(config: Config, step: int, count: int, out: Path) -> str:

@@ -1,6 +1,5 @@
 """Pictures of examples, drawn as figures that a notebook shows."""
 
-import io
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -45,13 +44,6 @@ def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:
         _draw(cell, image)
         cell.set_title(title, fontsize=7, color=INK)
     return picture
-
-
-def png(picture: Picture) -> bytes:
-    """The picture as a PNG file."""
-    file = io.BytesIO()
-    picture.savefig(file, format="png", dpi=100)
-    return file.getvalue()
 
 
 def short(name: str) -> str:
