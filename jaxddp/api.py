@@ -156,7 +156,7 @@ def train(
     # The step consumes the state that it is given, and the setup's is to be used again.
     again = dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
     settings = {"evaluator": evaluator, "schedule": schedule}
-    plan = Plan.of(config, len(setup.table))
+    plan = Plan.of(dataclasses.replace(config, data=setup.data), len(setup.table))
     watching = [*([progress()] if listeners is None else listeners), history]
     if workdir is None:
         return train_setup(again, objective, plan, listeners=watching, **settings), history

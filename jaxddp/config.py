@@ -65,7 +65,7 @@ class DataConfig:
     bad_images: Literal["fail", "substitute"] = "fail"
     """A training image that cannot be used ends the run, or another of its class stands in for it, and is counted."""
     max_bad_images: float = 0.001
-    """The share of an epoch's images that others may stand in for."""
+    """The share of an epoch's images that others may stand in for, to the nearest number, but at least one."""
     image_size: int = 224
     crop: Literal["random_area", "whole"] = "random_area"
     """Training crops: a random area resized to image_size, or the whole image (small images; see `augment.pad`)."""

@@ -124,9 +124,12 @@ def test_what_does_not_hold_of_images_in_memory_is_refused(tmp_path: Path, chang
     assert str(caught.value) == expected
 
 
-def test_a_folder_of_nothing_known_names_the_file_that_is_missing(tmp_path: Path):
-    with pytest.raises(InputError, match="LOC_synset_mapping.txt: no such file"):
+def test_a_folder_of_nothing_known_is_told_the_forms(tmp_path: Path):
+    with pytest.raises(InputError, match="holds no data set of a known form; give a directory with LOC_train_solution"):
         open_tables(DataConfig(path=str(tmp_path)))
+    # Somebody who names solution files means solution files.
+    with pytest.raises(InputError, match="LOC_synset_mapping.txt: no such file"):
+        open_tables(DataConfig(path=str(write_folders(tmp_path / "data")), train="first100.csv"))
     with pytest.raises(InputError, match="no such directory"):
         open_tables(DataConfig(path=str(tmp_path / "absent")))
 

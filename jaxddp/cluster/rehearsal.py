@@ -17,7 +17,7 @@ from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_train_step
 from jaxddp.errors import InputError
-from jaxddp.run.batches import image_shape
+from jaxddp.run.batches import image_shape, make_substitutes
 from jaxddp.run.recipe import Recipe
 from jaxddp.run.setup import RunSetup
 from jaxddp.wording import size
@@ -47,6 +47,7 @@ def images(config: Config, tables: tuple[Table, Table], process: int) -> Finding
     span: dict[str, Any] = {"start": process * steps, "stop": (process + 1) * steps}
     crop = Crop(config.data.crop, config.data.crop_area)
     order = SampleOrder(len(train_table), size, config.seed)
+    span["substitutes"] = make_substitutes(train_table, config.data)
     stream = image_batches(train_table, order, crop, **span, seed=config.seed, image_size=config.data.image_size)
     # The clock starts at the first batch, when TensorFlow has built its graph and started its threads.
     decoded, begin = len(next(stream).row), time.perf_counter()
@@ -110,6 +111,7 @@ def abstract_batch(setup: RunSetup) -> Batch:
         mask=column(np.float32),
         row=column(np.int32),
         epoch=column(np.int32),
+        substituted=column(np.float32) if setup.substitutes else None,
     )
 
 

@@ -25,6 +25,8 @@ class Check:
     """Where what is known of every image goes, as JSON lines; PATH's name with .manifest.jsonl, here, unless given."""
     threads: int | None = None
     """Images that are looked at at once; twice the cores, 8 at least, unless given."""
+    data_dir: str | None = None
+    """Where tensorflow-datasets keeps its prepared sets."""
     train: str | None = None
     """The solution file of the training split; LOC_train_solution.csv unless given."""
     val: str | None = None
@@ -56,6 +58,8 @@ class Pack:
     """Pixels that an image's shorter side is brought down to."""
     quality: int = 90
     """Of the JPEG files that are written, 1 to 100."""
+    data_dir: str | None = None
+    """Where tensorflow-datasets keeps its prepared sets."""
     train: str | None = None
     """The solution file of the training split; LOC_train_solution.csv unless given."""
     val: str | None = None
@@ -69,7 +73,10 @@ def run(arguments: list[str]) -> int:
         InputError: no such command, or whatever is wrong with what it is given.
     """
     commands = {"check": _check, "show": _show, "pack": _pack}
-    command = arguments[0] if arguments else ""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: jaxddp data check|show|pack ...; each has its --help")
+        return 0 if arguments else 2
+    command = arguments[0]
     if command not in commands:
         raise InputError(f"data: unknown command {command!r}; {choices(command, commands)}")
     return commands[command](arguments[1:])
@@ -81,7 +88,7 @@ def _check(arguments: list[str]) -> int:
     from jaxddp.curate.display import Display
     from jaxddp.curate.manifest import manifest_place, write_manifest
 
-    tables = _open(options.path, options.train, options.val)
+    tables = _open(options)
     place = manifest_place(Path(options.path), options.manifest)
     with Display(sum(map(len, tables.values()))) as display:
         report = check(tables, threads=options.threads, progress=display)
@@ -91,6 +98,8 @@ def _check(arguments: list[str]) -> int:
 
 
 def _show(arguments: list[str]) -> int:
+    if arguments and arguments[0] in ("-h", "--help"):
+        arguments = [config_names()[0], *arguments]
     if not arguments or arguments[0].startswith("-"):
         raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
     name, rest = arguments[0], arguments[1:]
@@ -107,7 +116,7 @@ def _pack(arguments: list[str]) -> int:
     from jaxddp.curate.pack import Packing, pack
 
     packing = Packing(options.short_side, options.quality)
-    tables = _open(options.path, options.train, options.val)
+    tables = _open(options)
     with Display(sum(map(len, tables.values()))) as display:
         manifest = pack(tables, options.out, packing, display)
     for split, written in manifest["splits"].items():
@@ -117,7 +126,8 @@ def _pack(arguments: list[str]) -> int:
     return 0
 
 
-def _open(path: str, train: str | None, val: str | None) -> "dict[str, Table]":
+def _open(options: Check | Pack) -> "dict[str, Table]":
     from jaxddp.data.opening import open_splits
 
-    return {**open_splits(DataConfig(path=path, train=train, val=val))}
+    data = DataConfig(path=options.path, data_dir=options.data_dir, train=options.train, val=options.val)
+    return {**open_splits(data)}

@@ -13,7 +13,7 @@ from jaxddp.data.images.header import ImageHeader, parse_header
 from jaxddp.data.images.markers import EOI, SOS, Segment, segments
 from jaxddp.data.images.verify import verify
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError, JaxddpError
+from jaxddp.errors import InputError
 
 LARGE = 20_000_000
 """More pixels than these are decoded one image at a time, whatever the threads: that bounds the memory."""
@@ -47,13 +47,17 @@ class Look:
 
 
 def look_at(table: ExampleTable | ArrayTable, row: int) -> Look:
-    """A row's image, read, hashed and verified."""
+    """A row's image, read, hashed and verified.
+
+    Raises:
+        Unreachable: its store gave no answer, so that nothing is known of it.
+    """
     if isinstance(table, ArrayTable):
         return _look_at_pixels(table.images[row])
     name = table.name(row)
     try:
         data = table.read(row)
-    except JaxddpError as error:
+    except InputError as error:
         return Look(fault=str(error).removeprefix(f"{name}: "))
     return look_at_file(data, name)
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,9 @@ def packed_image(data: bytes, packing: Packing) -> bytes:
         scale = min(packing.short_side / min(image.size), 1)
         if scale == 1 and header.kind == "jpeg" and image.mode == "RGB":
             return data
+        if image.mode.startswith("I"):
+            # Of 16 bits the upper 8, as the stream takes them; Pillow would cut them off at 255.
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         width, height = (round(side * scale) for side in image.size)
         # A JPEG decodes at a half or a quarter for less work; twice the size wanted leaves the filter enough to do.
         image.draft(None, (2 * width, 2 * height))
@@ -124,28 +128,44 @@ def _pack_split(
     from jaxddp.data.tensorflow_cpu import tf
 
     shard, offset = np.zeros(len(table), np.int32), np.zeros(len(table), np.int64)
-    writer: Any = None
-    number, position = -1, SHARD_BYTES
     try:
-        for row, image in enumerate(_packed_images(table, packing)):
-            if position >= SHARD_BYTES:
-                if writer is not None:
-                    writer.close()
-                number, position = number + 1, 0
-                writer = tf.io.TFRecordWriter(str(folder / shard_name(split, number)))
-            record = _example(tf, image, int(table.label[row]), bytes(table.id[row])).SerializeToString()
-            writer.write(record)
-            shard[row], offset[row] = number, position
-            position += len(record) + _RECORD_OVERHEAD
-            packed(row + 1)
-    except tf.errors.OpError as error:
-        raise InputError(f"{folder}: cannot be written ({error.message}); free some space there") from None
-    finally:
-        if writer is not None:
-            writer.close()
-    PackedSplit(table.id, table.label, shard, offset).save(folder / f"{split}.npz")
-    files = {name: (folder / name).stat().st_size for name in (shard_name(split, n) for n in range(number + 1))}
-    return {"examples": len(table), "fingerprint": table.fingerprint, "files": files}
+        with closing(_Shards(tf, folder, split)) as shards:
+            for row, image in enumerate(_packed_images(table, packing)):
+                record = _example(tf, image, int(table.label[row]), bytes(table.id[row]))
+                shard[row], offset[row] = shards.write(record.SerializeToString())
+                packed(row + 1)
+        PackedSplit(table.id, table.label, shard, offset).save(folder / f"{split}.npz")
+        sizes = {name: (folder / name).stat().st_size for name in shards.names}
+    except (tf.errors.OpError, OSError) as error:
+        reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
+        raise InputError(f"{folder.parent}: cannot be written ({reason}); free some space there") from None
+    return {"examples": len(table), "fingerprint": table.fingerprint, "files": sizes}
+
+
+class _Shards:
+    """The record files of a split, each begun when the one before it is full."""
+
+    def __init__(self, tf: Any, folder: Path, split: str):
+        self._tf, self._folder, self._split = tf, folder, split
+        self._writer: Any = None
+        self._position = SHARD_BYTES
+        self.names: list[str] = []
+
+    def write(self, record: bytes) -> tuple[int, int]:
+        """Returns which file the record is in, and at which byte it begins."""
+        if self._position >= SHARD_BYTES:
+            self.close()
+            self.names.append(shard_name(self._split, len(self.names)))
+            self._writer = self._tf.io.TFRecordWriter(str(self._folder / self.names[-1]))
+            self._position = 0
+        self._writer.write(record)
+        position = self._position
+        self._position += len(record) + _RECORD_OVERHEAD
+        return len(self.names) - 1, position
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _packed_images(table: ExampleTable, packing: Packing) -> Iterator[bytes]:

@@ -5,7 +5,7 @@
 | a directory, or a URL (`s3://`, `gs://`, `https://`), with LOC_train_solution.csv | Kaggle's ILSVRC archive |
 | a directory with packed.json | made by `jaxddp data pack` |
 | a directory with train-images-idx3-ubyte | IDX files: MNIST, Fashion-MNIST |
-| a directory with data_batch_1.bin or train.bin | CIFAR-10 or CIFAR-100, binary version |
+| a directory with batches.meta.txt or fine_label_names.txt | CIFAR-10 or CIFAR-100, binary version |
 | a directory with train_images.npy, or one .npz file | NumPy arrays |
 | a directory with train/CLASS/IMAGE and val/CLASS/IMAGE | a folder a class |
 | `tfds:NAME` | a prepared set of tensorflow-datasets, in `data.data_dir` |
@@ -27,6 +27,11 @@ Table = ExampleTable | ArrayTable
 Split = Literal["train", "val"]
 
 _TFDS = "tfds:"
+_FORMS = (
+    "LOC_train_solution.csv (Kaggle's archive), packed.json (`jaxddp data pack`), train/CLASS/IMAGE and "
+    "val/CLASS/IMAGE, train-images-idx3-ubyte, CIFAR's binary files or train_images.npy; or an .npz file, a URL, or "
+    "tfds:NAME"
+)
 _IN_MEMORY = (
     (idx.holds_idx, idx.read_idx),
     (cifar.holds_cifar, cifar.read_cifar),
@@ -73,13 +78,15 @@ def _open_split(entry: catalog.DatasetEntry, split: Split, data: DataConfig) -> 
     if not _is_url(entry.path):
         root = Path(entry.path).expanduser().absolute()
         solutions = root / ((data.train or entry.train) if split == "train" else (data.val or entry.val))
-        if not solutions.is_file():
+        if not solutions.is_file() and not (data.train or data.val):
             for holds, read in _IN_MEMORY:
                 if holds(root):
                     return read(root, split).select(classes)
             for holds, read in _OF_FILES:
                 if holds(root):
                     return read(root, split, classes)
+            if root.is_dir() and not any(any(root.glob(near)) for near in ("LOC_*", "*/LOC_*", "../LOC_*")):
+                raise InputError(f"{root}: holds no data set of a known form; give a directory with {_FORMS}")
     if split == "train":
         return train_solutions(entry.path, data.train or entry.train, classes, cache=data.local_cache)
     return val_solutions(entry.path, data.val or entry.val, classes, cache=data.local_cache)
@@ -101,6 +108,8 @@ def _is_url(path: str) -> bool:
 def _check_sizes(table: ArrayTable, data: DataConfig) -> None:
     """What the config says of sizes and crops must be true of images that nothing resizes."""
     height, width, _ = table.image_shape
+    if height != width:
+        raise InputError(f"these images are {height}x{width}, in memory; make them square, or put them into files")
     if (height, width) != (data.image_size, data.image_size):
         raise InputError(
             f"data.image_size={data.image_size}: these images are {height}x{width} and, in memory, stay so; set "

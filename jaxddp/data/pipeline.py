@@ -124,7 +124,7 @@ class Pipeline:
                 while (pixels := self._next(images[0], batch)) is None:
                     images[0] = start(step)
                 keep_freed_memory()
-                yield self._with_images(batch, pixels)
+                yield self._with_images(step, batch, pixels)
         finally:
             images.clear()
 
@@ -151,13 +151,15 @@ class Pipeline:
         self._sound[self._images_of(batch)[1]] = True
         return pixels
 
-    def _with_images(self, batch: Batch, pixels: np.ndarray) -> Batch:
+    def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
         """The batch with its pixels, zeros where it is padded."""
         padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), np.uint8)
         image = np.concatenate([pixels, padding]) if len(padding) else pixels
         if self.substitutes is None:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
+        # A batch that ends in the next epoch belongs to the figures of this one, which must not count a row twice.
+        changed &= batch.epoch == self.order.epochs(step)[0]
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
     def _faults(self, batch: Batch) -> Iterator[tuple[int, str]]:

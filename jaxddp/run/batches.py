@@ -52,13 +52,13 @@ def train_batches(
 ) -> Iterator[Batch]:
     """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
     if isinstance(table, ArrayTable):
-        local = array_batches(table, order, start=start, stop=stop, **_share(topology))
+        local = array_batches(table, order, start=start, stop=stop, **share(topology))
     else:
         # TensorFlow takes seconds to import, and arrays need none of it.
         from jaxddp.data.images.windows import Crop
         from jaxddp.data.stream import image_batches
 
-        sizes = {"image_size": data.image_size, "seed": order.seed, **_share(topology)}
+        sizes = {"image_size": data.image_size, "seed": order.seed, **share(topology)}
         crop = Crop(data.crop, data.crop_area)
         local = image_batches(table, order, crop, start=start, stop=stop, substitutes=substitutes, **sizes)
     return prefetch(local, topology.place)
@@ -68,15 +68,15 @@ def eval_batches(table: Table, batch_size: int, data: DataConfig, topology: Topo
     """Placed batches that hold each example of a table once; the last is padded and masked."""
     order = EvalOrder(len(table), batch_size)
     if isinstance(table, ArrayTable):
-        local = array_eval_batches(table, order, **_share(topology))
+        local = array_eval_batches(table, order, **share(topology))
     else:
         from jaxddp.data.stream import image_eval_batches
 
-        sizes = {"image_size": data.image_size, "resize": data.resize, **_share(topology)}
+        sizes = {"image_size": data.image_size, "resize": data.resize, **share(topology)}
         local = image_eval_batches(table, order, **sizes)
     return prefetch(local, topology.place)
 
 
-def _share(topology: Topology) -> dict[str, Any]:
+def share(topology: Topology) -> dict[str, Any]:
     """This process's part of every batch."""
     return {"index": topology.process_index, "count": topology.process_count}

@@ -15,9 +15,10 @@ from jaxddp.engine.resident import place_images
 from jaxddp.errors import InputError
 from jaxddp.parallel.job import exchange
 from jaxddp.parallel.topology import Topology
-from jaxddp.run.batches import image_shape
+from jaxddp.run.batches import image_shape, share
 from jaxddp.runtime.loop import Chunk
 from jaxddp.runtime.meter import check_substituted
+from jaxddp.runtime.plan import max_substituted
 from jaxddp.wording import size
 
 LONGEST_CHUNK = 32
@@ -50,7 +51,6 @@ def load_images(
     """
     batch_size = -(-_LOAD_BATCH // topology.num_devices) * topology.num_devices
     order = EvalOrder(len(table), batch_size)
-    place = {"index": topology.process_index, "count": topology.process_count}
     shape = image_shape(table, data)
     num_rows = order.num_batches * batch_size
     needed, free = num_rows * int(np.prod(shape)), topology.free_memory()
@@ -60,11 +60,13 @@ def load_images(
             "data.image_size or data.limit, or set data.cache to none"
         )
     if isinstance(table, ArrayTable):
-        batches = array_eval_batches(table, order, **place)
+        batches = array_eval_batches(table, order, **share(topology))
     else:
         from jaxddp.data.stream import whole_image_batches
 
-        batches = whole_image_batches(table, order, image_size=data.image_size, substitutes=substitutes, **place)
+        batches = whole_image_batches(
+            table, order, image_size=data.image_size, substitutes=substitutes, **share(topology)
+        )
     replaced = 0
 
     def counted() -> Iterator[np.ndarray]:
@@ -75,7 +77,7 @@ def load_images(
 
     images = place_images(counted(), num_rows, shape, topology)
     everywhere = sum(map(int, exchange("images that others stand in for", str(replaced))))
-    check_substituted(everywhere, int(data.max_bad_images * len(table)), "data.cache=device")
+    check_substituted(everywhere, max_substituted(data.max_bad_images, len(table)), "data.cache=device")
     return images
 
 
@@ -88,7 +90,6 @@ def resident_chunks(
         chunks: of at most `length` steps each; see `jaxddp.runtime.plan.Plan.chunks`.
     """
     label = table.labels if isinstance(table, ArrayTable) else table.label
-    place = {"index": topology.process_index, "count": topology.process_count}
     for steps in chunks:
-        columns = stacked_columns(label, order, steps, length, **place)
+        columns = stacked_columns(label, order, steps, length, **share(topology))
         yield Chunk(len(steps), (topology.place(columns), topology.replicate(np.int32(len(steps)))))

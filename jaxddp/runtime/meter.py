@@ -121,7 +121,7 @@ class Meter:
     def _check_substituted(self, step: int) -> None:
         # The sums are of all processes, so all of them stop at one step, however many they are.
         if self._max_substituted is not None and SUBSTITUTED in self._names:
-            count = int(self._epoch_values[self._names.index(SUBSTITUTED), 0])
+            count = round(self._epoch_values[self._names.index(SUBSTITUTED), 0])
             check_substituted(count, self._max_substituted, f"step {step}")
 
     def _means(self, values: np.ndarray) -> dict[str, float]:

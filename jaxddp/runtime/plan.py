@@ -45,7 +45,7 @@ class Plan:
             log=cadence(config.log.every),
             evaluate=cadence(config.eval.every),
             checkpoint=cadence(config.checkpoint.every),
-            max_substituted=int(config.data.max_bad_images * num_examples),
+            max_substituted=max_substituted(config.data.max_bad_images, num_examples),
         )
 
     def epoch(self, step: int) -> float:
@@ -80,3 +80,14 @@ class Plan:
 
     def saves(self, step: int) -> bool:
         return self.checkpoint.due(step) or self.last(step)
+
+
+def max_substituted(share: float, num_examples: int) -> int:
+    """How many of an epoch's images others may stand in for, rounded to the nearest number; at least 1 of a share.
+
+    Raises:
+        InputError: a share that is not within 0..1.
+    """
+    if not 0 <= share <= 1:
+        raise InputError(f"data.max_bad_images={share}: give a share of the images, 0 to 1")
+    return max(round(share * num_examples), int(share > 0))

@@ -68,19 +68,8 @@ def verified(data: Any, wanted: Any) -> Any:
 
 
 def fitted_window(data: Any, window: Window, image_size: int, transform: str = _EXACT) -> Any:
-    """The part of the image that `window` names, uint8[image_size, image_size, 3], of a JPEG or PNG file.
-
-    Gray is repeated and CMYK converted to RGB; alpha is dropped. A file that `parse_header` refuses is an error of
-    TensorFlow's, even where its damage lies below the window. A JPEG's window of at least twice the size wanted is
-    decoded at a half, a quarter or an eighth, whichever is the smallest that is no smaller than the size wanted.
-    """
-
-    image = tf.cond(
-        _is_jpeg(data),
-        lambda: _decode_jpeg(data, _checked_window(data, window), image_size, transform),
-        lambda: _decode_png(data, window),
-    )
-    return resize(tf.ensure_shape(image, [None, None, 3]), image_size)
+    """The part of the image that `window` names, resized: uint8[image_size, image_size, 3]; see `decode_window`."""
+    return resize(decode_window(data, window, image_size, transform), image_size)
 
 
 def decodes(data: bytes) -> None:
@@ -91,11 +80,20 @@ def decodes(data: bytes) -> None:
         raise InputError(f"does not decode ({error.message}); {AGAIN}") from None
 
 
-def decode_window(data: Any, window: Window) -> Any:
-    """The part of the image that `window` names as it is, uint8[height, width, 3]; see `fitted_window`."""
+def decode_window(data: Any, window: Window, least: int | None = None, transform: str = _EXACT) -> Any:
+    """The part of the image that `window` names, uint8[height, width, 3], of a JPEG or PNG file.
+
+    Gray is repeated and CMYK converted to RGB; alpha is dropped. A file that `parse_header` refuses is an error of
+    TensorFlow's, even where its damage lies below the window.
+
+    Args:
+        least: a JPEG may be decoded at a half, a quarter or an eighth of its size, if no side of the window becomes
+            shorter than this; at its own size where absent.
+        transform: which inverse cosine transform.
+    """
     image = tf.cond(
         _is_jpeg(data),
-        lambda: _decode_part(data, _checked_window(data, window), _EXACT),
+        lambda: _decode_jpeg(data, _checked_window(data, window), least, transform),
         lambda: _decode_png(data, window),
     )
     return tf.ensure_shape(image, [None, None, 3])
@@ -141,8 +139,10 @@ def _decode_part(data: Any, part: Any, transform: str) -> Any:
     return image[:, left - first : left - first + width]
 
 
-def _decode_jpeg(data: Any, part: Any, image_size: int, transform: str) -> Any:
-    """The part at its own size, or at the smallest fraction of it that is no smaller than the size wanted."""
+def _decode_jpeg(data: Any, part: Any, least: int | None, transform: str) -> Any:
+    """The part at its own size, or at the smallest fraction of it that leaves its sides long enough."""
+    if least is None:
+        return _decode_part(data, part, transform)
     short = tf.reduce_min(part[2:])
 
     def scaled(scale: int) -> Any:
@@ -150,7 +150,7 @@ def _decode_jpeg(data: Any, part: Any, image_size: int, transform: str) -> Any:
         start, stop = part[:2] // scale, -(-(part[:2] + part[2:]) // scale)
         return _decode(data, tf.concat([start, stop - start], 0), scale, transform)
 
-    cases = [(short >= scale * image_size, partial(scaled, scale)) for scale in _SCALES]
+    cases = [(short >= scale * least, partial(scaled, scale)) for scale in _SCALES]
     return tf.case(cases, default=lambda: _decode_part(data, part, transform))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 SOI, EOI, SOS = 0xD8, 0xD9, 0xDA
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-APP0, APP14, COMMENT = 0xE0, 0xEE, 0xFE
+APP0, COMMENT = 0xE0, 0xFE
 
 # Neither a stuffed zero of entropy-coded data nor a restart within it begins a segment.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]")
