@@ -121,13 +121,8 @@ def test_the_notebooks_door_knows_the_limit(root: Path):
 
     import jaxddp
 
-    data = jaxddp.DataConfig(
-        image_size=32,
-        crop="whole",
-        bad_images="substitute",
-        max_bad_images=0.1,
-        augment=jaxddp.AugmentConfig(flip=False),
-    )
+    images = {"image_size": 32, "crop": "whole", "augment": jaxddp.AugmentConfig(flip=False)}
+    data = jaxddp.DataConfig(bad_images="substitute", max_bad_images=0.1, **images)
     table = train_solutions(root)
     setup = jaxddp.prepare_training(linear_model(), table, 1, optax.sgd(0.01), 8, data=data)
     _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=())

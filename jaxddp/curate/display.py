@@ -1,4 +1,4 @@
-"""How a check shows itself in a terminal: a bar on standard error, faults on standard output."""
+"""How checking and packing show themselves: a bar on standard error, faults on standard output."""
 
 import sys
 import time

@@ -1,7 +1,7 @@
 """A name becomes a data set: `datasets.toml` says once, for a machine or a group, where the data lie.
 
 [imagenet]
-path = "/data/imagenet"           # or relative to this file, or a URL such as s3://bucket/imagenet
+path = "/data/imagenet"           # or relative to this file, a URL such as s3://bucket/imagenet, or tfds:NAME
 train = "LOC_train_solution.csv"  # this key and those below may be left out
 val = "LOC_val_solution.csv"
 classes = "0:200"
