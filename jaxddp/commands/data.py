@@ -73,10 +73,10 @@ def run(arguments: list[str]) -> int:
         InputError: no such command, or whatever is wrong with what it is given.
     """
     commands = {"check": _check, "show": _show, "pack": _pack}
-    if not arguments or arguments[0] in ("-h", "--help"):
+    command = arguments[0] if arguments else ""
+    if command in ("-h", "--help"):
         print("usage: jaxddp data check|show|pack ...; each has its --help")
-        return 0 if arguments else 2
-    command = arguments[0]
+        return 0
     if command not in commands:
         raise InputError(f"data: unknown command {command!r}; {choices(command, commands)}")
     return commands[command](arguments[1:])
