@@ -130,4 +130,4 @@ def _open(options: Check | Pack) -> "dict[str, Table]":
     from jaxddp.data.opening import open_splits
 
     data = DataConfig(path=options.path, data_dir=options.data_dir, train=options.train, val=options.val)
-    return {**open_splits(data)}
+    return open_splits(data)

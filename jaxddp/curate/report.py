@@ -10,9 +10,7 @@ import numpy as np
 
 from jaxddp.curate.look import Look
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.table import ExampleTable
-
-Table = ExampleTable | ArrayTable
+from jaxddp.data.opening import Table
 
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
 WARNINGS = (CONTRADICTION, LEAK)

@@ -11,20 +11,19 @@
 | `tfds:NAME` | a prepared set of tensorflow-datasets, in `data.data_dir` |
 """
 
-import re
 from pathlib import Path
-from typing import Literal
 
 from jaxddp.config import DataConfig
 from jaxddp.data import catalog
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats import cifar, folders, idx, numpy_files, packed
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.source import Split
+from jaxddp.data.storage.home import is_url
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 
 Table = ExampleTable | ArrayTable
-Split = Literal["train", "val"]
 
 _TFDS = "tfds:"
 _FORMS = (
@@ -57,7 +56,7 @@ def open_tables(data: DataConfig) -> tuple[Table, Table]:
     return train_table, val_table
 
 
-def open_splits(data: DataConfig) -> dict[Split, Table]:
+def open_splits(data: DataConfig) -> dict[str, Table]:
     """The tables of "train" and "val" as they lie there: whole but for the classes selected, and not looked through.
 
     Raises:
@@ -75,7 +74,7 @@ def _open_split(entry: catalog.DatasetEntry, split: Split, data: DataConfig) -> 
         from jaxddp.data.formats.tfds import read_tfds
 
         return read_tfds(entry.path.removeprefix(_TFDS), split, data.data_dir, classes)
-    if not _is_url(entry.path):
+    if not is_url(entry.path):
         root = Path(entry.path).expanduser().absolute()
         solutions = root / ((data.train or entry.train) if split == "train" else (data.val or entry.val))
         if not solutions.is_file() and not (data.train or data.val):
@@ -99,10 +98,6 @@ def _entry(data: DataConfig) -> catalog.DatasetEntry:
             f"now data.path={data.path!r}, data.name={data.name!r}"
         )
     return catalog.DatasetEntry("", data.path or "") if data.name is None else catalog.resolve(data.name)
-
-
-def _is_url(path: str) -> bool:
-    return re.match(r"[a-z][a-z0-9+.-]*://", path) is not None
 
 
 def _check_sizes(table: ArrayTable, data: DataConfig) -> None:

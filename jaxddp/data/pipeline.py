@@ -5,6 +5,7 @@ graph: the consumer computes them from the order and puts them beside the images
 to go on after a bad image another stands in, and the pipeline starts anew at the step that met it.
 """
 
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -106,13 +107,13 @@ class Pipeline:
         return dataset.as_numpy_iterator()
 
     def _produce(self, way: Reading, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
-        rows = (self._images_of(self._columns(step))[1] for step in steps)
+        batches = ((batch, *self._images_of(batch)) for batch in map(self._columns, steps))
+        # What is fetched is asked for some batches before it is used.
+        ahead, here = itertools.tee(batches)
         try:
-            for step, places in zip(steps, way.batches(rows), strict=True):
-                batch = self._columns(step)
-                real, image_rows = self._images_of(batch)
+            for (batch, real, rows), places in zip(here, way.batches(rows for _, _, rows in ahead), strict=True):
                 keys = example_keys(self.seed, batch.epoch[real], batch.row[real])
-                yield keys, ~self._sound[image_rows], *places
+                yield keys, ~self._sound[rows], *places
         except Unreachable as error:
             self.lost.append(error)
             raise

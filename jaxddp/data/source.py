@@ -1,12 +1,15 @@
 """What every source of examples has in common, and the one place that turns (order, step) into a batch's columns."""
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import Order, shard
 from jaxddp.errors import InputError
+
+Split = Literal["train", "val"]
+"""The parts of a data set: what is trained on, and what is validated on."""
 
 
 class Source(Protocol):

@@ -19,8 +19,10 @@ _SHARED_SECONDS = 5
 _MEND = "restore it, or start in another --workdir"
 
 # What a resumed run may change: how long, how often, and on what. All else is the recipe.
-_FREE = ("train.duration", "eval.every", "checkpoint.every", "log.every", "parallel.")
-_FREE += ("data.max_bad_images", "data.local_cache", "data.data_dir")
+_FREE = (
+    *("train.duration", "eval.every", "checkpoint.every", "log.every", "parallel."),
+    *("data.max_bad_images", "data.local_cache", "data.data_dir"),
+)
 
 
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:

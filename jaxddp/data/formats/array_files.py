@@ -6,14 +6,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from jaxddp.data.arrays import ArrayTable, check_images, check_labels
 from jaxddp.errors import InputError
-
-Split = Literal["train", "val"]
 
 _CHUNK = 1 << 20
 _MOST_NUMBERED = 100_000

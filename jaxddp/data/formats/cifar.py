@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.data.arrays import ArrayTable, check_labels
-from jaxddp.data.formats.array_files import Split, read_names, reading
+from jaxddp.data.formats.array_files import read_names, reading
+from jaxddp.data.source import Split
 from jaxddp.errors import InputError
 
 _PLANES = (3, 32, 32)

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from jaxddp.data.source import Split
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.subset import ClassSelection
 from jaxddp.data.table import ExampleTable
@@ -35,9 +35,7 @@ def holds_folders(root: str | PathLike[str]) -> bool:
     return train.is_dir() and bool(_visible_folders(train))
 
 
-def read_folders(
-    root: str | PathLike[str], split: Literal["train", "val"], classes: ClassSelection = None
-) -> ExampleTable:
+def read_folders(root: str | PathLike[str], split: Split, classes: ClassSelection = None) -> ExampleTable:
     """Reads the examples of one split. No image is opened.
 
     Classes are the names of the folders in `train`, sorted, for both splits; an id is the image's path without its
@@ -81,7 +79,7 @@ def _class_names(home: Path) -> tuple[str, ...]:
     return names
 
 
-def _split_folder(home: Path, split: Literal["train", "val"]) -> Path:
+def _split_folder(home: Path, split: Split) -> Path:
     for name in _FOLDERS[split]:
         if (home / name).is_dir():
             return home / name

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.formats.array_files import Split, make_table, numbered_names, read_names, read_rest, reading
+from jaxddp.data.formats.array_files import make_table, numbered_names, read_names, read_rest, reading
+from jaxddp.data.source import Split
 from jaxddp.errors import InputError
 
 CLASSES_FILE = "classes.txt"

@@ -17,7 +17,8 @@ from typing import IO, cast
 import numpy as np
 
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.formats.array_files import Split, check_length, make_table, numbered_names, read_rest, reading
+from jaxddp.data.formats.array_files import check_length, make_table, numbered_names, read_rest, reading
+from jaxddp.data.source import Split
 from jaxddp.errors import InputError
 from jaxddp.wording import choices
 

@@ -11,10 +11,11 @@ import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from jaxddp.data.source import Split
 from jaxddp.data.storage.records import RecordFiles
 from jaxddp.data.subset import ClassSelection
 from jaxddp.data.table import ExampleTable
@@ -67,7 +68,7 @@ def holds_packed(root: Path) -> bool:
     return (root / MANIFEST).is_file()
 
 
-def read_packed(root: Path, split: Literal["train", "val"], classes: ClassSelection = None) -> ExampleTable:
+def read_packed(root: Path, split: Split, classes: ClassSelection = None) -> ExampleTable:
     """One split of a packed data set.
 
     Raises:

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from jaxddp.data.source import Split
 from jaxddp.data.storage.array_records import ArrayRecords
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
 from jaxddp.data.storage.records import RecordFiles, record_integers, record_offsets
@@ -31,7 +32,7 @@ _THREADS = 16
 
 def read_tfds(
     name: str,
-    split: Literal["train", "val"],
+    split: Split,
     data_dir: str | PathLike[str] | None = None,
     classes: ClassSelection = None,
 ) -> ExampleTable:
@@ -127,7 +128,7 @@ def _not_prepared(name: str, home: Path) -> InputError:
     )
 
 
-def _shards(builder: Any, split: Literal["train", "val"]) -> _Shards:
+def _shards(builder: Any, split: Split) -> _Shards:
     root = Path(builder.data_dir)
     image, label = _features(root, builder.info.features)
     splits = builder.info.splits

@@ -53,6 +53,11 @@ class Home:
     file: Callable[[str | PathLike[str]], TextFile]
 
 
+def is_url(root: str) -> bool:
+    """Whether it is a URL, of whatever kind, rather than a path on this machine."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", root) is not None
+
+
 def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] | None = None) -> Home:
     """Opens a directory, as an absolute path with links kept, or a URL as `Objects` knows them.
 
@@ -64,7 +69,7 @@ def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] 
     Raises:
         InputError: there is no such directory, the URL cannot be one, or a cache for images that are on this machine.
     """
-    if isinstance(root, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", root):
+    if isinstance(root, str) and is_url(root):
         objects = Objects.open(root)
         images = objects if cache is None else CachedStore(objects, cache)
         return Home(images, lambda name: _remote_file(objects, name))
