@@ -146,6 +146,9 @@ class LogConfig:
 
     every: Duration = field(default_factory=lambda: Duration.parse("50 steps"))
     tensorboard: bool = True
+    profile: Duration | None = None
+    """Trace this much ("10 steps") for TensorBoard's profiler, from a few steps after the first on, into the work
+    directory's profile/; nothing where absent."""
 
 
 @dataclass(frozen=True)

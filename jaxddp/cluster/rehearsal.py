@@ -13,6 +13,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import Table, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.engine.cost import compile_with_cost
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_train_step
@@ -82,20 +83,18 @@ def step(config: Config, setup: RunSetup) -> Finding:
     objective = setup.objective(cross_entropy(config.train.label_smoothing))
     made: Any = make_train_step(objective, setup.optimizer, setup.topology)
     begin = time.perf_counter()
-    compiled = made.lower(setup.state, abstract_batch(setup)).compile()
-    seconds = time.perf_counter() - begin
-    memory, flops = compiled.memory_analysis(), (compiled.cost_analysis() or {}).get("flops", float("nan"))
-    arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
-    parts = f"arguments {size(arguments)}, output {size(outputs)}, temporary {size(memory.temp_size_in_bytes)}"
-    # The output takes the place of the state that the step is given.
-    needed = arguments + outputs - memory.alias_size_in_bytes + memory.temp_size_in_bytes
-    limit = device_memory(setup.topology)
-    if limit is not None and needed > limit:
+    _, cost = compile_with_cost(made, setup.state, abstract_batch(setup))
+    work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
+    memory, limit = cost.memory, device_memory(setup.topology)
+    if memory is None:
+        return Finding(f"{work}; the backend does not say what memory it needs")
+    parts = f"arguments {size(memory.arguments)}, output {size(memory.output)}, temporary {size(memory.temporary)}"
+    if limit is not None and memory.needed > limit:
         raise InputError(
-            f"{size(needed)} a device needed ({parts}), {size(limit)} there; lower train.batch_size or "
+            f"{size(memory.needed)} a device needed ({parts}), {size(limit)} there; lower train.batch_size or "
             "data.image_size, use more devices, or train.precision bfloat16"
         )
-    return Finding(f"{size(needed)} a device ({parts}); {flops / 1e9:.3g} GFLOP; compiled in {seconds:.0f} s")
+    return Finding(f"{size(memory.needed)} a device ({parts}); {work}")
 
 
 def abstract_batch(setup: RunSetup) -> Batch:

@@ -1,5 +1,7 @@
 """The devices of a run as one mesh, and how host memory becomes arrays on it."""
 
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -71,6 +73,18 @@ class Topology:
                 return None
             free.append(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
         return min(free)
+
+    def peak_memory(self) -> int | None:
+        """Bytes that the fullest device of this process has held at most; None where the backend does not say.
+
+        A CPU device lives in this process: there it is the most that the process has held, with all else that it holds.
+        """
+        if self.platform == "cpu":
+            # Kilobytes, but on macOS.
+            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            return held if sys.platform == "darwin" else 1024 * held
+        stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
+        return max((each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each), default=None)
 
     @property
     def replicated(self) -> NamedSharding:

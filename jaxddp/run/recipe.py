@@ -28,6 +28,7 @@ from jaxddp.runtime.listeners.curves import CURVES, Curves
 from jaxddp.runtime.listeners.jsonl import METRICS, JsonLines
 from jaxddp.runtime.listeners.overview import ParameterOverview
 from jaxddp.runtime.plan import Plan
+from jaxddp.runtime.profile import FOLDER
 from jaxddp.runtime.records import Listener
 
 
@@ -145,6 +146,7 @@ def train_recipe(
             listeners=[*listeners, *_writers(config, directory)],
             learning_rate=recipe.learning_rate,
             should_stop=stop,
+            profile=directory / FOLDER,
         )
 
 

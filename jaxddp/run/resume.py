@@ -20,7 +20,7 @@ _MEND = "restore it, or start in another --workdir"
 
 # What a resumed run may change: how long, how often, and on what. All else is the recipe.
 _FREE = (
-    *("train.duration", "eval.every", "checkpoint.every", "log.every", "parallel."),
+    *("train.duration", "eval.every", "checkpoint.every", "log.every", "log.profile", "parallel."),
     *("data.max_bad_images", "data.local_cache", "data.data_dir"),
 )
 

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.opening import Table
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.substitutes import Substitutes
+from jaxddp.engine.cost import Program
 from jaxddp.engine.images import Preprocess
 from jaxddp.engine.objective import Loss, Metric, Objective, top_k_metrics
 from jaxddp.engine.resident import loops_are_slow, make_resident_steps
@@ -25,9 +27,10 @@ from jaxddp.run.batches import eval_batches, image_shape, make_preprocess, make_
 from jaxddp.run.resident import LONGEST_CHUNK, check_cacheable, load_images, resident_chunks
 from jaxddp.runtime.checkpoint import Checkpoints
 from jaxddp.runtime.evaluate import Evaluator
-from jaxddp.runtime.loop import Chunk, Chunks, Step, fit, single_steps
+from jaxddp.runtime.loop import Chunk, Chunks, fit, single_steps
 from jaxddp.runtime.plan import Plan
 from jaxddp.runtime.records import Listener, RunStart
+from jaxddp.runtime.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,16 @@ class RunSetup:
         named = top_k_metrics(self.table.num_classes) if metrics is None else metrics
         return Objective(self.model, loss, self.preprocess, named)
 
-    def program(self, objective: Objective, plan: Plan, schedule: optax.Schedule | None = None) -> tuple[Step, Chunks]:
+    def program(
+        self, objective: Objective, plan: Plan, schedule: optax.Schedule | None = None
+    ) -> tuple[Program, Chunks]:
         """What `jaxddp.runtime.loop.fit` takes: the program of the steps, and what feeds it, which is placed batches or
         the rows of images that are on the devices already.
         """
         settings = {"seed": self.order.seed, "schedule": schedule}
         if self.images is None:
             step = make_train_step(objective, self.optimizer, self.topology, **settings)
-            return step, lambda done: single_steps(self.batches(done, plan.total_steps))
+            return Program(step), lambda done: single_steps(self.batches(done, plan.total_steps))
         images = self.images()
         slow = loops_are_slow(objective, self.state, images.shape[1:], self.topology)
         length = 1 if slow else LONGEST_CHUNK
@@ -87,7 +92,7 @@ class RunSetup:
         def chunks(done: int) -> Iterator[Chunk]:
             return resident_chunks(self.table, self.order, self.topology, plan.chunks(done, length), length)
 
-        return lambda state, feed: steps(state, images, *feed), chunks
+        return Program(steps, lambda feed: (images, *feed)), chunks
 
     def evaluator(
         self,
@@ -159,6 +164,7 @@ def train(
     learning_rate: optax.Schedule | None = None,
     schedule: optax.Schedule | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
+    profile: Path | None = None,
 ) -> TrainState:
     """Train a setup to the plan's end; see `jaxddp.runtime.loop.fit` for the order of operations.
 
@@ -166,11 +172,13 @@ def train(
         resume_step: restore this checkpoint first.
         learning_rate: what the optimizer follows, to be shown.
         schedule: multiplies the optimizer's updates, 0 for the first step.
+        profile: where the trace that the plan asks for goes; process 0 alone writes one.
     """
     state, progress = setup.state, None
     if checkpoints and resume_step is not None:
         state, progress = checkpoints.restore(resume_step, state)
-    step, chunks = setup.program(objective, plan, schedule)
+    program, chunks = setup.program(objective, plan, schedule)
+    first = setup.topology.process_index == 0
     start = RunStart(
         start_step=int(state.step),
         total_steps=plan.total_steps,
@@ -180,9 +188,10 @@ def train(
         processes=setup.topology.process_count,
         device_kind=setup.topology.device_kind,
         params=state.params,
+        traced=plan.traced(int(state.step)) if plan.profile and profile else None,
     )
     return fit(
-        step,
+        program,
         state,
         chunks,
         plan=plan,
@@ -190,8 +199,10 @@ def train(
         evaluator=evaluator,
         checkpoints=checkpoints,
         # What one process prints and writes, all would print and write.
-        listeners=listeners if setup.topology.process_index == 0 else (),
+        listeners=listeners if first else (),
         learning_rate=learning_rate or schedule,
         progress=progress,
         should_stop=should_stop,
+        usage=Usage(program, setup.topology, plan.batch_size),
+        profile=profile if first else None,
     )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxddp.data.batch import Batch
@@ -12,7 +13,8 @@ from jaxddp.runtime.checkpoint import Checkpoints
 from jaxddp.runtime.evaluate import Evaluator
 from jaxddp.runtime.meter import Meter
 from jaxddp.runtime.plan import Plan
-from jaxddp.runtime.records import EpochFigures, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.runtime.profile import Profile
+from jaxddp.runtime.records import EpochFigures, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
 
 
 class Chunk(NamedTuple):
@@ -46,6 +48,8 @@ def fit(
     learning_rate: Callable[[int], Any] | None = None,
     progress: dict[str, Any] | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
+    usage: Callable[[float | None], Used] = lambda images_per_second: Used(),
+    profile: Path | None = None,
 ) -> TrainState:
     """Train from the state's step to the plan's last, and return the last state. `state` is consumed.
 
@@ -62,32 +66,38 @@ def fit(
         learning_rate: a schedule, 0 for the first step, to be shown.
         progress: as saved with the checkpoint that `state` was restored from.
         should_stop: asked after every chunk; all processes must answer alike.
+        usage: how well the devices are used at a speed, for the records; see `jaxddp.runtime.usage`.
+        profile: where a trace of the steps goes that the plan names; None for none.
 
     Raises:
         NonFiniteError: a loss or the state is not finite. Nothing of it is saved.
         InputError: more images than the plan allows had others stand in for them.
         Preempted: `should_stop` said so; the state was saved.
     """
-    run = _Run(plan, evaluator, checkpoints, learning_rate, Meter(plan.batch_size, progress, plan.max_substituted))
+    meter = Meter(plan.batch_size, progress, plan.max_substituted)
+    run = _Run(plan, evaluator, checkpoints, learning_rate, meter, usage)
     done, begin = int(state.step), time.perf_counter()
     run.step = done
     try:
         run.start(listeners, start)
         stream = chunks(done)
-        while done < plan.total_steps:
-            with run.meter.waiting_for_data():
-                chunk = next(stream)
-            state, sums = step(state, chunk.feed)
-            run.meter.add(range(done + 1, done + chunk.steps + 1), sums)
-            done += chunk.steps
-            run.end_step(done, state, stop=should_stop(done))
+        with Profile(profile, plan.traced(done), meter.paused) as traced:
+            while done < plan.total_steps:
+                with traced.step(done + 1, state):
+                    with meter.waiting_for_data():
+                        chunk = next(stream)
+                    state, sums = step(state, chunk.feed)
+                meter.add(range(done + 1, done + chunk.steps + 1), sums)
+                done += chunk.steps
+                traced.done(done, state)
+                run.end_step(done, state, stop=should_stop(done))
         if checkpoints:
             checkpoints.wait()
     except BaseException as error:
         status = "preempted" if isinstance(error, Preempted) else "failed"
-        run.fail(RunEnd(status, run.step, time.perf_counter() - begin, run.validation, str(error)), error)
+        run.fail(RunEnd(status, run.step, time.perf_counter() - begin, run.validation, str(error), run.used), error)
         raise
-    run.tell("end", RunEnd("done", run.step, time.perf_counter() - begin, run.validation))
+    run.tell("end", RunEnd("done", run.step, time.perf_counter() - begin, run.validation, used=usage(meter.rate())))
     return state
 
 
@@ -101,12 +111,13 @@ class _Run:
         checkpoints: Checkpoints | None,
         learning_rate: Callable[[int], Any] | None,
         meter: Meter,
+        usage: Callable[[float | None], Used],
     ):
         self.plan, self.evaluator, self.checkpoints = plan, evaluator, checkpoints
-        self.learning_rate, self.meter = learning_rate, meter
+        self.learning_rate, self.meter, self.usage = learning_rate, meter, usage
         self.listeners: list[Listener] = []
         self.validation: Mapping[str, float] = {}
-        self.step = 0
+        self.step, self.used = 0, Used()
 
     def start(self, listeners: Sequence[Listener], record: RunStart) -> None:
         """Only those that started hear of the rest."""
@@ -151,7 +162,9 @@ class _Run:
             ended = EpochFigures(self.plan.epochs.count(step), means, seconds)
         rate = None if self.learning_rate is None else float(self.learning_rate(step - 1))
         epoch = self.plan.epoch(step)
-        self.tell("step", StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended))
+        self.used = self.usage(self.meter.rate())
+        used = self.usage(images_per_second)
+        self.tell("step", StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used))
 
     def evaluate(self, step: int, state: TrainState, evaluator: Evaluator) -> Mapping[str, float]:
         begin, epoch = time.perf_counter(), self.plan.epoch(step)

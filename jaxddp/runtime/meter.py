@@ -34,6 +34,7 @@ class Meter:
         self._epoch_seconds = float(progress.get("epoch_seconds", 0.0))
         self._first_seconds = 0.0
         self._first_steps = 0
+        self._all_steps, self._all_seconds = 0, 0.0
         self._restart()
 
     @contextmanager
@@ -41,6 +42,13 @@ class Meter:
         begin = time.perf_counter()
         yield
         self._waited += time.perf_counter() - begin
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What passes in the block is no training time."""
+        begin = time.perf_counter()
+        yield
+        self._begin += time.perf_counter() - begin
 
     def resume(self) -> None:
         """What passed since the last call of `rates` was no training time."""
@@ -102,11 +110,16 @@ class Meter:
         seconds = time.perf_counter() - self._begin
         self._epoch_seconds += seconds + self._first_seconds
         steps, waited = self._steps, self._waited
+        self._all_steps, self._all_seconds = self._all_steps + steps, self._all_seconds + (seconds if steps else 0)
         if not steps:
             steps, seconds = self._first_steps, self._first_seconds
         self._first_seconds = 0.0
         self._restart()
         return steps * self._batch_size / seconds, waited / seconds
+
+    def rate(self) -> float | None:
+        """Images a second over all devices up to the last call of `rates`; None where the first dispatch was all."""
+        return self._all_steps * self._batch_size / self._all_seconds if self._all_steps else None
 
     def end_epoch(self) -> tuple[dict[str, float], float]:
         """The means and the training seconds of the epoch that ends here; the next begins."""

@@ -9,6 +9,8 @@ from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
 
 _NEVER = Cadence(Fraction(0), 1)
+_UNTRACED = 3
+"""Steps that a profile leaves out, if it can: the first compiles, and the queue of steps fills."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Plan:
     checkpoint: Cadence = _NEVER
     max_substituted: int | None = None
     """How many images of an epoch others may stand in for; None sets no limit."""
+    profile: int = 0
+    """How many steps are traced."""
 
     @classmethod
     def of(cls, config: Config, num_examples: int) -> "Plan":
@@ -45,6 +49,7 @@ class Plan:
             log=cadence(config.log.every),
             evaluate=cadence(config.eval.every),
             checkpoint=cadence(config.checkpoint.every),
+            profile=0 if config.log.profile is None else config.log.profile.steps(**sizes, total_steps=total),
             max_substituted=max_substituted(config.data.max_bad_images, num_examples),
         )
 
@@ -60,13 +65,24 @@ class Plan:
         """Cuts the steps that follow the first `done` into chunks that can be dispatched as one.
 
         A chunk is a range of steps counted from 0, as the order of examples counts them: after the chunk, `chunk.stop`
-        steps are done. It holds at most `longest`, and nothing is due before its end.
+        steps are done. It holds at most `longest`, nothing is due before its end, and its steps are all traced or none.
         """
+        traced = self.traced(done)
         while done < self.total_steps:
             dues = [cadence.following(done) for cadence in (self.log, self.evaluate, self.checkpoint, self.epochs)]
+            dues += [end for end in (traced.start - 1, traced.stop - 1) if traced and end > done]
             stop = min(done + longest, self.total_steps, *(due for due in dues if due is not None))
             yield range(done, stop)
             done = stop
+
+    def traced(self, done: int) -> range:
+        """The steps, counted from 1, that are traced of a run that goes on after the first `done`; there may be none.
+
+        They come after its first step, which compiles, and a few more, as long as enough are left then.
+        """
+        left = self.total_steps - done
+        begin = done + 1 + max(1, min(_UNTRACED, left - self.profile))
+        return range(begin, min(begin + self.profile, self.total_steps + 1))
 
     def last(self, step: int) -> bool:
         return step >= self.total_steps

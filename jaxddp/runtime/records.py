@@ -11,7 +11,8 @@ class RunStart:
     """What is known before the first step.
 
     `start_step` is 0, or the step of the checkpoint that the run resumes; `total_steps` is the step at which it ends.
-    `params` is the parameter pytree (arrays, or shapes and dtypes), for an overview.
+    `params` is the parameter pytree (arrays, or shapes and dtypes), for an overview. `traced` are the steps, from 1,
+    that a profile traces; None where none was asked for.
     """
 
     start_step: int
@@ -23,6 +24,7 @@ class RunStart:
     device_kind: str = "cpu"
     workdir: Path | None = None
     params: Any = None
+    traced: range | None = None
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,26 @@ class EpochFigures:
 
 
 @dataclass(frozen=True)
+class Used:
+    """What the steps ask of the devices, and how much of them they use; None where nobody knows.
+
+    `flops_per_step` are the floating-point operations of one step over all devices. `flops_utilization` is the model
+    FLOP utilization: their share of what the devices could do at their peak. `peak_memory` is the most, in bytes, that
+    any device of the first process has held so far; on a CPU, that the process has.
+    """
+
+    flops_per_step: int | None = None
+    flops_utilization: float | None = None
+    peak_memory: int | None = None
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """The figures of one logged step. `metrics` are that step's own over the global batch: `loss`, `top1`, …
 
     `images_per_second` and `data_wait_fraction` are of the steps since the last record, evaluation and saving excluded.
-    `epoch` is the position in the run in epochs. `epoch_end` is set where an epoch ended with this step.
+    `epoch` is the position in the run in epochs. `epoch_end` is set where an epoch ended with this step. `used` is at
+    the speed of `images_per_second`.
     """
 
     step: int
@@ -52,6 +69,7 @@ class StepRecord:
     images_per_second: float
     data_wait_fraction: float
     epoch_end: EpochFigures | None = None
+    used: Used = Used()
 
 
 @dataclass(frozen=True)
@@ -76,13 +94,17 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended. `validation` holds the last evaluation's figures, with `count`; empty where there was none."""
+    """How a run ended. `validation` holds the last evaluation's figures, with `count`; empty where there was none.
+
+    `used` is at the speed of all the steps that this process trained, its first dispatch excluded, which compiles.
+    """
 
     status: Literal["done", "preempted", "failed"]
     step: int
     seconds: float
     validation: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
+    used: Used = Used()
 
 
 class Listener(Protocol):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 from jaxddp.runtime import workdir
@@ -52,6 +53,7 @@ class JsonLines:
         result |= {"devices": self._run.devices, "processes": self._run.processes, "val": None}
         if validation:
             result["val"] = {name: float(validation[name]) for name in names} | {"count": int(validation["count"])}
+        result |= {name: value for name, value in asdict(run.used).items() if value is not None}
         if run.reason:
             result["reason"] = run.reason
         workdir.replace(self._result, encode(result))

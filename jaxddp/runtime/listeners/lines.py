@@ -8,18 +8,22 @@ from typing import Any
 
 import jax
 
-from jaxddp.runtime.records import EpochFigures, EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.runtime.records import EpochFigures, EvaluationRecord, RunEnd, RunStart, StepRecord, Used
+from jaxddp.wording import size
 
 
 def opening(run: RunStart) -> list[str]:
     """What is about to run: the size of the network and of the batch; the length of the run, and where its files go."""
-    size = [f"{count_parameters(run.params):,} parameters"] if run.params is not None else []
+    scale = [f"{count_parameters(run.params):,} parameters"] if run.params is not None else []
     devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
-    size += [f"{run.num_examples:,} examples", f"global batch {run.batch_size:,} on {devices}"]
+    scale += [f"{run.num_examples:,} examples", f"global batch {run.batch_size:,} on {devices}"]
     length = [f"{run.total_steps:,} steps ({total_epochs(run):.3g} epochs)"]
     length += [f"resuming at step {run.start_step:,}"] if run.start_step else []
     length += [f"writing to {run.workdir}"] if run.workdir else []
-    return [" | ".join(size), " | ".join(length)]
+    if run.traced is not None:
+        none = "no step left to trace (the first compiles)"
+        length += [f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else none]
+    return [" | ".join(scale), " | ".join(length)]
 
 
 def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
@@ -29,9 +33,10 @@ def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
 
 
 def pace(record: StepRecord) -> str:
-    """The learning rate, the speed, and the part of the time spent waiting for data."""
+    """The learning rate, the speed, the utilization where known, and the part of the time spent waiting for data."""
     rate = "" if record.learning_rate is None else f"lr {record.learning_rate:.4g}  "
-    return f"{rate}{record.images_per_second:,.0f} images/s  data wait {record.data_wait_fraction:.0%}"
+    speed = "  ".join([f"{record.images_per_second:,.0f} images/s", *_utilization(record.used)])
+    return f"{rate}{speed}  data wait {record.data_wait_fraction:.0%}"
 
 
 def epoch(end: EpochFigures, evaluation: EvaluationRecord | None) -> str:
@@ -48,10 +53,13 @@ def evaluation(record: EvaluationRecord) -> str:
 
 
 def closing(run: RunEnd) -> str:
-    """How the run ended."""
+    """How the run ended, and what it took of the devices."""
     line = f"{run.status} at step {run.step:,} after {duration(run.seconds)}"
     line += "; the same command resumes it" if run.status == "preempted" else ""
-    return f"{line}  val {figures(run.validation)}" if run.validation else line
+    parts = [f"val {figures(run.validation)}"] if run.validation else []
+    parts += _utilization(run.used)
+    parts += [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
+    return "  ".join([line, *parts])
 
 
 def figures(metrics: Mapping[str, float]) -> str:
@@ -125,6 +133,10 @@ class Remaining:
         if record.step > first_step:
             return left * (now - first_time) / (record.step - first_step)
         return left * self._run.batch_size / record.images_per_second if record.images_per_second > 0 else None
+
+
+def _utilization(used: Used) -> list[str]:
+    return [f"MFU {used.flops_utilization:.1%}"] if used.flops_utilization is not None else []
 
 
 def _figure(name: str, value: float) -> str:

@@ -30,7 +30,8 @@ class Series(NamedTuple):
 def step_row(record: StepRecord) -> Row:
     """The row of a logged step. At an epoch's last step it has the epoch's own figures too, as `epoch_loss`, ….
 
-    Where the learning rate is unknown (an optimizer that the caller built), the row has none.
+    Where the learning rate is unknown (an optimizer that the caller built), the row has none; nor a
+    `flops_utilization` or a `peak_memory` where nobody knows them.
     """
     row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": "train"}
     row |= {name: float(value) for name, value in record.metrics.items()}
@@ -38,6 +39,10 @@ def step_row(record: StepRecord) -> Row:
         row["learning_rate"] = float(record.learning_rate)
     row["images_per_second"] = float(record.images_per_second)
     row["data_wait_fraction"] = float(record.data_wait_fraction)
+    if record.used.flops_utilization is not None:
+        row["flops_utilization"] = float(record.used.flops_utilization)
+    if record.used.peak_memory is not None:
+        row["peak_memory"] = int(record.used.peak_memory)
     if record.epoch_end is not None:
         row |= {EPOCH_PREFIX + name: float(value) for name, value in record.epoch_end.metrics.items()}
         row[EPOCH_PREFIX + "seconds"] = float(record.epoch_end.seconds)

@@ -1,0 +1,47 @@
+"""What devices could do at best: the peak rates of NVIDIA's data sheets.
+
+Those of the tensor cores, without sparsity (most sheets print twice that, with a star). float32 is TF32 on Ampere and
+later, since there JAX's default precision multiplies float32 so; before, it is plain FP32. Volta and Turing multiply no
+bfloat16 in their tensor cores, so they have no such peak.
+
+The sheets, by NVIDIA: "V100 GPU Accelerator" and "V100S", "T4", "A10", "A10G" (for AWS), "L4", "L40S", "A100 80GB",
+"H100" (SXM and NVL; PCIe in the edition of 2022), "H200" (SXM and NVL), and "HGX B200", an eighth of its eight GPUs.
+"""
+
+import re
+
+_TERA = 1e12
+
+_PEAKS: dict[str, dict[str, float]] = {
+    "V100S": {"float32": 16.4, "float16": 130},
+    "V100 SXM2": {"float32": 15.7, "float16": 125},
+    "V100 PCIE": {"float32": 14, "float16": 112},
+    "T4": {"float32": 8.1, "float16": 65},
+    "A10": {"float32": 62.5, "float16": 125, "bfloat16": 125},
+    "A10G": {"float32": 35, "float16": 70, "bfloat16": 70},
+    "L4": {"float32": 60, "float16": 121, "bfloat16": 121},
+    "L40S": {"float32": 183, "float16": 362.05, "bfloat16": 362.05},
+    "A100": {"float32": 156, "float16": 312, "bfloat16": 312},
+    "H100 PCIE": {"float32": 378, "float16": 756.5, "bfloat16": 756.5},
+    "H100 NVL": {"float32": 417.5, "float16": 835.5, "bfloat16": 835.5},
+    "H100 HBM3": {"float32": 494.5, "float16": 989.5, "bfloat16": 989.5},
+    "H200 NVL": {"float32": 417.5, "float16": 835.5, "bfloat16": 835.5},
+    "H200": {"float32": 494.5, "float16": 989.5, "bfloat16": 989.5},
+    "B200": {"float32": 1125, "float16": 2250, "bfloat16": 2250},
+}
+"""Teraflops a second, by words that a device's kind holds all of; where two entries match, the first is meant."""
+
+
+def peak(device_kind: str, dtype: str) -> float | None:
+    """The most floating-point operations a second of one device, multiplying numbers of a dtype; None where unknown.
+
+    Args:
+        device_kind: as JAX names it: "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3".
+        dtype: "float32", "float16" or "bfloat16".
+    """
+    words = set(re.split(r"[\s-]+", device_kind.upper()))
+    # A slice of a GPU has its name, and a part of its speed.
+    if "MIG" in words:
+        return None
+    known = next((peaks for kind, peaks in _PEAKS.items() if words.issuperset(kind.split())), {})
+    return known[dtype] * _TERA if dtype in known else None
