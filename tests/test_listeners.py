@@ -25,7 +25,7 @@ from jaxddp.runtime.listeners import curves, lines, overview, rows, screen
 from jaxddp.runtime.listeners.history import History
 from jaxddp.runtime.listeners.jsonl import JsonLines
 from jaxddp.runtime.listeners.plain import PlainLines
-from jaxddp.runtime.records import EpochFigures, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.runtime.records import EpochFigures, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
 
 BATCH, EXAMPLES, TOTAL = 32, 100, 10  # epochs end at steps 4, 7 and 10
 
@@ -114,6 +114,32 @@ def test_numpy_figures_keep_their_digits_and_their_loss_scale(tmp_path: Path) ->
     assert np.float32(row["loss"]) == loss
     assert row["loss_scale"] == 32768
     assert "learning_rate" not in row
+
+
+USED = Used(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
+
+
+def test_what_the_devices_did_is_in_the_line_and_in_the_result_where_it_is_known(tmp_path: Path) -> None:
+    listener = JsonLines(tmp_path)
+    listener.start(run_start())
+    listener.step(step_record(1, used=USED))
+    listener.step(step_record(2, used=Used(peak_memory=7)))
+    listener.end(RunEnd("done", 2, 1.0, used=USED))
+    first, second = metrics_lines(tmp_path)
+    assert (first["flops_utilization"], first["peak_memory"]) == (0.41234, 12_345_678_901)
+    assert "flops_per_step" not in first
+    assert "flops_utilization" not in second and second["peak_memory"] == 7
+    result = strict_json((tmp_path / "result.json").read_text())
+    known = {"flops_per_step": 24 * 10**12, "flops_utilization": 0.41234, "peak_memory": 12_345_678_901}
+    assert result == {"status": "done", "step": 2, "devices": 4, "processes": 2, "val": None, **known}
+
+
+def test_the_screen_shows_a_utilization_where_there_is_one_and_the_memory_at_the_end() -> None:
+    assert lines.pace(step_record(1, used=USED)) == "lr 0.03333  1,234 images/s  MFU 41.2%  data wait 14%"
+    assert lines.pace(step_record(1, used=Used(peak_memory=7))) == "lr 0.03333  1,234 images/s  data wait 14%"
+    assert (
+        lines.closing(RunEnd("done", 9, 61.0, used=USED)) == "done at step 9 after 1:01  MFU 41.2%  peak memory 12 GB"
+    )
 
 
 def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:

@@ -19,13 +19,15 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
 
     @registry.primitive_rule
     def duration(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        if info.type is not Duration:
+        # A union of a dataclass and None would be a choice of subcommands.
+        optional = info.type == Duration | None
+        if info.type is not Duration and not optional:
             return None
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
-            metavar="DURATION",
-            instance_from_str=lambda words: Duration.parse(words[0]),
-            is_instance=lambda value: isinstance(value, Duration),
+            metavar="{None}|DURATION" if optional else "DURATION",
+            instance_from_str=lambda words: None if optional and words == ["None"] else Duration.parse(words[0]),
+            is_instance=lambda value: isinstance(value, Duration) or (optional and value is None),
             str_from_instance=lambda value: [str(value)],
         )
 

@@ -1,0 +1,293 @@
+"""What a step costs: operations by hand and beside XLA's own count, one compilation, and figures in the files."""
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from jax import lax
+from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, random_table
+
+from jaxddp.config import Config
+from jaxddp.data.order import SampleOrder
+from jaxddp.engine.cost import Cost, Program, compile_with_cost
+from jaxddp.engine.flops import count_flops
+from jaxddp.engine.images import Preprocess
+from jaxddp.engine.objective import Objective, cross_entropy
+from jaxddp.engine.peaks import peak
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import make_train_step
+from jaxddp.models.adapt import adapt
+from jaxddp.models.resnet import resnet
+from jaxddp.parallel.topology import Topology
+from jaxddp.run.setup import RunSetup, prepare, train
+from jaxddp.runtime.listeners.jsonl import JsonLines
+from jaxddp.runtime.plan import Plan
+
+TABLE, BATCH = random_table(64), 16
+
+
+def flops(function, *arguments) -> dict[str, int]:
+    return dict(count_flops(jax.make_jaxpr(function)(*arguments).jaxpr))
+
+
+def shaped(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def setup_of(devices: int = 1, net=None, table=TABLE, cache: str = "none") -> RunSetup:
+    order = SampleOrder(len(table), BATCH, 0)
+    data = Config().replace(data={"cache": cache}).data
+    return prepare(net or linear_model(), table, optax.sgd(0.1), Topology.create(devices), order, data=data)
+
+
+def step_of(setup: RunSetup) -> Any:
+    return make_train_step(setup.objective(cross_entropy()), setup.optimizer, setup.topology)
+
+
+# --- Counting ---
+
+
+def test_a_product_is_two_operations_for_each_multiplication():
+    assert flops(jnp.matmul, shaped(3, 5), shaped(5, 7)) == {"float32": 2 * 3 * 5 * 7}
+    assert flops(jnp.matmul, shaped(4, 3, 5), shaped(4, 5, 7)) == {"float32": 2 * 4 * 3 * 5 * 7}
+    half = shaped(3, 5, dtype="bfloat16")
+    assert flops(lambda a, b: (a @ b.T, b @ b.T), half, shaped(3, 5)) == {"float32": 180}
+    assert flops(lambda a, b: (a @ a.T, b @ b.T), half, shaped(3, 5)) == {"bfloat16": 90, "float32": 90}
+
+
+def test_what_is_no_product_of_floats_is_not_counted():
+    assert flops(lambda a: jnp.exp(a).sum() + a, shaped(100)) == {}
+    assert flops(jnp.matmul, shaped(3, 5, dtype="int32"), shaped(5, 7, dtype="int32")) == {}
+
+
+def test_loops_and_branches():
+    a, once = shaped(4, 4), 2 * 4**3
+
+    def scanned(a):
+        return lax.scan(lambda carry, _: (carry @ a, None), a, length=5)[0]
+
+    def looped(a, turns):
+        return lax.fori_loop(0, turns, lambda _, carry: carry @ a, a)
+
+    def branched(a, which):
+        return lax.cond(which > 0, lambda a: a @ a @ a, lambda a: a @ a, a)
+
+    assert flops(scanned, a) == {"float32": 5 * once}
+    assert flops(looped, a, shaped(dtype="int32")) == {"float32": once}
+    assert flops(branched, a, shaped(dtype="int32")) == {"float32": 2 * once}
+    assert flops(jax.jit(jax.checkpoint(scanned)), a) == {"float32": 5 * once}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_convolution_and_its_gradients_are_counted_as_xla_counts_them(data):
+    """On a CPU XLA counts programs as they are written, where a convolution is one operation."""
+
+    def draw(low: int, high: int) -> tuple[int, int]:
+        return data.draw(st.tuples(st.integers(low, high), st.integers(low, high)))
+
+    size, taps, stride, spread, holes = draw(3, 9), draw(1, 4), draw(1, 3), draw(1, 2), draw(1, 2)
+    padding, groups, batch = data.draw(st.tuples(*[st.tuples(*[st.integers(0, 3)] * 2)] * 2)), *draw(1, 3)
+    inputs, outputs = (groups * width for width in draw(1, 3))
+    images, kernel = shaped(batch, *size, inputs), shaped(*taps, inputs // groups, outputs)
+    room = [(n - 1) * s + sum(p) for n, s, p in zip(size, spread, padding, strict=True)]
+    assume(all((t - 1) * h <= r for t, h, r in zip(taps, holes, room, strict=True)))
+
+    def convolve(images, kernel):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        spreads = {"lhs_dilation": spread, "rhs_dilation": holes, "feature_group_count": groups}
+        return lax.conv_general_dilated(images, kernel, stride, padding, dimension_numbers=numbers, **spreads)
+
+    def both_ways(images, kernel, cotangent):
+        output, gradients = jax.vjp(convolve, images, kernel)
+        return output, gradients(cotangent)
+
+    cotangent = jax.eval_shape(convolve, images, kernel)
+    for function, arguments in ((convolve, (images, kernel)), (both_ways, (images, kernel, cotangent))):
+        expected = jax.jit(function).lower(*arguments).cost_analysis()
+        # What is 0 has no entry.
+        assert expected is not None
+        assert sum(flops(function, *arguments).values()) == expected.get("flops", 0)
+
+
+PIXELS = 6 * 6 * 3
+"""Of an image of the table."""
+TAPS = (3 * 6 - 2) ** 2
+"""That meet a pixel, of a 3x3 kernel over 6x6 padded pixels."""
+BY_HAND = {
+    # Forward, and the gradient of the weights.
+    "linear": 2 * BATCH * 2 * PIXELS * CLASSES,
+    # The same of the convolution, 3 to 4 channels; of the dense layer its input's gradient too.
+    "convolution": 2 * BATCH * (2 * TAPS * 3 * 4 + 3 * 4 * CLASSES),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("devices", (1, 2, 4))
+def test_a_training_step_is_what_it_is_by_hand_on_any_number_of_devices(name, devices):
+    setup = setup_of(devices, {"linear": linear_model(), "convolution": SmallNet()}[name])
+    jaxpr = step_of(setup).trace(setup.state, next(setup.batches(0, 1))).jaxpr
+    assert dict(count_flops(jaxpr)) == {"float32": BY_HAND[name]}
+
+
+def test_a_resnets_step_is_nearly_all_that_xla_counts_of_it():
+    topology, optimizer = Topology.create(2), optax.sgd(0.1, momentum=0.9)
+    objective = Objective(adapt(resnet("resnet18", CLASSES, width=16, stem="small")), cross_entropy(), Preprocess())
+    params, model_state = jax.eval_shape(objective.model.init, jax.random.key(0), shaped(1, 32, 32, 3))
+    opt_state = jax.eval_shape(optimizer.init, params)
+    step: Any = make_train_step(objective, optimizer, topology)
+    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state)
+    traced = step.trace(state, topology.place(random_batch(BATCH, image=32)))
+    expected = traced.lower().cost_analysis()
+    assert expected is not None
+    # XLA counts one device's part.
+    assert 0.9 < count_flops(traced.jaxpr).total() / (2 * expected["flops"]) < 1
+
+
+# --- Compiling ---
+
+
+def test_the_memory_is_that_of_the_compiled_program():
+    large = jnp.zeros((256, 256))
+    compiled, cost = compile_with_cost(jax.jit(lambda a, b: (a + b, b.sum()), donate_argnums=0), large, large)
+    assert cost.memory is not None
+    assert (cost.memory.arguments, cost.memory.reused) == (2 * large.nbytes, large.nbytes)
+    needed = 2 * large.nbytes + 4
+    assert needed <= cost.memory.needed < needed + 2 * large.nbytes
+    assert np.asarray(compiled(large, jnp.ones((256, 256)))[1]) == 256**2
+
+
+def test_a_program_does_what_the_jitted_step_does_and_donates_the_state():
+    setup = setup_of(4, SmallNet(batch_norm=True))
+    program, step = Program(step_of(setup)), step_of(setup)
+    ours, theirs = (jax.tree.map(jnp.copy, setup.state) for _ in range(2))
+    assert program.cost is None
+    for batch in setup.batches(0, 3):
+        given = ours
+        (ours, sums), (theirs, expected) = program(ours, batch), step(theirs, batch)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+        assert np.array_equal(sums.values, expected.values)
+    assert largest_difference(jax.device_get(ours), jax.device_get(theirs)) == 0
+    assert program.cost is not None and program.cost.flops == BY_HAND["convolution"]
+
+
+def test_a_state_whose_dtype_changes_is_trained_as_under_jit():
+    program: Any = Program(jax.jit(lambda state, feed: (state * feed, feed)))
+    state, feed = jnp.ones(3, "int32"), jnp.full(3, 1.5)
+    for turn in range(1, 4):
+        state, _ = program(state, feed)
+        assert state.dtype == jnp.float32 and np.array_equal(state, np.full(3, 1.5**turn, "float32"))
+
+
+@pytest.mark.parametrize("cache", ("none", "device"))
+def test_a_run_compiles_its_step_once(cache, caplog):
+    setup = setup_of(2, cache=cache)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        run(setup, steps=9)
+    done = [record.getMessage() for record in caplog.records if "Finished XLA compilation" in record.getMessage()]
+    assert len([line for line in done if "local_step" in line]) == 1, done
+
+
+# --- Peaks ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tera"),
+    [
+        ("Tesla V100-SXM2-16GB", "float32", 15.7),
+        ("Tesla V100-PCIE-32GB", "float16", 112),
+        ("Tesla V100S-PCIE-32GB", "float16", 130),
+        ("Tesla V100-SXM2-16GB", "bfloat16", None),
+        ("Tesla T4", "float16", 65),
+        ("NVIDIA A10", "bfloat16", 125),
+        ("NVIDIA A10G", "bfloat16", 70),
+        ("NVIDIA L4", "float32", 60),
+        ("NVIDIA L40S", "bfloat16", 362.05),
+        ("NVIDIA A100-SXM4-80GB", "float32", 156),
+        ("NVIDIA A100-PCIE-40GB", "bfloat16", 312),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.5),
+        ("NVIDIA H100 PCIe", "bfloat16", 756.5),
+        ("NVIDIA H100 NVL", "float32", 417.5),
+        ("NVIDIA H200", "float32", 494.5),
+        ("NVIDIA H200 NVL", "bfloat16", 835.5),
+        ("NVIDIA B200", "bfloat16", 2250),
+        ("NVIDIA H200", "float64", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16", None),
+        ("NVIDIA H20", "bfloat16", None),
+        ("NVIDIA GH200 480GB", "bfloat16", None),
+        ("NVIDIA L40", "bfloat16", None),
+        ("cpu", "float32", None),
+    ],
+)
+def test_peaks_are_those_of_the_data_sheets(kind, dtype, tera):
+    assert peak(kind, dtype) == (None if tera is None else tera * 1e12)
+
+
+def test_utilization_is_the_time_at_the_peak_over_the_time_taken():
+    each = {"bfloat16": 989_500_000_000_000, "float32": 494_500_000_000_000}
+    assert Cost(each, None).utilization(8.0, 2, "NVIDIA H200") == pytest.approx(2 / (2 * 8.0))
+    assert Cost(each, None).utilization(8.0, 2, "cpu") is None
+    assert Cost(each | {"float64": 1}, None).utilization(8.0, 2, "NVIDIA H200") is None
+
+
+# --- In a run ---
+
+
+def run(setup: RunSetup, *, steps: int, directory: Path | None = None, log: str = "1 step") -> None:
+    train_config = {"batch_size": BATCH, "duration": f"{steps} steps"}
+    plan = Plan.of(Config().replace(train=train_config, log={"every": log}, eval={"every": "0 steps"}), len(TABLE))
+    train(setup, setup.objective(cross_entropy()), plan, listeners=[JsonLines(directory)] if directory else ())
+
+
+@pytest.mark.parametrize("cache", ("none", "device"))
+def test_the_files_say_what_the_steps_took(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(Topology, "device_kind", "NVIDIA H200")
+    run(setup_of(2, cache=cache), steps=8, directory=tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((tmp_path / "result.json").read_text())
+    # 494.5 TFLOP/s on each of two devices.
+    a_step_at_peak = BY_HAND["linear"] / (2 * 494.5e12)
+    assert len(lines) == 8
+    for line in lines:
+        assert line["flops_utilization"] == pytest.approx(a_step_at_peak * line["images_per_second"] / BATCH)
+    # The first step compiles, and has no part in the run's own figure.
+    seconds = [BATCH / line["images_per_second"] for line in lines[1:]]
+    assert result["flops_utilization"] == pytest.approx(a_step_at_peak / np.mean(seconds))
+    assert result["flops_per_step"] == BY_HAND["linear"]
+    memory = [line["peak_memory"] for line in lines]
+    assert memory == sorted(memory) and result["peak_memory"] >= memory[-1]
+    # This process has imported JAX, and is no giant.
+    assert 50e6 < memory[0] <= result["peak_memory"] < 100e9
+
+
+def test_where_no_peak_is_known_nothing_is_said_of_it(tmp_path):
+    run(setup_of(), steps=2, directory=tmp_path)
+    assert "flops_utilization" not in (tmp_path / "metrics.jsonl").read_text()
+    assert set(json.loads((tmp_path / "result.json").read_text())) >= {"flops_per_step", "peak_memory"}
+    assert "flops_utilization" not in (tmp_path / "result.json").read_text()
+
+
+def test_a_run_of_one_dispatch_has_no_utilization_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(Topology, "device_kind", "NVIDIA H200")
+    run(setup_of(), steps=1, directory=tmp_path)
+    assert "flops_utilization" not in json.loads((tmp_path / "result.json").read_text())
+    assert "flops_utilization" in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_peak_memory_is_that_of_the_fullest_gpu():
+    def topology(*stats: dict | None) -> Topology:
+        devices = [SimpleNamespace(platform="gpu", memory_stats=lambda each=each: each) for each in stats]
+        mesh = SimpleNamespace(devices=np.array(devices), local_devices=devices)
+        return Topology(mesh)  # pyright: ignore[reportArgumentType]
+
+    assert topology({"peak_bytes_in_use": 3}, {"peak_bytes_in_use": 7}).peak_memory() == 7
+    assert topology({}).peak_memory() is topology(None).peak_memory() is None

@@ -1,0 +1,261 @@
+"""A profile's trace holds the steps that were asked for, each whole and annotated, and leaves the run as it is."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ilsvrc import write_tree
+from small import largest_difference, linear_model, random_table
+from test_cli import metrics
+from test_cli import train as train_words
+from test_loop import exploding
+
+from jaxddp.cli import Train, main
+from jaxddp.commands.parse import parse
+from jaxddp.config import Config, load
+from jaxddp.data.order import SampleOrder
+from jaxddp.duration import Duration
+from jaxddp.engine.objective import cross_entropy
+from jaxddp.errors import InputError, NonFiniteError
+from jaxddp.parallel.topology import Topology
+from jaxddp.run.setup import prepare, train
+from jaxddp.runtime.checkpoint import Checkpoints
+from jaxddp.runtime.listeners import lines
+from jaxddp.runtime.plan import Plan
+from jaxddp.runtime.profile import STEP_NAME, Profile
+from jaxddp.runtime.records import RunStart
+
+TABLE = random_table(50)
+
+
+def plan_of(steps: int = 12, profile: str | None = "4 steps") -> Plan:
+    every = {"log": {"every": "5 steps", "profile": profile}, "checkpoint": {"every": "0 steps"}}
+    return Plan.of(Config().replace(train={"batch_size": 8, "duration": f"{steps} steps"}, **every), len(TABLE))
+
+
+def run(plan: Plan, directory: Path, *, cache: str = "none", optimizer=None, **more: Any):
+    data = Config().replace(data={"cache": cache}).data
+    order, topology = SampleOrder(len(TABLE), 8, seed=5), Topology.create(2)
+    setup = prepare(linear_model(), TABLE, optimizer or optax.sgd(0.05), topology, order, data=data)
+    state = train(setup, setup.objective(cross_entropy()), plan, profile=directory, **more)
+    return jax.device_get(state)
+
+
+def traced_steps(directory: Path) -> list[int]:
+    """The numbers of a trace's annotations, in the order of their time."""
+    reader = getattr(jax.profiler, "ProfileData", None)
+    if reader is None:
+        pytest.skip("this JAX does not read traces")
+    (path,) = directory.glob("plugins/profile/*/*.xplane.pb")
+    events = [event for plane in reader.from_file(str(path)).planes for line in plane.lines for event in line.events]
+    steps = [(event.start_ns, dict(event.stats)["step_num"]) for event in events if event.name == STEP_NAME]
+    return [int(number) for _, number in sorted(steps)]
+
+
+# --- Which steps ---
+
+
+@settings(max_examples=200, deadline=None)
+@given(total=st.integers(1, 60), asked=st.integers(0, 30), longest=st.integers(1, 40), data=st.data())
+def test_traced_are_as_many_steps_as_asked_but_never_the_one_that_compiles(total, asked, longest, data):
+    done = data.draw(st.integers(0, total))
+    plan = plan_of(total, f"{asked} steps")
+    traced = plan.traced(done)
+    assert len(traced) == max(0, min(asked, total - done - 1))
+    if traced:
+        assert done + 2 <= traced[0] <= done + 4 and traced[-1] <= total
+        # A few steps go before it, unless the run is too short for them.
+        assert traced[0] == done + 4 or traced[-1] == total
+    # What is dispatched together is traced together.
+    for chunk in plan.chunks(done, longest):
+        assert len({step + 1 in traced for step in chunk}) == 1
+    unprofiled = plan_of(total, None)
+    assert not unprofiled.traced(done)
+
+
+def test_a_profile_is_any_duration():
+    assert len(plan_of(40, "5%").traced(0)) == 2
+    assert len(plan_of(40, "1 epoch").traced(0)) == 7
+
+
+# --- The trace ---
+
+
+def test_the_device_is_idle_where_a_trace_begins_and_ends(tmp_path, monkeypatch):
+    seen: list[object] = []
+
+    class State:
+        def __init__(self, step: int):
+            self.step = step
+
+        def block_until_ready(self) -> None:
+            seen.append(f"state {self.step} is there")
+
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda _: seen.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: seen.append("stop"))
+    with Profile(tmp_path, range(3, 5), nullcontext) as profile:
+        for number in range(1, 7):
+            with profile.step(number, State(number - 1)):
+                seen.append(number)
+            profile.done(number, State(number))
+    assert seen == [1, 2, "state 2 is there", "start", 3, 4, "state 4 is there", "stop", 5, 6]
+
+
+def test_the_trace_holds_exactly_those_steps(tmp_path):
+    expected = run(plan_of(profile=None), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    state = run(plan_of(), tmp_path / "profile")
+    assert traced_steps(tmp_path / "profile") == [4, 5, 6, 7]
+    assert largest_difference(state, expected) == 0
+
+
+def test_steps_that_are_dispatched_together_are_one_annotation(tmp_path):
+    expected = run(plan_of(24, None), tmp_path, cache="device")
+    state = run(plan_of(24, "9 steps"), tmp_path, cache="device")
+    # Steps are recorded every 5 steps and at an epoch's end, after 7 and 13 steps: the chunks end there.
+    assert traced_steps(tmp_path) == [4, 6, 8, 11]
+    assert largest_difference(state, expected) == 0
+
+
+def test_a_run_that_resumes_traces_steps_of_its_own(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    run(plan_of(5, None), tmp_path, checkpoints=checkpoints)
+    checkpoints.wait()
+    run(plan_of(12, "2 steps"), tmp_path, checkpoints=checkpoints, resume_step=5)
+    assert traced_steps(tmp_path) == [9, 10]
+
+
+@pytest.mark.parametrize(("steps", "traced"), [(3, [2, 3]), (2, [2]), (1, [])])
+def test_a_short_run_traces_what_there_is(tmp_path, steps, traced):
+    run(plan_of(steps, "10 steps"), tmp_path / "profile")
+    assert (tmp_path / "profile").exists() is bool(traced)
+    if traced:
+        assert traced_steps(tmp_path / "profile") == traced
+
+
+def test_a_run_that_fails_writes_what_it_traced_and_frees_the_profiler(tmp_path):
+    # Update number 4 spoils the parameters; step 5 is the first to see it, and the figures are fetched there.
+    with pytest.raises(NonFiniteError, match="^step 5"):
+        run(plan_of(12, "8 steps"), tmp_path / "failed", optimizer=exploding(4))
+    assert traced_steps(tmp_path / "failed") == [4, 5]
+    run(plan_of(), tmp_path / "next")
+    assert len(traced_steps(tmp_path / "next")) == 4
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file: cannot be written"):
+        run(plan_of(), tmp_path / "file")
+
+
+def test_a_trace_that_cannot_be_written_is_one_line_and_hides_nothing(tmp_path, monkeypatch):
+    stop = jax.profiler.stop_trace
+
+    def full() -> None:
+        stop()
+        raise RuntimeError("No space left on device")
+
+    monkeypatch.setattr(jax.profiler, "stop_trace", full)
+    with pytest.raises(InputError, match=r"one: the trace cannot be written \(No space left on device\); free"):
+        run(plan_of(), tmp_path / "one")
+    with pytest.raises(NonFiniteError) as raised:
+        run(plan_of(12, "8 steps"), tmp_path / "two", optimizer=exploding(4))
+    assert "the trace cannot be written" in raised.value.__notes__[0]
+
+
+def test_the_profiler_has_no_part_in_the_speed(tmp_path, monkeypatch):
+    """On a clock that ticks at each look and that the profiler moves far."""
+    from jaxddp.runtime import meter
+
+    now = [0.0]
+
+    class Clock:
+        @staticmethod
+        def perf_counter() -> float:
+            now[0] += 1.0
+            return now[0]
+
+    class Rates:
+        start = evaluation = end = lambda self, record: None
+
+        def __init__(self) -> None:
+            self.seen: list[float] = []
+
+        def step(self, record) -> None:
+            self.seen.append(record.images_per_second)
+
+    def slow(*_: object) -> None:
+        now[0] += 1e6
+
+    monkeypatch.setattr(meter, "time", Clock)
+    monkeypatch.setattr(jax.profiler, "start_trace", slow)
+    monkeypatch.setattr(jax.profiler, "stop_trace", slow)
+    plain, profiled = Rates(), Rates()
+    run(plan_of(profile=None), tmp_path, listeners=[plain])
+    run(plan_of(), tmp_path, listeners=[profiled])
+    # The calls of the clock are a few more.
+    assert np.allclose(plain.seen, profiled.seen, rtol=0.5)
+
+
+# --- The doors ---
+
+
+def test_the_option_may_be_absent_given_or_none():
+    default = Train(load("digits"), Path("x"))
+
+    def parsed(*words: str) -> Duration | None:
+        return parse(Train, default, "jaxddp train digits", list(words)).config.log.profile
+
+    assert parsed() is None is parsed("--log.profile", "None")
+    assert parsed("--log.profile", "10 steps") == Duration.parse("10 steps")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--log.profile", "10 stepps"), "'10 stepps' is not a duration"),
+        (("--log.profile", "-1 steps"), "'-1 steps' is negative"),
+    ],
+)
+def test_a_bad_duration_is_named_with_its_option(words, line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "digits", *words])
+    shown = capsys.readouterr()
+    assert ended.value.code == 2 and f"--log.profile: {line}" in " ".join((shown.out + shown.err).split())
+
+
+def test_help_shows_it(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "digits", "--help"])
+    assert "--log.profile {None}|DURATION" in capsys.readouterr().out
+
+
+def test_the_opening_says_what_is_traced():
+    def opening(traced: range | None) -> str:
+        return lines.opening(RunStart(0, 40, 8, 50, 1, 1, traced=traced))[1]
+
+    assert opening(range(4, 14)).endswith(" | tracing steps 4 to 13")
+    assert opening(range(2, 2)).endswith(" | no step left to trace (the first compiles)")
+    assert opening(None) == "40 steps (6.4 epochs)"
+
+
+def test_at_the_terminal_a_trace_lies_in_the_work_directory_and_is_no_part_of_the_recipe(tmp_path, monkeypatch, capfd):
+    root, workdir = write_tree(tmp_path / "tree", classes=3, images=13, val=11, size=20), tmp_path / "w"
+    monkeypatch.setattr("jaxddp.run.recipe.resnet", lambda *_, **__: linear_model())
+    words = train_words(root, workdir, "--log.every", "2 steps")
+    assert main([*words, "--train.duration", "5 steps", "--log.profile", "2 steps"]) == 0
+    assert "tracing steps 4 to 5" in capfd.readouterr().out
+    assert traced_steps(workdir / "profile") == [4, 5]
+    # A run that goes on may trace others, or none.
+    assert main([*words, "--train.duration", "8 steps"]) == 0
+    out = capfd.readouterr().out
+    assert "tracing" not in out and "peak memory" in out.splitlines()[-2]
+    assert [line["step"] for line in metrics(workdir) if line["split"] == "train"][-1] == 8
+    assert json.loads((workdir / "result.json").read_text())["flops_per_step"] > 0
