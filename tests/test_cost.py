@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jax import lax
 from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, random_table
 
+from jaxddp.cluster import rehearsal
 from jaxddp.config import Config
 from jaxddp.data.order import SampleOrder
 from jaxddp.engine.cost import Cost, Program, compile_with_cost
@@ -166,6 +167,14 @@ def test_the_memory_is_that_of_the_compiled_program():
     assert np.asarray(compiled(large, jnp.ones((256, 256)))[1]) == 256**2
 
 
+def test_the_doctor_says_what_a_step_takes_also_where_the_backend_says_nothing_of_memory(monkeypatch):
+    setup = setup_of(2)
+    found = rehearsal.step(Config(), setup).detail
+    assert f"{BY_HAND['linear'] / 1e9:.3g} GFLOP a step" in found and "temporary" in found
+    monkeypatch.setattr(rehearsal, "compile_with_cost", lambda *_: (None, Cost({"float32": 2 * 10**9}, None)))
+    assert rehearsal.step(Config(), setup).detail.startswith("2 GFLOP a step; compiled in")
+
+
 def test_a_program_does_what_the_jitted_step_does_and_donates_the_state():
     setup = setup_of(4, SmallNet(batch_norm=True))
     program, step = Program(step_of(setup)), step_of(setup)
@@ -237,6 +246,7 @@ def test_utilization_is_the_time_at_the_peak_over_the_time_taken():
     assert Cost(each, None).utilization(8.0, 2, "NVIDIA H200") == pytest.approx(2 / (2 * 8.0))
     assert Cost(each, None).utilization(8.0, 2, "cpu") is None
     assert Cost(each | {"float64": 1}, None).utilization(8.0, 2, "NVIDIA H200") is None
+    assert Cost({}, None).utilization(8.0, 2, "NVIDIA H200") is None
 
 
 # --- In a run ---

@@ -44,13 +44,15 @@ class Cost:
 
     def utilization(self, seconds: float, num_devices: int, device_kind: str) -> float | None:
         """Model FLOP utilization (Chowdhery et al. 2022, arXiv:2204.02311, appendix B): the share of a time in which
-        devices at their peak would have done the same; None where a peak is not known.
+        devices at their peak would have done the same; None where a peak is not known, or nothing was counted.
         """
-        peaks = {dtype: peak(device_kind, dtype) for dtype in self.flops_of}
-        if None in peaks.values():
-            return None
-        at_peak = sum(flops / (peaks[dtype] or 1) for dtype, flops in self.flops_of.items())
-        return at_peak / (num_devices * seconds)
+        at_peak = 0.0
+        for dtype, flops in self.flops_of.items():
+            best = peak(device_kind, dtype)
+            if best is None:
+                return None
+            at_peak += flops / best
+        return at_peak / (num_devices * seconds) if at_peak else None
 
 
 def compile_with_cost(function: Any, *arguments: Any) -> tuple[Any, Cost]:
@@ -81,7 +83,7 @@ class Program:
             try:
                 return self._compiled(*arguments)
             except TypeError:
-                # A network may change the dtype of its own state; under `jit` that compiles anew, and so it does here.
+                # A network may change the dtype of its own state. Under `jit` that compiles anew, and so it does here.
                 pass
         self._compiled, self.cost = compile_with_cost(self._function, *arguments)
         return self._compiled(*arguments)
