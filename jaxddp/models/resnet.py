@@ -22,6 +22,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxddp.errors import InputError
+from jaxddp.models.convolution import convolve
 from jaxddp.wording import choices
 
 T = TypeVar("T")
@@ -206,7 +207,11 @@ class ResNet(nn.Module):
 
 def _conv(features: int, *, kernel: int, stride: int, **settings: Any) -> nn.Conv:
     """A square convolution without bias; its padding is torch's, symmetric whatever the stride, unlike "SAME"."""
-    return nn.Conv(features, (kernel, kernel), stride, padding=kernel // 2, use_bias=False, **settings)
+
+    def operation(images: jax.Array, weights: jax.Array, *_: Any, **__: Any) -> jax.Array:
+        return convolve(images, weights, stride, kernel // 2)
+
+    return nn.Conv(features, (kernel, kernel), stride, use_bias=False, conv_general_dilated=operation, **settings)
 
 
 def resnet(
