@@ -16,6 +16,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.models.resnet import resnet
 from jaxddp.overrides import flatten
+from jaxddp.parallel.compilation_cache import keep_compiled_programs
 from jaxddp.parallel.environment import Job, find_job
 from jaxddp.parallel.job import Limits, agree, join
 from jaxddp.parallel.preemption import stop_on_sigterm
@@ -102,13 +103,17 @@ def start(config: Config) -> Topology:
 
 
 def join_job(job: Job | None, parallel: ParallelConfig) -> None:
-    """Simulate CPU devices where the config asks for them, and join the job, with the config's limits to every wait."""
+    """Simulate CPU devices where the config asks for them, and join the job, with the config's limits to every wait.
+
+    What is compiled from here on is kept for the next start.
+    """
     if parallel.cpu_devices is not None:
         simulate_cpu_devices(parallel.cpu_devices)
     limits = Limits(
         start=parallel.start_timeout, silence=parallel.heartbeat_timeout, shutdown=parallel.shutdown_timeout
     )
     join(job, limits)
+    keep_compiled_programs()
 
 
 def train_recipe(
