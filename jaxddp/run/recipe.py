@@ -25,9 +25,10 @@ from jaxddp.run.resume import Resume, check_shared, claim, resume_step
 from jaxddp.run.setup import RunSetup, prepare, train
 from jaxddp.runtime import workdir
 from jaxddp.runtime.checkpoint import Checkpoints
-from jaxddp.runtime.listeners.curves import CURVES, Curves
+from jaxddp.runtime.listeners.curves_file import CURVES, Curves
 from jaxddp.runtime.listeners.jsonl import METRICS, JsonLines
 from jaxddp.runtime.listeners.overview import ParameterOverview
+from jaxddp.runtime.listeners.tensorboard import TensorBoard
 from jaxddp.runtime.plan import Plan
 from jaxddp.runtime.records import Listener
 
@@ -175,7 +176,5 @@ def _writers(config: Config, directory: Path) -> list[Listener]:
     """What watches every run of a work directory. The curves are drawn from the lines, so they come after them."""
     writers: list[Listener] = [ParameterOverview(directory), JsonLines(directory)]
     if config.log.tensorboard:
-        from jaxddp.runtime.listeners.tensorboard import TensorBoard
-
         writers.append(TensorBoard(directory))
     return [*writers, Curves(directory / METRICS, directory / CURVES)]
