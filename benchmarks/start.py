@@ -66,8 +66,8 @@ def arrays(folder: Path, data: Path) -> list[str]:
 
 def resnet50(folder: Path, data: Path) -> list[str]:
     rng = np.random.default_rng(0)
-    columns = {f"{split}_images": rng.integers(0, 256, (8, 224, 224, 3), np.uint8) for split in ("train", "val")}
-    np.savez(folder / "set.npz", **columns, **{f"{split}_labels": np.arange(8) % 2 for split in ("train", "val")})
+    images, labels = rng.integers(0, 256, (8, 224, 224, 3), np.uint8), np.arange(8) % 2
+    np.savez(folder / "set.npz", train_images=images, train_labels=labels, val_images=images, val_labels=labels)
     size = ["--train.batch-size", "2", "--eval.batch-size", "2", "--data.crop", "whole"]
     return ["imagenet_resnet50", "--data.path", str(folder / "set.npz"), *size]
 

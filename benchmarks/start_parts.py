@@ -75,12 +75,12 @@ class FirstTimed:
         return self._next()
 
 
-def note_duration(event: str, duration: float, **_: Any) -> None:
+def note_duration(event: str, duration_secs: float, **_: Any) -> None:
     """JAX's own figures: to trace a program, to lower it, to compile it or to load what was kept of it."""
     if event in ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration"):
-        seconds["trace"] += duration
+        seconds["trace"] += duration_secs
     elif event == "/jax/core/compile/backend_compile_duration":
-        seconds["compile or load"] += duration
+        seconds["compile or load"] += duration_secs
 
 
 class FirstStep:

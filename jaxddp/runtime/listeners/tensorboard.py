@@ -54,7 +54,11 @@ class TensorBoard:
 
     def _raise_errors(self) -> None:
         while self._handed_over and self._handed_over[0].done():
-            self._handed_over.pop(0).result()
+            first = self._handed_over.pop(0)
+            if first.exception():
+                # What was handed over after it would say the same again at the end.
+                self._handed_over.clear()
+            first.result()
 
     def _write(self, row: rows.Row, flush: bool) -> None:
         if self._writer is None:
