@@ -28,6 +28,7 @@ from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import resnet
+from jaxddp.parallel.compilation_cache import keep_compiled_programs
 from jaxddp.parallel.environment import find_job
 from jaxddp.parallel.job import join
 from jaxddp.parallel.preemption import stop_on_sigterm
@@ -85,7 +86,8 @@ def prepare_training(
     """Lay a model, its data and its optimizer out over the devices.
 
     In a script that a launcher started, this also joins the job's processes: call it before anything else asks JAX for
-    its devices.
+    its devices. What is compiled from here on is kept for the next start, unless JAX is set otherwise
+    (`JAX_ENABLE_COMPILATION_CACHE=false`).
 
     Args:
         model: a Linen or an NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`. It need
@@ -106,6 +108,7 @@ def prepare_training(
         InputError: names the argument, its value, and what would do.
     """
     join(find_job())
+    keep_compiled_programs()
     topology = Topology.create(devices)
     data = data or DataConfig(augment=AugmentConfig(flip=not hasattr(table, "images")))
     order = SampleOrder(len(table), batch_size_per_device * topology.num_devices, seed)

@@ -110,7 +110,7 @@ def _train(name: str, arguments: list[str]) -> int:
     default = Train(load(name), Path("runs") / Path(name).stem)
     options = parse(Train, default, f"jaxddp train {name}", arguments)
     from jaxddp.run.recipe import train_recipe
-    from jaxddp.runtime.listeners.curves import CURVES
+    from jaxddp.runtime.listeners.curves_file import CURVES
     from jaxddp.runtime.listeners.screen import progress
 
     train_recipe(options.config, options.workdir, resume=options.resume, listeners=[progress()])

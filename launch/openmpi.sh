@@ -20,7 +20,7 @@ options=(
 [[ -n "${HOSTS:-}" ]] && options+=(--host "$HOSTS")
 [[ -n "${PROCESSES:-}" ]] && options+=(-np "$PROCESSES")
 # Variables are not handed on to other hosts unless named.
-for name in PATH LD_LIBRARY_PATH JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR JAXDDP_DATASETS; do
+for name in PATH LD_LIBRARY_PATH JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR JAXDDP_CACHE JAXDDP_DATASETS; do
   [[ -n "${!name:-}" ]] && options+=(-x "$name")
 done
 # A rank that fails ends the job with its exit code.

@@ -1,4 +1,7 @@
-"""Every test sees eight simulated devices; a program that one test compiled is there for the next and its children."""
+"""Every test sees eight simulated devices; a program that one test compiled is there for the next and its children.
+
+Nothing that is kept between runs comes from, or goes to, the user's own cache folder.
+"""
 
 import atexit
 import os
@@ -7,9 +10,11 @@ import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxddp-tests-")
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+if not {"JAX_COMPILATION_CACHE_DIR", "JAXDDP_CACHE"} <= os.environ.keys():
+    own = tempfile.mkdtemp(prefix="jaxddp-tests-")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    os.environ.setdefault("JAXDDP_CACHE", own)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{own}/programs-of-tests")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 

@@ -28,7 +28,7 @@ class Room:
 
 
 HOUSE = (
-    Room(0, "errors wording"),
+    Room(0, "cache_folder errors wording"),
     Room(1, "config duration overrides"),
     Room(1, "parallel", "jax"),
     Room(2, "configs"),

@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 
 from jaxddp.errors import InputError
 from jaxddp.runtime import workdir
-from jaxddp.runtime.listeners import curves, lines, overview, rows, screen
+from jaxddp.runtime.listeners import curves, curves_file, lines, overview, rows, screen, tensorboard
 from jaxddp.runtime.listeners.history import History
 from jaxddp.runtime.listeners.jsonl import JsonLines
 from jaxddp.runtime.listeners.plain import PlainLines
@@ -277,7 +277,7 @@ def test_a_replacement_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monk
 
 def test_reading_metrics_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"metrics.jsonl: cannot be read \(No such file or directory\)"):
-        curves.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+        curves_file.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
 
 
 # The history and the curves
@@ -387,7 +387,7 @@ def test_the_picture_of_a_resumed_run_is_whole(tmp_path: Path) -> None:
             directory = tmp_path / name
             drive(
                 JsonLines(directory),
-                curves.Curves(directory / "metrics.jsonl", directory / "curves.png"),
+                curves_file.Curves(directory / "metrics.jsonl", directory / "curves.png"),
                 start=start,
                 stop=stop,
             )
@@ -404,9 +404,9 @@ def test_drawing_between_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypat
         drawn.append(now[0])
         now[0] += 1
 
-    monkeypatch.setattr(curves, "draw", draw)
-    monkeypatch.setattr(curves.time, "monotonic", lambda: now[0])
-    listener = curves.Curves(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+    monkeypatch.setattr(curves_file, "draw", draw)
+    monkeypatch.setattr(curves_file.time, "monotonic", lambda: now[0])
+    listener = curves_file.Curves(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
     for _ in range(25):
         listener.evaluation(evaluation_record(4))
         listener.evaluation(evaluation_record(4, seen=32))
@@ -666,8 +666,6 @@ def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard_files_hold_the_scalars(tmp_path: Path) -> None:
-    from jaxddp.runtime.listeners import tensorboard
-
     drive(tensorboard.TensorBoard(tmp_path))
     found = scalars(tmp_path)
     assert found["train/loss"] == [(step, pytest.approx(math.pi / step, rel=1e-6)) for step in range(1, 11)]
@@ -687,6 +685,25 @@ def test_tensorboard_files_hold_the_scalars(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file: cannot be written"):
         tensorboard.TensorBoard(tmp_path / "file").start(run_start())
+
+
+def test_an_error_in_writing_for_tensorboard_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(directory: Path) -> None:
+        raise InputError("the disk is full")
+
+    monkeypatch.setattr(tensorboard, "_open", refuse)
+    listener = tensorboard.TensorBoard(tmp_path)
+    listener.start(run_start())
+    with pytest.raises(InputError, match="the disk is full"):
+        # The thread comes to it while the run goes on.
+        for _ in range(10_000):
+            listener.step(step_record(1))
+    listener.end(RunEnd("failed", 1, 1.0))
+
+    listener.start(run_start())
+    listener.step(step_record(1))
+    with pytest.raises(InputError, match="the disk is full"):
+        listener.end(RunEnd("done", 1, 1.0))
 
 
 def test_parameter_overview_lists_any_pytree(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_stream import encode, picture
 
+from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.data.images.windows import Crop
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.storage.example_fields import bytes_of, integer_of
-from jaxddp.data.storage.record_index import CACHE_VARIABLE, RecordIndex, kept_index
+from jaxddp.data.storage.record_index import RecordIndex, kept_index
 from jaxddp.data.storage.records import RecordFiles, record_integers, record_offsets
 from jaxddp.data.stream import image_batches, image_eval_batches
 from jaxddp.data.table import ExampleTable

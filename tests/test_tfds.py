@@ -16,13 +16,13 @@ import pytest
 from PIL import Image
 from test_stream import assert_same, encode, picture
 
+from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.tfds import read_tfds
 from jaxddp.data.images.decode import train_image
 from jaxddp.data.images.windows import Crop
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.storage.array_records import ArrayRecords
-from jaxddp.data.storage.record_index import CACHE_VARIABLE
 from jaxddp.data.storage.records import RecordFiles
 from jaxddp.data.stream import image_batches
 from jaxddp.data.table import ExampleTable

@@ -72,7 +72,7 @@ class Pipeline:
         key, look = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool)
 
         # Traced once: to start anew would else take longer than to read the batch.
-        @tf.function(input_signature=(key, look, *way.signature))
+        @tf.function(input_signature=(key, look, *way.signature), autograph=False)
         def load(key: Any, look: Any, *place: Any) -> Any:
             return self.load(verified(way.read(*place), look), key)
 

@@ -5,19 +5,17 @@ a library keeps inside its objects (mode switches, random streams, running stati
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-from flax import nnx, traverse_util
 
 from jaxddp.errors import InputError
 
 Tree = Any  # a pytree of arrays
-Path = tuple[Any, ...]  # where a variable is in an NNX module: names and list indices
 
 # The words by which modules ask for their mode, and what they want to hear in training.
 MODE_ARGUMENTS = {
@@ -58,7 +56,7 @@ def adapt(model: Any) -> Model:
     Accepted are:
 
     - a Linen module whose `__call__(images)` may also take its mode, by any name in `MODE_ARGUMENTS`: see `LinenModel`;
-    - an NNX module, likewise: see `NNXModel`;
+    - an NNX module, likewise: see `jaxddp.models.nnx_modules.NNXModel`;
     - a pair `(init, apply)`: see `FunctionModel` for the signatures.
 
     Raises:
@@ -66,7 +64,10 @@ def adapt(model: Any) -> Model:
     """
     if isinstance(model, nn.Module):
         return LinenModel(model)
-    if isinstance(model, nnx.Module):
+    # Importing NNX takes as long as all the rest of Flax; who has a module of its kind has imported it.
+    if (nnx := sys.modules.get("flax.nnx")) and isinstance(model, nnx.Module):
+        from jaxddp.models.nnx_modules import NNXModel
+
         return NNXModel.of(model)
     if isinstance(model, tuple | list) and len(model) == 2 and all(map(callable, model)):
         return FunctionModel.of(*model)
@@ -88,7 +89,7 @@ class LinenModel:
     module: nn.Module
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
-        variables = dict(self.module.init(_linen_streams(key), example, **_mode(self.module.__call__, False)))
+        variables = dict(self.module.init(_linen_streams(key), example, **call_mode(self.module.__call__, False)))
         return variables.pop("params", {}), variables
 
     def apply(
@@ -97,62 +98,11 @@ class LinenModel:
         logits, updated = self.module.apply(
             {"params": params, **model_state},
             images,
-            **_mode(self.module.__call__, train),
+            **call_mode(self.module.__call__, train),
             rngs=_linen_streams(key),
             mutable=list(model_state),
         )
         return logits, {**model_state, **updated} if train else model_state
-
-
-@dataclass(frozen=True, eq=False)
-class NNXModel:
-    """An NNX module, taken apart once: `params` are its `nnx.Param`s, `model_state` all else but random streams.
-
-    Both are nested dicts under the module's own attribute names; a list's indices become strings, as checkpoints want.
-    `init` ignores its key: an NNX module is born with values, and those are returned, as copies. Each `apply` builds a
-    module anew, calls its `train()` or `eval()`, and seeds every random stream from `key`, so that none is state.
-    """
-
-    graph: Any
-    params: dict[Path, jax.Array]
-    state: dict[Path, jax.Array]
-    streams: dict[Path, tuple[bool, tuple[int, ...]]]
-    """Of each array of a random stream: whether it holds keys (else counts), and its shape."""
-
-    @classmethod
-    def of(cls, module: nnx.Module) -> "NNXModel":
-        graph, *parts = nnx.split(module, nnx.Param, nnx.RngState, ...)
-        params, streams, state = map(_arrays, parts)
-        kinds = {path: (_holds_keys(leaf), leaf.shape) for path, leaf in streams.items()}
-        return cls(graph, params, state, kinds)
-
-    def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
-        # Copies: the training step donates its arguments, and would delete the user's own arrays.
-        params, state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), (self.params, self.state))
-        return _nested(params), _nested(state)
-
-    def apply(
-        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> tuple[jax.Array, Tree]:
-        leaves = _pick(params, self.params) | _pick(model_state, self.state) | self._seeded(key)
-        module = nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))
-        (module.train if train else module.eval)()
-        logits = module(images, **_mode(module.__call__, train))
-        if not train:
-            return logits, model_state
-        updated = _arrays(nnx.state(module))
-        return logits, _nested({path: updated[path] for path in self.state})
-
-    def _seeded(self, key: jax.Array | None) -> dict[Path, jax.Array]:
-        """Every random stream begun anew, each from its own fold of `key`."""
-        key = jax.random.key(0) if key is None else key
-        key = key if _holds_keys(key) else jax.random.wrap_key_data(key)
-        begun = {}
-        for i, (path, (holds_keys, shape)) in enumerate(self.streams.items()):
-            stream = jax.random.fold_in(key, i)
-            keys = jax.random.split(stream, shape) if shape else stream
-            begun[path] = keys if holds_keys else jnp.zeros(shape, jnp.uint32)
-        return begun
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,14 +138,14 @@ class FunctionModel:
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: jax.Array | None
     ) -> tuple[jax.Array, Tree]:
-        keywords = _mode(self.apply_function, train) | ({"key": key} if self.takes_key else {})
+        keywords = call_mode(self.apply_function, train) | ({"key": key} if self.takes_key else {})
         if not self.has_state:
             return self.apply_function(params, images, **keywords), model_state
         logits, updated = self.apply_function(params, model_state, images, **keywords)
         return logits, updated if train else model_state
 
 
-def _mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:
+def call_mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:
     """The mode in the words of `call`'s own arguments."""
     asked = inspect.signature(call).parameters
     return {name: in_training == train for name, in_training in MODE_ARGUMENTS.items() if name in asked}
@@ -204,25 +154,6 @@ def _mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:
 def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:
     # Linen draws a stream that it was not given from "params", with a count of its own for each draw.
     return {} if key is None else {"params": jax.random.fold_in(key, 0), "dropout": key}
-
-
-def _holds_keys(array: jax.Array) -> bool:
-    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-
-
-def _arrays(state: nnx.State) -> dict[Path, Any]:
-    return traverse_util.flatten_dict(nnx.to_pure_dict(state))
-
-
-def _nested(leaves: Mapping[Path, jax.Array]) -> Tree:
-    return traverse_util.unflatten_dict({tuple(map(str, path)): leaf for path, leaf in leaves.items()})
-
-
-def _pick(tree: Tree, paths: Iterable[Path]) -> dict[Path, jax.Array]:
-    """The leaves of a nested dict under NNX's own paths, whose list indices are integers."""
-    leaves = traverse_util.flatten_dict(tree)
-    # As jax arrays, which cannot change: a variable that holds a NumPy array would be written to in place.
-    return {path: jnp.asarray(leaves[tuple(map(str, path))]) for path in paths}
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -16,6 +16,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.models.resnet import resnet
 from jaxddp.overrides import flatten
+from jaxddp.parallel.compilation_cache import keep_compiled_programs
 from jaxddp.parallel.environment import Job, find_job
 from jaxddp.parallel.job import Limits, agree, join
 from jaxddp.parallel.preemption import stop_on_sigterm
@@ -24,9 +25,10 @@ from jaxddp.run.resume import Resume, check_shared, claim, resume_step
 from jaxddp.run.setup import RunSetup, prepare, train
 from jaxddp.runtime import workdir
 from jaxddp.runtime.checkpoint import Checkpoints
-from jaxddp.runtime.listeners.curves import CURVES, Curves
+from jaxddp.runtime.listeners.curves_file import CURVES, Curves
 from jaxddp.runtime.listeners.jsonl import METRICS, JsonLines
 from jaxddp.runtime.listeners.overview import ParameterOverview
+from jaxddp.runtime.listeners.tensorboard import TensorBoard
 from jaxddp.runtime.plan import Plan
 from jaxddp.runtime.profile import FOLDER
 from jaxddp.runtime.records import Listener
@@ -103,13 +105,17 @@ def start(config: Config) -> Topology:
 
 
 def join_job(job: Job | None, parallel: ParallelConfig) -> None:
-    """Simulate CPU devices where the config asks for them, and join the job, with the config's limits to every wait."""
+    """Simulate CPU devices where the config asks for them, and join the job, with the config's limits to every wait.
+
+    What is compiled from here on is kept for the next start.
+    """
     if parallel.cpu_devices is not None:
         simulate_cpu_devices(parallel.cpu_devices)
     limits = Limits(
         start=parallel.start_timeout, silence=parallel.heartbeat_timeout, shutdown=parallel.shutdown_timeout
     )
     join(job, limits)
+    keep_compiled_programs()
 
 
 def train_recipe(
@@ -172,7 +178,5 @@ def _writers(config: Config, directory: Path) -> list[Listener]:
     """What watches every run of a work directory. The curves are drawn from the lines, so they come after them."""
     writers: list[Listener] = [ParameterOverview(directory), JsonLines(directory)]
     if config.log.tensorboard:
-        from jaxddp.runtime.listeners.tensorboard import TensorBoard
-
         writers.append(TensorBoard(directory))
     return [*writers, Curves(directory / METRICS, directory / CURVES)]

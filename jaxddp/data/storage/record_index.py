@@ -19,10 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.errors import InputError
-
-CACHE_VARIABLE = "JAXDDP_CACHE"
-"""Names the cache folder, by default `jaxddp` in XDG_CACHE_HOME or in ~/.cache."""
 
 _FORMAT = 1
 _DIGEST = hashlib.sha256().digest_size
@@ -59,7 +57,7 @@ def kept_index(
         InputError: a file is missing, or what `build` raises. That the index cannot be kept is logged, and no error.
     """
     stamp = json.dumps([_FORMAT, about, [_state(folder / file) for file in files]])
-    places = (folder / f"{name}.jaxddp-index", _cache() / f"{_hash(folder)}-{name}.jaxddp-index")
+    places = (folder / f"{name}.jaxddp-index", cache_folder() / f"{_hash(folder)}-{name}.jaxddp-index")
     for place in places:
         if (index := _load(place, stamp)) is not None:
             return index
@@ -83,12 +81,6 @@ def _state(file: Path) -> tuple[str, int, int]:
             f"{file}: cannot be read ({error.strerror}); put the file back, or make the set again"
         ) from None
     return file.name, status.st_size, status.st_mtime_ns
-
-
-def _cache() -> Path:
-    if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "jaxddp"
 
 
 def _hash(folder: Path) -> str:

@@ -1,0 +1,152 @@
+"""How long from the command to the first step, without and with the programs that an earlier start kept.
+
+    python launch/digits.py data/digits && python benchmarks/start.py data/digits
+    python benchmarks/start.py data/digits --rounds 5 --sets digits
+
+Every start is a process of its own. Three runs, on one simulated CPU device:
+
+- digits: handwritten digits from JPEG files, as `make demo` trains them;
+- arrays: a ResNet-18 of width 16 on IDX files of 28 pixels, which need no TensorFlow;
+- resnet50: a ResNet-50 at 224 pixels, batch 2, on arrays.
+
+Cold is with an empty folder for programs, warm with one that a start before has filled; they take turns. A warm start
+may take half of a cold one. The first loss must be the same in all of them, and a warm start must compile nothing.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from harness import CHILD_SECONDS, Figures, alternate, machine
+
+TARGET = 0.5
+PARTS = ("interpreter", "imports", "TensorFlow", "data set", "trace", "compile or load", "the rest")
+SMALL = ["--log.every", "1 step", "--parallel.cpu-devices", "1"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("digits", type=Path, help="where `launch/digits.py` has written")
+    parser.add_argument("--rounds", type=int, default=3, help="starts of each kind")
+    parser.add_argument("--sets", nargs="+", choices=RUNS, default=[*RUNS])
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/start.json"))
+    options = parser.parse_args()
+    report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "starts": {}}
+    for name in options.sets:
+        with tempfile.TemporaryDirectory() as folder:
+            words = RUNS[name](Path(folder), options.digits)
+            report["starts"][name] = compare_starts(Path(folder), words, options.rounds)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"figures: {options.out}\n\n{table(report['starts'])}")
+
+
+# --- The runs: each writes its data where there are none, and returns the config and its overrides ---
+
+
+def digits(folder: Path, data: Path) -> list[str]:
+    return ["digits", "--data.path", str(data)]
+
+
+def arrays(folder: Path, data: Path) -> list[str]:
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 512), ("t10k", 64)):
+        write_idx(folder / f"{split}-images-idx3-ubyte", rng.integers(0, 256, (count, 28, 28), np.uint8))
+        write_idx(folder / f"{split}-labels-idx1-ubyte", (np.arange(count) % 10).astype(np.uint8))
+    return ["fashion_mnist", "--data.path", str(folder), "--model.width", "16", "--train.batch-size", "32"]
+
+
+def resnet50(folder: Path, data: Path) -> list[str]:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (8, 224, 224, 3), np.uint8), np.arange(8) % 2
+    np.savez(folder / "set.npz", train_images=images, train_labels=labels, val_images=images, val_labels=labels)
+    size = ["--train.batch-size", "2", "--eval.batch-size", "2", "--data.crop", "whole"]
+    return ["imagenet_resnet50", "--data.path", str(folder / "set.npz"), *size]
+
+
+RUNS: dict[str, Callable[[Path, Path], list[str]]] = {"digits": digits, "arrays": arrays, "resnet50": resnet50}
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    """A file of bytes in the format of MNIST: type and rank, the sizes, the values."""
+    path.write_bytes(bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes() + values.tobytes())
+
+
+# --- Their starts ---
+
+
+def compare_starts(folder: Path, words: list[str], rounds: int) -> Figures:
+    """Medians of cold and warm starts and of their parts, in seconds, and the ratio of warm to cold."""
+    found: dict[str, list[Figures]] = {"cold": [], "warm": []}
+
+    def turn(kind: str) -> float:
+        with tempfile.TemporaryDirectory(dir=folder) as empty:
+            found[kind].append(start(Path(empty) if kind == "cold" else folder / "kept", folder, words))
+        return found[kind][-1]["total"]
+
+    start(folder / "kept", folder, words)
+    totals = alternate({kind: lambda kind=kind: turn(kind) for kind in found}, rounds)
+    check(found)
+    cold, warm = (statistics.median(totals[kind]) for kind in ("cold", "warm"))
+    return {
+        "parts": {kind: {part: median(starts, part) for part in PARTS} for kind, starts in found.items()},
+        "total": {"cold": cold, "warm": warm},
+        "cpu": {kind: statistics.median(one["cpu"] for one in starts) for kind, starts in found.items()},
+        "ratio": warm / cold,
+        "ratio_of_best_turns": min(totals["warm"]) / min(totals["cold"]),
+        "seconds": totals,
+        "programs": found["cold"][0]["compiled"],
+        "target": TARGET,
+    }
+
+
+def start(kept: Path, folder: Path, words: list[str]) -> Figures:
+    """A process that trains to its first step, its programs kept in a folder: what it prints, see `start_parts.py`."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    script, begin = Path(__file__).with_name("start_parts.py"), time.monotonic()
+    with tempfile.TemporaryDirectory(dir=folder) as workdir:
+        done = subprocess.run(
+            [sys.executable, str(script), str(begin), words[0], workdir, *words[1:], *SMALL],
+            env=environ | {"JAXDDP_CACHE": str(kept)},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=CHILD_SECONDS,
+            check=True,
+        )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(found: dict[str, list[Figures]]) -> None:
+    """Raises `AssertionError` where a start was not what it is called, or trained something else."""
+    starts = [one for several in found.values() for one in several]
+    assert {one["loss"] for one in starts} == {starts[0]["loss"]}, [one["loss"] for one in starts]
+    assert all(one["loaded"] == 0 and one["compiled"] > 0 for one in found["cold"]), found["cold"]
+    assert all(one["compiled"] == 0 and one["loaded"] > 0 for one in found["warm"]), found["warm"]
+
+
+def median(starts: list[Figures], part: str) -> float:
+    return statistics.median(one["seconds"].get(part, 0.0) for one in starts)
+
+
+def table(starts: dict[str, Figures]) -> str:
+    lines = []
+    for name, found in starts.items():
+        lines.append(f"{name:<18}{'cold':>8}{'warm':>8}   seconds")
+        rows = {part: [found["parts"][kind][part] for kind in ("cold", "warm")] for part in PARTS}
+        rows |= {"total": [*found["total"].values()], "CPU": [*found["cpu"].values()]}
+        lines += [f"  {part:<16}{cold:>8.2f}{warm:>8.2f}" for part, (cold, warm) in rows.items()]
+        best = found["ratio_of_best_turns"]
+        lines.append(f"  {'ratio':<16}{found['ratio']:>16.3f}   (best turns {best:.3f}; target {found['target']})\n")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

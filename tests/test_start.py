@@ -1,0 +1,315 @@
+"""The start of a run: what it keeps of its compiled programs for the next one, and what it imports."""
+
+import functools
+import json
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ilsvrc import write_tree
+
+import jaxddp
+from jaxddp.cache_folder import CACHE_VARIABLE
+from jaxddp.parallel import compilation_cache
+from jaxddp.parallel.compilation_cache import PROGRAMS, keep_compiled_programs
+
+DEFAULTS = {
+    "jax_compilation_cache_dir": None,
+    "jax_enable_compilation_cache": True,
+    "jax_compilation_cache_max_size": -1,
+    "jax_persistent_cache_min_compile_time_secs": 1.0,
+    "jax_persistent_cache_min_entry_size_bytes": 0,
+}
+
+
+def configured() -> dict[str, Any]:
+    return {name: getattr(jax.config, name) for name in DEFAULTS}
+
+
+@pytest.fixture
+def unset(monkeypatch, tmp_path):
+    """JAX's settings as they are where nobody has touched them, and a cache folder in the test's own."""
+    before = configured()
+    for name, value in DEFAULTS.items():
+        monkeypatch.delenv(name.upper(), raising=False)
+        jax.config.update(name, value)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "kept"))
+    compilation_cache._warn_once.cache_clear()
+    yield tmp_path / "kept" / PROGRAMS
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({CACHE_VARIABLE: "a"}, "a/programs"),
+        ({CACHE_VARIABLE: "a", "XDG_CACHE_HOME": "b"}, "a/programs"),
+        ({"XDG_CACHE_HOME": "b"}, "b/jaxddp/programs"),
+        ({}, "home/.cache/jaxddp/programs"),
+    ],
+)
+def test_programs_are_kept_in_a_place_of_their_own(unset, variables, place, tmp_path, monkeypatch):
+    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "home", **variables}.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    keep_compiled_programs()
+    folder = tmp_path / place
+    assert configured() == DEFAULTS | {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    assert folder.stat().st_mode & 0o777 == 0o700 and list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("jax_compilation_cache_dir", "/somewhere/else"),
+        ("jax_compilation_cache_dir", ""),
+        ("jax_enable_compilation_cache", False),
+        ("jax_persistent_cache_min_compile_time_secs", 5.0),
+        ("jax_persistent_cache_min_entry_size_bytes", 1000),
+        ("jax_compilation_cache_max_size", 4096),
+    ],
+)
+def test_what_the_user_set_for_jax_stands(unset, name, value):
+    jax.config.update(name, value)
+    keep_compiled_programs()
+    assert configured()[name] == value
+    assert unset.exists() == (name not in ("jax_compilation_cache_dir", "jax_enable_compilation_cache"))
+
+
+def test_a_variable_that_says_what_jax_does_anyway_stands(unset, monkeypatch):
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
+    keep_compiled_programs()
+    assert configured()["jax_persistent_cache_min_compile_time_secs"] == 1
+
+
+def occupied(place: Path, monkeypatch) -> None:
+    place.parent.parent.mkdir(exist_ok=True)
+    place.parent.write_text("a file")
+
+
+def writable_by_others(place: Path, monkeypatch) -> None:
+    place.mkdir(parents=True)
+    place.chmod(0o770)
+
+
+def of_another_user(place: Path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: os.stat("/").st_uid + 1234)
+
+
+def mounted_for_reading(place: Path, monkeypatch) -> None:
+    def refuse(dir: Path) -> None:
+        raise OSError(30, "Read-only file system", str(dir))
+
+    monkeypatch.setattr(compilation_cache.tempfile, "TemporaryFile", refuse)
+
+
+def homeless(place: Path, monkeypatch) -> None:
+    def expanduser(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setattr(Path, "expanduser", expanduser)
+
+
+@pytest.mark.parametrize("spoil", [occupied, writable_by_others, of_another_user, mounted_for_reading, homeless])
+def test_where_nothing_can_be_kept_a_run_goes_on_with_one_line(unset, spoil, monkeypatch, caplog):
+    spoil(unset, monkeypatch)
+    with caplog.at_level(logging.INFO):
+        keep_compiled_programs()
+        keep_compiled_programs()
+    assert jax.config.jax_compilation_cache_dir is None
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("compiled programs are not kept (") and CACHE_VARIABLE in line and "\n" not in line
+    assert float(jax.jit(lambda x: x + 1)(1.0)) == 2
+
+
+def test_other_processes_of_a_job_neither_warn_nor_thin_out(unset, monkeypatch, caplog):
+    monkeypatch.setattr(compilation_cache, "is_first", lambda: False)
+    monkeypatch.setattr(compilation_cache, "MOST_BYTES", 0)
+    unset.mkdir(parents=True, mode=0o700)
+    (unset / "program").write_bytes(b"x")
+    keep_compiled_programs()
+    assert jax.config.jax_compilation_cache_dir == str(unset) and (unset / "program").exists()
+    jax.config.update("jax_compilation_cache_dir", None)
+    writable_by_others(unset / "below", monkeypatch)
+    unset.chmod(0o777)
+    keep_compiled_programs()
+    assert jax.config.jax_compilation_cache_dir is None and caplog.records == []
+
+
+# Each program's size, and when it was written and read: a file system may be mounted without noting the second.
+programs = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.integers(0, 50)), max_size=8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs, st.integers(0, 40))
+def test_what_was_not_used_for_longest_goes_until_the_rest_fits(tmp_path_factory, written, most):
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "autotuned").mkdir()
+    used = {}
+    for number, (size, wrote, read) in enumerate(written):
+        path = folder / f"{number}-cache"
+        path.write_bytes(b"x" * size)
+        os.utime(path, (read, wrote))
+        used[path.name] = (max(wrote, read), size)
+    compilation_cache._thin_out(folder, most)
+    assert (folder / "autotuned").is_dir()
+    left = {path.name for path in folder.iterdir()} - {"autotuned"}
+    gone = used.keys() - left
+    total = sum(used[name][1] for name in left)
+    assert total <= most
+    assert all(used[name] <= used[other] for name in gone for other in left)
+    # The last one to go was one too many.
+    assert not gone or total + max(used[name] for name in gone)[1] > most
+
+
+def test_the_place_is_kept_small_unless_jax_does(unset, monkeypatch):
+    monkeypatch.setattr(compilation_cache, "MOST_BYTES", 10)
+    unset.mkdir(parents=True, mode=0o700)
+    for number in range(4):
+        (unset / f"{number}-cache").write_bytes(b"x" * 4)
+        os.utime(unset / f"{number}-cache", (number, number))
+    jax.config.update("jax_compilation_cache_max_size", 1000)
+    keep_compiled_programs()
+    assert len(list(unset.iterdir())) == 4
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_compilation_cache_max_size", -1)
+    keep_compiled_programs()
+    assert sorted(path.name for path in unset.iterdir()) == ["2-cache", "3-cache"]
+
+
+def test_the_notebooks_door_keeps_its_programs(unset):
+    table = jaxddp.ArrayTable(np.zeros((4, 2, 2, 1), np.uint8), np.arange(4) % 2, ("a", "b"))
+    model = (
+        lambda key, example: {"weight": np.zeros((4, 2), np.float32)},
+        lambda params, images: images.reshape(len(images), -1) @ params["weight"],
+    )
+    jaxddp.prepare_training(model, table, 1, optax.sgd(0.1), 2)
+    assert jax.config.jax_compilation_cache_dir == str(unset)
+
+
+# Whole starts, each in a Python of its own whose home is the test's
+
+CHILD = """
+import collections, hashlib, json, sys
+import flax.linen as nn
+import jax.monitoring
+import numpy as np
+
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))
+
+import jaxddp.run.recipe as recipe
+from jaxddp.cli import main
+from jaxddp.runtime.listeners.jsonl import JsonLines
+
+class Network(nn.Module):
+    # A ResNet would take half a minute to compile.
+    classes: int
+
+    @nn.compact
+    def __call__(self, images, train):
+        hidden = nn.BatchNorm(use_running_average=not train)(nn.Conv(8, (3, 3))(images))
+        return nn.Dense(self.classes)(nn.relu(hidden).mean((1, 2)))
+
+recipe.resnet = lambda name, classes, **_: Network(classes)
+seen, train, step = {}, recipe.train_recipe, JsonLines.step
+
+def train_and_keep(*arguments, **named):
+    state = train(*arguments, **named)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((state.params, state.model_state))]
+    seen["state"] = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
+    return state
+
+def step_and_look(self, record):
+    seen.setdefault("imported at the first step", sorted({name.partition(".")[0] for name in sys.modules}))
+    step(self, record)
+
+recipe.train_recipe, JsonLines.step = train_and_keep, step_and_look
+code = main(sys.argv[1:])
+seen["imported"] = sorted({name.partition(".")[0] for name in sys.modules} | {"flax.nnx"} & sys.modules.keys())
+if "tensorflow" in sys.modules:
+    import tensorflow
+    seen["keras on demand"] = tensorflow.keras.layers.Dense(3).units
+print(json.dumps({"code": code, "hits": events["cache_hits"], "misses": events["cache_misses"], **seen}))
+"""
+
+
+def start(home: Path, workdir: Path, *words: str) -> dict[str, Any]:
+    """Train a small network, and return what the child saw, with its metrics."""
+    free = {name: value for name, value in os.environ.items() if name.upper() not in map(str.upper, DEFAULTS)}
+    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
+        free.pop(name, None)
+    free["HOME"] = str(home)
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), "train", "digits", "--workdir", str(workdir), *words]
+    command += ["--train.batch-size", "4", "--eval.batch-size", "4", "--train.duration", "3 steps"]
+    command += ["--log.every", "1 step", "--parallel.cpu-devices", "2"]
+    done = subprocess.run(command, env=free, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "compiled programs" not in done.stderr
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    figures = [{name: line[name] for name in ("step", "split", "loss", "top1")} for line in lines]
+    return json.loads(done.stdout.splitlines()[-1]) | {"figures": figures}
+
+
+@pytest.fixture(scope="module")
+def on_arrays(tmp_path_factory):
+    """Two starts of one run on arrays, the first without any program kept, and where they are kept."""
+    folder = tmp_path_factory.mktemp("arrays")
+    rng = np.random.default_rng(0)
+    columns = {f"{split}_images": rng.integers(0, 256, (8, 8, 8, 3), np.uint8) for split in ("train", "val")}
+    columns |= {f"{split}_labels": np.arange(8) % 2 for split in ("train", "val")}
+    np.savez(folder / "set.npz", **columns)
+    words = ["--data.path", str(folder / "set.npz"), "--data.image-size", "8", "--data.resize", "8"]
+    begin = functools.partial(start, folder / "home")
+    (folder / "home").mkdir()
+    cold = begin(folder / "cold", *words, "--log.no-tensorboard")
+    return cold, begin(folder / "warm", *words), folder / "home/.cache/jaxddp" / PROGRAMS
+
+
+def test_a_second_start_compiles_nothing(on_arrays):
+    cold, warm, place = on_arrays
+    assert cold["hits"] == 0 and cold["misses"] > 3 and warm["misses"] == 0 and warm["hits"] == cold["misses"]
+    assert len([path for path in place.iterdir() if path.name.endswith("-cache")]) == cold["misses"]
+
+
+def test_a_run_of_kept_programs_is_bit_for_bit_the_run_that_compiled_them(on_arrays):
+    cold, warm, _ = on_arrays
+    assert warm["figures"] == cold["figures"] and len(cold["figures"]) == 5
+    assert warm["state"] == cold["state"]
+
+
+UNUSED = {"tensorflow", "tensorboard", "keras", "tensorflow_datasets", "IPython", "flax.nnx", "obstore", "scipy"}
+
+
+def test_training_on_arrays_imports_nothing_that_it_does_not_use(on_arrays):
+    cold, warm, _ = on_arrays
+    assert UNUSED & set(cold["imported"]) == set()
+    assert "matplotlib" not in cold["imported at the first step"] and "matplotlib" in cold["imported"]
+    # The second one writes for TensorBoard, but not before its first step.
+    assert UNUSED & set(warm["imported at the first step"]) == set() and "tensorflow" in warm["imported"]
+
+
+def test_training_on_files_imports_tensorflow_without_keras(tmp_path):
+    root = write_tree(tmp_path / "tree", classes=2, images=4, val=4, size=10)
+    small = ["--data.path", str(root), "--data.image-size", "8", "--data.resize", "8"]
+    seen = start(tmp_path, tmp_path / "run", *small, "--log.no-tensorboard")
+    # TensorFlow itself asks for SciPy where it is installed.
+    assert UNUSED & set(seen["imported"]) - {"scipy"} == {"tensorflow"}
+    assert seen["keras on demand"] == 3
