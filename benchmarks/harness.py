@@ -73,11 +73,14 @@ def machine() -> Figures:
 
 def table(comparisons: Mapping[str, Figures]) -> str:
     """Every contender's images a second, and under them the ratio with the spread of its rounds."""
-    lines = [f"{'comparison':<14}{'contender':<18}{'images/s':>10}"]
+    width = max(map(len, comparisons)) + 2
+    lines = [f"{'comparison':<{width}}{'contender':<18}{'images/s':>10}"]
     for comparison, found in comparisons.items():
         for name, speed in found["images_per_second"].items():
-            lines.append(f"{comparison:<14}{name:<18}{speed:>10.1f}")
+            lines.append(f"{comparison:<{width}}{name:<18}{speed:>10.1f}")
         low, high = min(found["ratio_of_each_round"]), max(found["ratio_of_each_round"])
         spread = f"best turns {found['ratio_of_best_turns']:.3f}, rounds {low:.3f} to {high:.3f}"
-        lines.append(f"{comparison:<14}{'ratio':<18}{found['ratio']:>10.3f}   ({spread}; target {found['target']})")
+        lines.append(
+            f"{comparison:<{width}}{'ratio':<18}{found['ratio']:>10.3f}   ({spread}; target {found['target']})"
+        )
     return "\n".join(lines)

@@ -1,16 +1,23 @@
-"""What the loop costs beside the bare step, and what one collective a step saves between processes.
+"""What the loop costs beside the bare step, what one collective a step saves, and how fast the step is beside others'.
 
     python benchmarks/step.py
     python benchmarks/step.py --processes 1 --rounds 9
+    python benchmarks/step.py --against torch --torch PYTHON
+    python benchmarks/step.py --against flax --cases resnet18-128px
 
-Two comparisons, each of contenders that take turns in the same processes:
+Without `--against` two comparisons, each of contenders that take turns in the same processes:
 
 - loop: `fit`, which gathers and places its batches, logs every ten steps and saves every ninety, beside the bare
   jitted step over batches that lie on the device already. Target: at least 0.97 of the bare step's images a second.
 - collectives: on several processes of one device and one core each (gloo), the step of `jaxddp.engine.step` beside a
   plain one that averages gradients, batch statistics and figures leaf by leaf. Target: at least 3 times its speed.
 
-Before anything is timed, both contenders must compute the same numbers. The network is a ResNet-18 with the small stem.
+With it, the whole step beside that of PyTorch, DistributedDataParallel over gloo (`--torch` names an interpreter that
+has torch), or beside the usual step of Flax, which averages leaf by leaf: two processes of a core each that `jaxddp
+launch` starts anew for every turn (and for Flax also one process with two devices), without the time to compile.
+
+Before anything is timed, the contenders must compute the same numbers. Without `--against`, the network is a ResNet-18
+with the small stem.
 """
 
 import argparse
@@ -29,6 +36,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from against import CASES, compare_rival
 from harness import Figures, alternate, compare, in_processes, machine, table
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -61,20 +69,29 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="of the second comparison; 1 leaves it out")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=30, help="steps in a turn; three times as many of the loop")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/step.json"))
+    parser.add_argument("--against", choices=["torch", "flax"], help="whose step to compare with")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES], help="networks for --against")
+    parser.add_argument("--torch", default=sys.executable, help="the Python interpreter that has torch")
+    parser.add_argument("--out", type=Path, help="runs/benchmarks/step.json, or step-RIVAL.json")
     options = parser.parse_args()
     if find_job() is not None:
         print(json.dumps(compare_collectives(options.rounds, options.steps)))
         return
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
-    report["comparisons"] = {"loop": compare_loop(options.rounds, 3 * options.steps)}
-    if options.processes > 1:
-        report["comparisons"]["collectives"] = in_processes(options.processes, [__file__, *sys.argv[1:]])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    if options.against:
+        report["comparisons"] = compare_rival(
+            options.against, options.cases, options.rounds, options.steps, options.torch
+        )
+    else:
+        report["comparisons"] = {"loop": compare_loop(options.rounds, 3 * options.steps)}
+        if options.processes > 1:
+            report["comparisons"]["collectives"] = in_processes(options.processes, [__file__, *sys.argv[1:]])
+    out = options.out or Path(f"runs/benchmarks/step{f'-{options.against}' if options.against else ''}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=2) + "\n")
     for name, reduces in report["comparisons"].get("collectives", {}).get("all_reduces", {}).items():
         print(f"all-reduces of {name}: {reduces}")
-    print(f"figures: {options.out}\n\n{table(report['comparisons'])}")
+    print(f"figures: {out}\n\n{table(report['comparisons'])}")
 
 
 # --- The two comparisons ---

@@ -18,6 +18,9 @@ from jax_case import lay_out, local_images, read_weights, run
 
 from jaxddp.parallel.topology import AXIS
 
+# Linen declares paddings as strings alone.
+MARGINS: Any = ((1, 1), (1, 1))
+
 
 class ResNet(nn.Module):
     case: Case
@@ -28,7 +31,7 @@ class ResNet(nn.Module):
         small, dtype = case.stem == "small", case.precision
         x = conv(case.width, 3 if small else 7, 1 if small else 2, dtype, "conv1")(images)
         x = nn.relu(norm(dtype, "bn1")(x))
-        x = x if small else nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        x = x if small else nn.max_pool(x, (3, 3), (2, 2), MARGINS)
         for stage, blocks in enumerate(STAGES[case.network]):
             for block in range(blocks):
                 stride = 2 if stage and not block else 1

@@ -62,7 +62,8 @@ def write_weights(case: Case, path: Path) -> None:
     image = jnp.zeros((1, case.size, case.size, 3))
     params = jax.jit(network(case, zero_init_last_scale=False).init)(jax.random.key(0), image)["params"]
     flat = traverse_util.flatten_dict(params, sep=".")
-    np.savez(path, **{torch_name(name): np.asarray(leaf, np.float32) for name, leaf in flat.items()})
+    arrays: dict[str, Any] = {torch_name(name): np.asarray(leaf, np.float32) for name, leaf in flat.items()}
+    np.savez(path, **arrays)
 
 
 def read_weights(path: Path, params: Any) -> Any:

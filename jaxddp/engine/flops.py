@@ -23,8 +23,9 @@ def count_flops(jaxpr: Any) -> Flops:
 
     A multiplication with an addition is two. What a convolution would multiply with its padding, or between the
     elements of a dilated input, is not counted, as XLA does not. Elementwise work, which is bound by memory, is not
-    counted either. A `scan` counts each of its turns, a loop whose turns are not known one turn, a branch the costlier.
-    What is computed twice to save memory (`jax.checkpoint`) is counted twice.
+    counted either. A `scan` counts each of its turns, a loop whose turns are not known one turn, of branches the
+    cheapest: those of `lax.platform_dependent` compute the same, and one may do more than the mathematics needs. What
+    is computed twice to save memory (`jax.checkpoint`) is counted twice.
     """
     found: Flops = Counter()
     for equation in jaxpr.eqns:
@@ -42,7 +43,7 @@ def _inside(equation: Any) -> Flops:
     """What an operation does that is made of others."""
     bodies = [count_flops(body) for body in _jaxprs(equation.params.values())]
     if equation.primitive.name == "cond":
-        return max(bodies, key=lambda body: body.total())
+        return min(bodies, key=lambda body: body.total())
     times = {"scan": lambda given: given["length"], "shard_map": lambda given: given["mesh"].size}
     turns = times.get(equation.primitive.name, lambda given: 1)(equation.params)
     return Counter({dtype: turns * flops for dtype, flops in sum(bodies, Counter()).items()})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -85,6 +86,16 @@ class Topology:
             return held if sys.platform == "darwin" else 1024 * held
         stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
         return max((each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each), default=None)
+
+    def connect(self) -> None:
+        """Have the devices of all processes meet in a sum, once, before any process compiles for long.
+
+        In the first collective, gloo waits 30 s for the others, and in those that follow as long as it takes. A process
+        that finds its program in the compilation cache may come minutes before one that compiles it.
+        """
+        if self.process_count > 1:
+            ones = self.place(np.ones(len(self.mesh.local_devices), np.float32))
+            jax.block_until_ready(jax.jit(jnp.sum, out_shardings=self.replicated)(ones))
 
     @property
     def replicated(self) -> NamedSharding:

@@ -147,6 +147,7 @@ def prepare(
         check_cacheable(table, data)
         images = functools.cache(functools.partial(load_images, table, data, topology, substitutes))
     agree({"training data": table.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
+    topology.connect()
     adapted = adapt(model)
     state = create_state(adapted, optimizer, image_shape(table, data), seed=order.seed, topology=topology)
     return RunSetup(topology, adapted, optimizer, table, order, data, preprocess, state, epochs, images, substitutes)

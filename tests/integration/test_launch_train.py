@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ilsvrc import write_csv
-from started import BRIEF, STEPS, TRAIN, Launched, checkpoint_steps, close, lines, losses, result
+from started import BRIEF, HANGING, STEPS, TRAIN, Launched, checkpoint_steps, close, lines, losses, result
 
 # Process 1 of a job is told something else; the launcher itself tells all the same.
 TWISTED = """
@@ -124,6 +124,19 @@ def test_a_work_directory_that_is_not_shared(twisted, tmp_path):
     said = twisted(f"words[words.index('--workdir') + 1] = {str(tmp_path / 'private')!r}")
     assert said[0].startswith(f"jaxddp: {tmp_path / 'run'}: process 1 does not see what process 0 writes there")
     assert "process 1 does not see what process 0 writes there" in said[1]
+
+
+def test_a_process_may_compile_much_longer_than_the_other(words, start, tmp_path):
+    """As where one finds its program in the cache; gloo's first collective waits for 30 s."""
+    program = tmp_path / "slow.py"
+    slow = """import time, jaxddp.engine.cost as cost
+    compiles = cost.compile_with_cost
+    cost.compile_with_cost = lambda *a: (time.sleep(35), compiles(*a))[1]"""
+    program.write_text(TWISTED.format(twist=slow))
+    command = ["python", str(program), *words(tmp_path / "run", "--train.duration", "1 step")]
+    launched = start(Launched, tmp_path / "launch", 2, command)
+    assert launched.end(HANGING) == 0, launched.out + launched.err
+    assert result(tmp_path / "run")["status"] == "done"
 
 
 def test_the_launch_script_on_the_python_api_trains(tree, tmp_path):

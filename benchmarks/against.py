@@ -1,0 +1,91 @@
+"""The step beside a rival's: fresh processes of either in turns, which must first compute the same losses."""
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from harness import CHILD_SECONDS, Figures, alternate, compare
+
+sys.path.append(str(Path(__file__).with_name("contenders")))
+from case import Case, Task
+from jax_case import write_weights
+
+OURS = "jaxddp"
+CONTENDERS = Path(__file__).with_name("contenders")
+# Where batch statistics are of few pixels, a difference of rounding grows with every step: so those rates are low.
+CASES = {
+    "resnet18-32px-w32": Case("resnet18", "small", 32, 32, 32, classes=10),
+    "resnet18-32px-w64": Case("resnet18", "small", 64, 32, 32, classes=10),
+    "resnet18-128px": Case("resnet18", "imagenet", 64, 128, 16, learning_rate=0.001),
+    "resnet50-128px": Case("resnet50", "imagenet", 64, 128, 16, learning_rate=0.0001),
+}
+TARGETS = {("torch", 2): 0.85, ("flax", 2): 2.0, ("flax", 1): 1.1}
+"""Images a second as a multiple of the rival's, on two processes, and in one with two devices."""
+LOSS_TOLERANCE = 2e-4
+
+
+def compare_rival(rival: str, names: list[str], rounds: int, steps: int, python: str) -> dict[str, Figures]:
+    """Every case on two processes of a core each, and beside the rival that can, also in one process of two devices.
+
+    Args:
+        rival: "torch" or "flax".
+        names: of `CASES`.
+        python: the interpreter that has torch.
+    """
+    found: dict[str, Figures] = {}
+    for name in names:
+        for processes in (2, 1) if rival == "flax" else (2,):
+            label = f"{name}, {processes} {'process' if processes == 1 else 'processes'}"
+            found[label] = compare_case(rival, CASES[name], processes, rounds, steps, python)
+            print(f"{label}: {found[label]['ratio']:.3f}", flush=True)
+    return found
+
+
+def compare_case(rival: str, case: Case, processes: int, rounds: int, steps: int, python: str) -> Figures:
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "weights.npz"
+        write_weights(case, weights)
+        task = Task(case, weights, steps, 1, Path(folder) / "out.json", 2 if processes == 1 else None)
+        starts: dict[str, list[Figures]] = {OURS: [], rival: []}
+
+        def turn(name: str) -> float:
+            starts[name].append(start(name, task, processes, python if name == "torch" else sys.executable))
+            return starts[name][-1]["step"]
+
+        check_losses({name: start_once(name, task, processes, python) for name in starts})
+        seconds = alternate({name: functools.partial(turn, name) for name in starts}, rounds)
+    figures = compare(seconds, 2 * case.batch, TARGETS[rival, processes])
+    return figures | {"case": str(case), "first_step": {n: [s["first_step"] for s in all] for n, all in starts.items()}}
+
+
+def start_once(name: str, task: Task, processes: int, python: str) -> list[float]:
+    """The first losses of a contender; JAX's compile here, and find their program in the starts that follow."""
+    once = replace(task, steps=1)
+    return start(name, once, processes, python if name == "torch" else sys.executable)["losses"]
+
+
+def start(name: str, task: Task, processes: int, python: str) -> Figures:
+    """What a contender wrote, started by the launcher: every process has its share of the cores and huge pages."""
+    described = task.out.with_name(f"{name}.task.json")
+    task.write(described)
+    task.out.unlink(missing_ok=True)
+    task.out.with_suffix(".store").unlink(missing_ok=True)
+    options = ["--gpus", "0", "--processes", str(processes), "--logs", str(task.out.parent / "logs")]
+    command = [python, str(CONTENDERS / f"{name}_step.py"), str(described)]
+    launched = [sys.executable, "-m", "jaxddp", "launch", *options, "--", *command]
+    done = subprocess.run(launched, capture_output=True, text=True, timeout=CHILD_SECONDS)
+    if done.returncode:
+        sys.exit(f"{name} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return json.loads(task.out.read_text())
+
+
+def check_losses(found: Mapping[str, list[float]]) -> None:
+    """Raises where the contenders compute different things: the faster of them has then won nothing."""
+    first, second = found.values()
+    np.testing.assert_allclose(first, second, rtol=LOSS_TOLERANCE, err_msg=str(found))
