@@ -1,6 +1,6 @@
 """ResNet-50 v1.5 on ImageNet, 90 epochs, the recipe of Goyal et al. 2017 (arXiv:1706.02677) with a cosine schedule.
 
-    jaxddp train imagenet_resnet50 --data.path /data/imagenet --train.precision bfloat16
+    jaxddp train imagenet_resnet50 --data.path /data/imagenet
 
 Published for this recipe: about 76.5% top-1. Here it has not been run at full scale; only single steps of it were.
 """

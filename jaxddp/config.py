@@ -102,8 +102,9 @@ class TrainConfig:
     """Global: divided among all devices of all processes."""
     duration: Duration = field(default_factory=lambda: Duration.parse("90 epochs"))
     label_smoothing: float = 0.0
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation; parameters, batch statistics and loss stay float32."""
+    precision: Literal["float32", "bfloat16"] | None = None
+    """Of the computation; parameters, batch statistics and loss stay float32. Where absent, float32 on a CPU and
+    bfloat16 on a GPU."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,10 @@ from jaxddp.runtime.records import Listener
 
 @dataclass(frozen=True)
 class Recipe:
-    """The objects that a config names. Order, plan and learning rate follow from it and the training table's length."""
+    """The objects that a config names. Order, plan and learning rate follow from it and the training table's length.
+
+    Its config is the one given, with what that left to the devices.
+    """
 
     config: Config
     topology: Topology
@@ -54,6 +57,8 @@ class Recipe:
             InputError: anything in the config or in the data that cannot be used.
         """
         topology = start(config)
+        if config.train.precision is None:
+            config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
         topology.check_batch_size(config.train.batch_size)
         topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
         train_table, val_table = open_tables(config.data)
@@ -136,6 +141,7 @@ def train_recipe(
         InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
     """
     recipe = Recipe.of(config)
+    config = recipe.config
     check_shared(workdir.create(directory))
     with Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep) as checkpoints, stop_on_sigterm() as stop:
         step = resume_step(checkpoints, resume)

@@ -1,0 +1,99 @@
+"""`train.precision`: what is computed in it and what never is, and which one a run takes by itself."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import CLASSES, random_table
+
+from jaxddp.api import softmax_cross_entropy
+from jaxddp.config import Config, DataConfig
+from jaxddp.data.order import SampleOrder
+from jaxddp.engine.step import make_train_step
+from jaxddp.errors import InputError
+from jaxddp.models.resnet import resnet
+from jaxddp.parallel.topology import Topology
+from jaxddp.run.recipe import Recipe, train_recipe
+from jaxddp.run.setup import RunSetup, prepare
+
+SIZE, BATCH = 8, 8
+
+
+def setup_of(precision: str) -> RunSetup:
+    table = random_table(4 * BATCH, image=SIZE)
+    network = resnet("resnet18", CLASSES, width=4, stem="small", dtype=precision)
+    settings = {"data": DataConfig(), "dtype": precision}
+    return prepare(
+        network, table, optax.sgd(0.05, 0.9), Topology.create(2), SampleOrder(len(table), BATCH, 0), **settings
+    )
+
+
+def test_parameters_statistics_and_loss_are_float32_and_convolutions_are_not():
+    setup = setup_of("bfloat16")
+    step = make_train_step(setup.objective(softmax_cross_entropy), setup.optimizer, setup.topology)
+    batch = next(setup.batches(0, 1))
+    program = str(jax.make_jaxpr(step)(setup.state, batch))
+    outputs = re.findall(r":(\w+)\[[\d,]*\](?:\{[^}]*\})? = conv_general_dilated", program)
+    assert outputs and set(outputs) == {"bf16"}
+    state, sums = jax.eval_shape(step, setup.state, batch)
+    leaves = jax.tree.leaves((state.params, state.model_state, state.opt_state, sums.values))
+    assert {leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)} == {jnp.dtype("float32")}
+
+
+def test_bfloat16_follows_float32(quick_compile):
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        setup = setup_of(precision)
+        step = make_train_step(setup.objective(softmax_cross_entropy), setup.optimizer, setup.topology)
+        state, found = setup.state, []
+        for batch in setup.batches(0, 4):
+            state, sums = step(state, batch)
+            found.append(sums.means()["loss"])
+        losses[precision] = found
+    # Eight bits of mantissa: close, and not the same.
+    assert losses["bfloat16"] != losses["float32"]
+    np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.05)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    table = random_table(4 * BATCH, image=SIZE)
+    arrays = {f"{split}_{name}": getattr(table, name) for split in ("train", "val") for name in ("images", "labels")}
+    np.savez(tmp_path / "arrays.npz", **arrays)
+    return Config().replace(
+        data={"path": str(tmp_path / "arrays.npz"), "image_size": SIZE, "crop": "whole"},
+        model={"name": "resnet18", "width": 2, "stem": "small"},
+        train={"batch_size": BATCH, "duration": "1 step"},
+        eval={"batch_size": BATCH, "every": "0 steps"},
+        log={"tensorboard": False},
+        parallel={"devices": 1},
+    )
+
+
+@pytest.mark.parametrize(
+    ("platform", "asked", "taken"),
+    [
+        ("cpu", None, "float32"),
+        ("gpu", None, "bfloat16"),
+        ("gpu", "float32", "float32"),
+        ("cpu", "bfloat16", "bfloat16"),
+    ],
+)
+def test_a_run_takes_the_precision_of_its_devices_unless_told(platform, asked, taken, config, monkeypatch):
+    monkeypatch.setattr(Topology, "platform", platform)
+    recipe = Recipe.of(config.replace(train={"precision": asked}))
+    assert recipe.config.train.precision == taken
+    assert recipe.network().dtype == recipe.setup().preprocess.dtype == taken
+
+
+def test_what_was_taken_is_written_down_and_kept(config, tmp_path, monkeypatch, quick_compile):
+    train_recipe(config, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["precision"] == "float32"
+    monkeypatch.setattr(Topology, "platform", "gpu")
+    with pytest.raises(InputError, match="train.precision was 'float32' and is now 'bfloat16'"):
+        train_recipe(config, tmp_path / "run")
