@@ -687,7 +687,9 @@ def test_tensorboard_files_hold_the_scalars(tmp_path: Path) -> None:
         tensorboard.TensorBoard(tmp_path / "file").start(run_start())
 
 
-def test_an_error_in_writing_for_tensorboard_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_for_tensorboard_that_cannot_be_opened_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(directory: Path) -> None:
         raise InputError("the disk is full")
 
@@ -695,15 +697,8 @@ def test_an_error_in_writing_for_tensorboard_is_not_lost(tmp_path: Path, monkeyp
     listener = tensorboard.TensorBoard(tmp_path)
     listener.start(run_start())
     with pytest.raises(InputError, match="the disk is full"):
-        # The thread comes to it while the run goes on.
-        for _ in range(10_000):
-            listener.step(step_record(1))
+        listener.step(step_record(1))
     listener.end(RunEnd("failed", 1, 1.0))
-
-    listener.start(run_start())
-    listener.step(step_record(1))
-    with pytest.raises(InputError, match="the disk is full"):
-        listener.end(RunEnd("done", 1, 1.0))
 
 
 def test_parameter_overview_lists_any_pytree(tmp_path: Path) -> None:

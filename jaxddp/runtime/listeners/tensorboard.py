@@ -1,6 +1,5 @@
 """TensorBoard event files, through clu."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from jaxddp.runtime.records import EvaluationRecord, RunEnd, RunStart, StepRecor
 class TensorBoard:
     """Writes scalars under `directory`: `train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, ….
 
-    A thread writes them. It begins with importing TensorFlow, and for clu also Keras, which takes seconds: so it begins
-    with the first record, and no step waits for it. An error of its shows at the next record, or at the end.
+    The files are opened at the first record: what they need, TensorFlow and for clu also Keras, takes seconds to
+    import, in which no first step is kept waiting. (No thread may import: others would see half of it.)
 
     A resumed run adds a file beside the earlier ones; TensorBoard drops the points that it runs past again. A run from
     step 0 removes the event files that stand there.
@@ -31,42 +30,25 @@ class TensorBoard:
         if run.start_step == 0:
             for path in self._directory.glob("events.out.tfevents.*"):
                 workdir.remove(path)
-        self._thread = ThreadPoolExecutor(1, "tensorboard")
-        self._handed_over: list[Future[None]] = []
 
     def step(self, record: StepRecord) -> None:
-        self._hand_over(rows.step_row(record))
+        self._write(rows.step_row(record))
 
     def evaluation(self, record: EvaluationRecord) -> None:
         if record.final:
-            self._hand_over(rows.evaluation_row(record), flush=True)
+            self._write(rows.evaluation_row(record))
+            self._writer.flush()
 
     def end(self, run: RunEnd) -> None:
-        self._thread.shutdown()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        self._raise_errors()
 
-    def _hand_over(self, row: rows.Row, flush: bool = False) -> None:
-        self._raise_errors()
-        self._handed_over.append(self._thread.submit(self._write, row, flush))
-
-    def _raise_errors(self) -> None:
-        while self._handed_over and self._handed_over[0].done():
-            first = self._handed_over.pop(0)
-            if first.exception():
-                # What was handed over after it would say the same again at the end.
-                self._handed_over.clear()
-            first.result()
-
-    def _write(self, row: rows.Row, flush: bool) -> None:
+    def _write(self, row: rows.Row) -> None:
         if self._writer is None:
             self._writer = _open(self._directory)
         scalars = {f"{row['split']}/{name}": value for name, value in row.items() if name not in ("step", "split")}
         self._writer.write_scalars(row["step"], scalars)
-        if flush:
-            self._writer.flush()
 
 
 def _open(directory: Path) -> Any:
