@@ -175,11 +175,12 @@ class Bench:
         width, batch, duration = self.scale.cifar
         path = self.cifar_path or (self.made_cifar() if self.small else None)
         if path is None:
-            return None
+            return self.report.get("cifar")
         out = self.children.folder / "out.json"
         options = {"duration": duration, "width": width, "batch": batch, "top1": TOP1, "out": out}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return self.children.run([sys.executable, str(CONTENDERS / "jax_cifar.py"), str(path), *words], out)
+        figures = self.children.run([sys.executable, str(CONTENDERS / "jax_cifar.py"), str(path), *words], out)
+        return figures or sys.exit("jax_cifar ran out of memory")
 
     def levers(self) -> Figures:
         cases = (replace(self.scale.case, batch=self.best_batch(OURS)), self.scale.other)
