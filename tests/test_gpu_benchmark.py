@@ -43,6 +43,13 @@ def test_a_contender_s_figures_or_that_it_ran_out_of_memory(tmp_path, program, e
     assert Children(tmp_path, sys.executable, {}).run([sys.executable, "-c", program, str(out)], out) == expected
 
 
+def test_a_contender_that_wrote_nothing_is_not_given_the_figures_before(tmp_path):
+    out = tmp_path / "out.json"
+    out.write_text('{"of": "the one before"}')
+    with pytest.raises(FileNotFoundError):
+        Children(tmp_path, "", {}).run([sys.executable, "-c", ""], out)
+
+
 def test_a_contender_that_fails_ends_the_benchmark(tmp_path):
     with pytest.raises(SystemExit, match="(?s)ended with 1:.*ValueError: broken"):
         Children(tmp_path, "", {}).run([sys.executable, "-c", "raise ValueError('broken')"], tmp_path / "out.json")
