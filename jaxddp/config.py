@@ -160,6 +160,8 @@ class ParallelConfig:
     """Use this many devices of all; all where absent."""
     cpu_devices: int | None = None
     """Simulate this many devices on the CPU, in each process."""
+    xla_options: tuple[str, ...] = ()
+    """XLA's options for the compiled training step, as NAME=VALUE; jaxddp/parallel/xla_options.py has some to try."""
     start_timeout: float = 60.0
     """Seconds that the processes of a job wait for each other at the start."""
     heartbeat_timeout: float = 10.0

@@ -81,7 +81,7 @@ def step(config: Config, setup: RunSetup) -> Finding:
         InputError: a device has not as much memory.
     """
     objective = setup.objective(cross_entropy(config.train.label_smoothing))
-    made: Any = make_train_step(objective, setup.optimizer, setup.topology)
+    made: Any = make_train_step(objective, setup.optimizer, setup.topology, compiler_options=setup.compiler_options)
     begin = time.perf_counter()
     _, cost = compile_with_cost(made, setup.state, abstract_batch(setup))
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"

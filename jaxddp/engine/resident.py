@@ -1,6 +1,6 @@
 """A training set that lies on the devices: several steps in one dispatch, each of which gathers its images there."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ def make_resident_steps(
     length: int,
     seed: int = 0,
     schedule: optax.Schedule | None = None,
+    compiler_options: Mapping[str, str] | None = None,
 ) -> ResidentSteps:
     """Compile (on first use) up to `length` optimizer steps as one program, each the step of `make_train_step`.
 
@@ -37,7 +38,7 @@ def make_resident_steps(
 
     Args:
         length: K; of 1 there is no loop in the program, see `loops_are_slow`.
-        seed, schedule: see `jaxddp.engine.step.make_local_step`.
+        seed, schedule, compiler_options: see `jaxddp.engine.step.make_train_step`.
     """
     local_step = make_local_step(objective, optimizer, topology, seed=seed, schedule=schedule)
 
@@ -63,7 +64,8 @@ def make_resident_steps(
         return state, sums.replace(values=values)
 
     specs = (P(), P(), P(AXIS), P())
-    return jax.jit(jax.shard_map(local_steps, mesh=topology.mesh, in_specs=specs, out_specs=P()), donate_argnums=0)
+    steps = jax.shard_map(local_steps, mesh=topology.mesh, in_specs=specs, out_specs=P())
+    return jax.jit(steps, donate_argnums=0, compiler_options=dict(compiler_options or {}))
 
 
 def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[int, ...], topology: Topology) -> bool:

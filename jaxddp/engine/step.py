@@ -3,7 +3,7 @@
 What leaves the step is the same on every device: `shard_map`'s replication checker proves it when the step is traced.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ def make_train_step(
     *,
     seed: int = 0,
     schedule: optax.Schedule | None = None,
+    compiler_options: Mapping[str, str] | None = None,
 ) -> TrainStep:
     """Compile (on first use) one optimizer step over the global batch.
 
@@ -39,10 +40,11 @@ def make_train_step(
 
     Args:
         seed, schedule: see `make_local_step`.
+        compiler_options: XLA's, see `jaxddp.parallel.xla_options`.
     """
     local_step = make_local_step(objective, optimizer, topology, seed=seed, schedule=schedule)
     step = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, compiler_options=dict(compiler_options or {}))
 
 
 def make_local_step(

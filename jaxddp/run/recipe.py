@@ -1,6 +1,6 @@
 """A Config becomes a run: its tables, network, optimizer and plan, and what training and evaluating it means."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from jaxddp.parallel.environment import Job, find_job
 from jaxddp.parallel.job import Limits, agree, join
 from jaxddp.parallel.preemption import stop_on_sigterm
 from jaxddp.parallel.topology import Topology, simulate_cpu_devices
+from jaxddp.parallel.xla_options import compiler_options
 from jaxddp.run.resume import Resume, check_shared, claim, resume_step
 from jaxddp.run.setup import RunSetup, prepare, train
 from jaxddp.runtime import workdir
@@ -48,10 +49,11 @@ class Recipe:
     order: SampleOrder
     plan: Plan
     learning_rate: optax.Schedule
+    compiler_options: Mapping[str, str]
 
     @classmethod
     def of(cls, config: Config) -> "Recipe":
-        """Join the job, find the devices and open the data; nothing is compiled yet.
+        """Join the job, find the devices and open the data; nothing of the run is compiled yet.
 
         Raises:
             InputError: anything in the config or in the data that cannot be used.
@@ -61,6 +63,7 @@ class Recipe:
             config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
         topology.check_batch_size(config.train.batch_size)
         topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
+        options = compiler_options(config.parallel.xla_options)
         train_table, val_table = open_tables(config.data)
         agree({"validation data": val_table.fingerprint})
         order = SampleOrder(len(train_table), config.train.batch_size, config.seed)
@@ -68,7 +71,7 @@ class Recipe:
         sizes = {"num_examples": plan.num_examples, "batch_size": plan.batch_size}
         warmup = config.optimizer.warmup.steps(**sizes, total_steps=plan.total_steps)
         schedule = make_schedule(config.optimizer, total_steps=plan.total_steps, warmup_steps=warmup)
-        return cls(config, topology, train_table, val_table, order, plan, schedule)
+        return cls(config, topology, train_table, val_table, order, plan, schedule, options)
 
     def setup(self) -> RunSetup:
         """Initialize the network; see `jaxddp.run.setup.prepare`."""
@@ -81,6 +84,7 @@ class Recipe:
             self.order,
             data=config.data,
             dtype=config.train.precision,
+            compiler_options=self.compiler_options,
         )
 
     def network(self) -> Any:

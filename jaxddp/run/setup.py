@@ -42,6 +42,7 @@ class RunSetup:
         order: which rows of `table` make up each global batch.
         images: the training images on every device, put there at the first call; None where batches are streamed.
         substitutes: what stands in for images that cannot be used; None where they end the run.
+        compiler_options: XLA's for the training step, see `jaxddp.parallel.xla_options`.
     """
 
     topology: Topology
@@ -55,6 +56,7 @@ class RunSetup:
     epochs: float = 1
     images: Callable[[], jax.Array] | None = field(default=None, repr=False)
     substitutes: Substitutes | None = field(default=None, repr=False)
+    compiler_options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def slices(self) -> list[tuple[Device, slice]]:
@@ -80,7 +82,7 @@ class RunSetup:
         """What `jaxddp.runtime.loop.fit` takes: the program of the steps, and what feeds it, which is placed batches or
         the rows of images that are on the devices already.
         """
-        settings = {"seed": self.order.seed, "schedule": schedule}
+        settings = {"seed": self.order.seed, "schedule": schedule, "compiler_options": self.compiler_options}
         if self.images is None:
             step = make_train_step(objective, self.optimizer, self.topology, **settings)
             return Program(step), lambda done: single_steps(self.batches(done, plan.total_steps))
@@ -128,6 +130,7 @@ def prepare(
     data: DataConfig,
     dtype: Any = "float32",
     epochs: float = 1,
+    compiler_options: Mapping[str, str] | None = None,
 ) -> RunSetup:
     """Put a run together and initialize its state.
 
@@ -135,6 +138,7 @@ def prepare(
         model: anything that `jaxddp.models.adapt.adapt` takes.
         order: of the table; its seed is also that of initialization and augmentation.
         dtype: that of the images given to the model.
+        compiler_options: XLA's for the training step, as `jaxddp.parallel.xla_options` has tried them.
 
     Raises:
         InputError: a batch that the devices cannot share, augmentation out of bounds, processes that hold different
@@ -150,7 +154,10 @@ def prepare(
     topology.connect()
     adapted = adapt(model)
     state = create_state(adapted, optimizer, image_shape(table, data), seed=order.seed, topology=topology)
-    return RunSetup(topology, adapted, optimizer, table, order, data, preprocess, state, epochs, images, substitutes)
+    return RunSetup(
+        *(topology, adapted, optimizer, table, order, data, preprocess, state, epochs, images, substitutes),
+        compiler_options=compiler_options or {},
+    )
 
 
 def train(

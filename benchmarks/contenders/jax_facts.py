@@ -1,0 +1,71 @@
+"""What a case asks of a device, and what JAX gets out of the device at best. Started by `benchmarks/gpu.py`.
+
+Writes the weights that all contenders begin with, counts the step's floating-point operations, and measures a product
+of matrices in bfloat16 and the memory.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from case import Task
+from jax_case import write_weights
+from jaxddp_parts import Parts, make_parts
+
+from jaxddp.engine.flops import count_flops
+from jaxddp.engine.step import make_train_step
+
+RUNS, REPEATS = 5, 10
+
+
+def main() -> None:
+    task = Task.parse()
+    write_weights(task.case, task.weights)
+    parts = make_parts(task)
+    topology = parts.setup.topology
+    large = topology.platform == "gpu"
+    figures = {
+        "device": topology.device_kind,
+        "flops_an_image": flops_of_step(parts) / task.case.batch,
+        "matmul_flops_a_second": matmul_speed(8192 if large else 512),
+        "memory_bytes_a_second": memory_speed(1 << (30 if large else 22)),
+    }
+    task.out.write_text(json.dumps(figures | {"version": jax.__version__}))
+
+
+def flops_of_step(parts: Parts) -> int:
+    step: Any = make_train_step(parts.objective, parts.setup.optimizer, parts.setup.topology)
+    return count_flops(step.trace(parts.state, parts.batch).jaxpr).total()
+
+
+def matmul_speed(side: int) -> float:
+    """Floating-point operations a second of square matrices in bfloat16."""
+    a, b = (jax.random.normal(jax.random.key(seed), (side, side), jnp.bfloat16) for seed in (0, 1))
+    return 2 * side**3 / seconds(jax.jit(jnp.matmul), a, b)
+
+
+def memory_speed(count: int) -> float:
+    """Bytes read and written a second by scaling `count` numbers in bfloat16."""
+    x = jnp.ones(count, jnp.bfloat16)
+    return 2 * x.nbytes / seconds(jax.jit(lambda x: 3 * x), x)
+
+
+def seconds(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
+    """The median over a few runs of one call; the first, which compiles, is none of them."""
+    jax.block_until_ready(function(*arguments))
+    found = []
+    for _ in range(RUNS):
+        begin, results = time.perf_counter(), None
+        for _ in range(REPEATS):
+            results = function(*arguments)
+        jax.block_until_ready(results)
+        found.append((time.perf_counter() - begin) / REPEATS)
+    return statistics.median(found)
+
+
+if __name__ == "__main__":
+    main()

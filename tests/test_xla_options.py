@@ -1,0 +1,149 @@
+"""XLA's options: tried before they are set, refused in one line, and part of the program that trains."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import SmallNet, linear_model, random_table
+from test_cli import SMALL, fails
+
+from jaxddp.config import Config
+from jaxddp.data.order import SampleOrder
+from jaxddp.engine.objective import cross_entropy
+from jaxddp.engine.step import make_train_step
+from jaxddp.errors import InputError
+from jaxddp.parallel import xla_options
+from jaxddp.parallel.topology import Topology
+from jaxddp.parallel.xla_options import accepted, compiler_options
+from jaxddp.run.recipe import Recipe
+from jaxddp.run.setup import RunSetup, prepare
+from jaxddp.runtime.plan import Plan
+
+TABLE, BATCH = random_table(64), 16
+NO_FUSION = "xla_disable_hlo_passes=fusion"
+"""Of the options that a CPU heeds, one whose effect can be counted in the compiled program."""
+
+
+def setup_of(words: tuple[str, ...], cache: str = "none", net=None) -> RunSetup:
+    data = Config().replace(data={"cache": cache}).data
+    return prepare(
+        net or linear_model(),
+        TABLE,
+        optax.sgd(0.1),
+        Topology.create(2),
+        SampleOrder(len(TABLE), BATCH, 0),
+        data=data,
+        compiler_options=compiler_options(words),
+    )
+
+
+def fusions(compiled) -> int:
+    return compiled.as_text().count(" fusion(")
+
+
+def test_known_options_are_taken_as_they_are_written():
+    words = ("xla_backend_optimization_level=0", "xla_cpu_prefer_vector_width=128", "xla_dump_to=")
+    expected = {"xla_backend_optimization_level": "0", "xla_cpu_prefer_vector_width": "128", "xla_dump_to": ""}
+    assert compiler_options(words) == expected
+    assert compiler_options(()) == {}
+
+
+@pytest.mark.parametrize("value", ["true", "True", "false", "False"])
+def test_booleans_are_written_as_in_xla_flags_or_as_in_python(value):
+    found = compiler_options((f"xla_cpu_enable_fast_math={value}",))
+    assert found == {"xla_cpu_enable_fast_math": value.capitalize()}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["xla_no_such=1"],
+            r"this jaxlib refuses 'xla_no_such=1' \(.*No such compile option: 'xla_no_such'\); mend it",
+        ),
+        (["xla_backend_optimization_level=high"], r"refuses .*\(.*'high' is not a valid int32 value\.\)"),
+        (["xla_cpu_enable_fast_math=1"], "'1' is not a valid bool value"),
+        (["xla_gpu_enable_command_buffer=NO"], "'NO' is not a valid enum value"),
+        (["xla_backend_optimization_level"], "'xla_backend_optimization_level'; give NAME=VALUE"),
+        (["--xla_backend_optimization_level=0"], "give NAME=VALUE, a name that begins with xla_"),
+        (["num_replicas=2"], "give NAME=VALUE, a name that begins with xla_"),
+        (
+            ["xla_backend_optimization_level=0", "xla_backend_optimization_level=1"],
+            "xla_backend_optimization_level is given twice, as '0' and '1'; give one",
+        ),
+    ],
+)
+def test_what_is_refused_is_one_line_that_names_the_key_and_the_option(words, message):
+    with pytest.raises(InputError, match=f"^parallel.xla_options: .*{message}") as refused:
+        compiler_options(words)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_option_is_tried_once_a_process(monkeypatch):
+    compiler_options(("xla_backend_optimization_level=1",))
+    monkeypatch.setattr(jax, "jit", None)
+    compiler_options(("xla_backend_optimization_level=1",))
+
+
+def test_what_is_worth_trying_is_given_where_this_jaxlib_takes_it(monkeypatch):
+    table = xla_options.WORTH_TRYING["gpu"]
+    assert len({option.word for option in table}) == len(table) and all(option.reason for option in table)
+    gone = xla_options.Option("xla_gpu_gone_since=true", "a name that jaxlib has dropped")
+    monkeypatch.setattr(xla_options, "WORTH_TRYING", {"gpu": (gone, *table)})
+    assert gone not in accepted("gpu") and set(accepted("gpu")) <= set(table)
+    assert accepted("cpu") == ()
+    # With the jaxlib that the project is tested with, none is misspelt.
+    if jax.__version_info__[:2] == (0, 10):
+        assert accepted("gpu") == table
+
+
+@pytest.mark.parametrize("cache", ["none", "device"])
+def test_a_run_compiles_its_step_with_them(cache):
+    """With a network without convolutions, images on the device are several steps in one program."""
+    counts, losses = [], []
+    for words in ((), (NO_FUSION,)):
+        setup = setup_of(words, cache)
+        plan = Plan.of(Config().replace(train={"batch_size": BATCH, "duration": "3 steps"}), len(TABLE))
+        program, chunks = setup.program(setup.objective(cross_entropy()), plan)
+        feed = next(chunks(0)).feed
+        sums = program(setup.state, feed)[1]
+        counts.append(fusions(program._compiled))
+        losses.append(np.asarray(sums.values))
+    assert counts[0] != counts[1]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_the_jitted_step_compiles_with_them_and_refuses_what_was_not_tried():
+    setup = setup_of((), net=SmallNet(batch_norm=True))
+    batch, parts = next(setup.batches(0, 1)), (setup.objective(cross_entropy()), setup.optimizer, setup.topology)
+
+    def compiled(options):
+        return make_train_step(*parts, compiler_options=options).trace(setup.state, batch).lower().compile()
+
+    assert fusions(compiled(None)) == fusions(compiled({})) != fusions(compiled(compiler_options((NO_FUSION,))))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
+        compiled({"xla_no_such": "1"})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
+        state = jax.tree.map(jnp.copy, setup.state)
+        make_train_step(*parts, compiler_options={"xla_no_such": "1"})(state, batch)
+
+
+def test_a_config_s_options_are_those_of_its_run(tmp_path):
+    images, labels = TABLE.images, TABLE.labels
+    np.savez(tmp_path / "set.npz", train_images=images, train_labels=labels, val_images=images, val_labels=labels)
+    config = Config().replace(
+        data={"path": str(tmp_path / "set.npz"), "image_size": 6, "crop": "whole"},
+        model={"name": "resnet18", "width": 1, "stem": "small"},
+        train={"batch_size": BATCH},
+        eval={"batch_size": BATCH},
+        parallel={"xla_options": [NO_FUSION]},
+    )
+    assert Recipe.of(config).setup().compiler_options == {"xla_disable_hlo_passes": "fusion"}
+    assert Recipe.of(config.replace(parallel={"xla_options": ()})).setup().compiler_options == {}
+
+
+def test_the_terminal_refuses_an_option_before_it_opens_the_data(tmp_path, capsys):
+    words = ["train", "digits", "--data.path", str(tmp_path / "missing"), "--workdir", str(tmp_path / "run"), *SMALL]
+    words += ["--parallel.xla-options", "xla_backend_optimization_level=1", "xla_no_such=1", "--seed", "1"]
+    assert "parallel.xla_options: this jaxlib refuses 'xla_no_such=1'" in fails(words, capsys)
