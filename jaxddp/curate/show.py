@@ -36,7 +36,7 @@ def show(config: Config, step: int, count: int, out: Path) -> str:
         raise InputError(f"--count {count}: give at least 1")
     recipe = Recipe.of(config)
     table, order = recipe.train_table, recipe.order
-    preprocess = make_preprocess(table, order, config.data, recipe.topology, recipe.config.train.precision)
+    preprocess = make_preprocess(table, order, config.data, recipe.topology, recipe.precision)
     substitutes = make_substitutes(table, config.data)
     batch = next(train_batches(table, order, config.data, recipe.topology, step - 1, step, substitutes))
     inputs = jax.jit(lambda batch: preprocess(batch, train=True))(batch)

@@ -83,7 +83,7 @@ class Recipe:
             self.topology,
             self.order,
             data=config.data,
-            dtype=config.train.precision,
+            dtype=self.precision,
             compiler_options=self.compiler_options,
         )
 
@@ -98,8 +98,14 @@ class Recipe:
             batch_norm=model.batch_norm,
             zero_init_last_scale=model.zero_init_last_scale,
             weight_init=model.weight_init,
-            dtype=self.config.train.precision,
+            dtype=self.precision,
         )
+
+    @property
+    def precision(self) -> str:
+        """Of the computation; `of` has settled it."""
+        assert self.config.train.precision is not None
+        return self.config.train.precision
 
     @property
     def fingerprints(self) -> dict[str, str]:
