@@ -97,13 +97,18 @@ def _kernel_gradient(images: jax.Array, grads: jax.Array, size: int, stride: int
     large = channels * features >= _LARGE_KERNEL
     count, rows = _block(batch, height, width) if size > 1 else (batch, height)
     blocks_an_image = height // rows
+    patch_pixels = _patch_pixels((count, rows, width), padded.shape[1:3], size, stride)
 
-    pixels, patch = padded.reshape(-1, channels), _patch_pixels((count, rows, width), padded.shape[1:3], size, stride)
+    def gathered(image: jax.Array | int, row: jax.Array | int) -> jax.Array:
+        if size == 1:
+            # A pixel is its own patch, and all of them are one block.
+            return padded[:, ::stride, ::stride]
+        first = (image * padded.shape[1] + row * stride) * padded.shape[2]
+        return padded.reshape(-1, channels).at[patch_pixels + first].get(mode="promise_in_bounds")
 
     def block(number: jax.Array | int) -> jax.Array:
         image, row = number // blocks_an_image * count, number % blocks_an_image * rows
-        first = (image * padded.shape[1] + row * stride) * padded.shape[2]
-        patches = pixels.at[patch + first].get(mode="promise_in_bounds").reshape(-1, size * size * channels)
+        patches = gathered(image, row).reshape(-1, size * size * channels)
         own = lax.dynamic_slice(grads, (image, row, 0, 0), (count, rows, width, features)).reshape(-1, features)
         if large:
             # The barrier has the patches transposed in memory: the library is slow to do so while it multiplies.
