@@ -73,7 +73,7 @@ def run(config: Config, top1: float) -> dict[str, Any]:
     sizes = {"num_examples": plan.num_examples, "batch_size": plan.batch_size}
     warmup = config.optimizer.warmup.steps(**sizes, total_steps=plan.total_steps)
     schedule = make_schedule(config.optimizer, total_steps=plan.total_steps, warmup_steps=warmup)
-    model, dtype = config.model, config.train.precision
+    model, dtype = config.model, str(config.train.precision)
     network = resnet(model.name, train_table.num_classes, width=model.width, stem=model.stem, dtype=dtype)
     order = SampleOrder(len(train_table), config.train.batch_size, config.seed)
     optimizer = make_optimizer(config.optimizer, schedule)
