@@ -32,12 +32,14 @@ _LARGE_KERNEL = 1 << 16
 def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """Cross-correlation of [B, H, W, C] with [k, k, C, F]: [B, H', W', F], H' = (H + 2 padding - k) // stride + 1.
 
+    Any float dtype; a kernel's gradient is summed in float32 at least. Differentiable in reverse mode.
+
     Args:
         stride, padding: of both axes; the padding is of zeros, on either side.
     """
     as_matrix = functools.partial(_product, stride=stride, padding=padding)
     by_library = functools.partial(_library, stride=stride, padding=padding)
-    cpu = as_matrix if _multiplies(images, kernel, stride, padding, kernel.shape[3]) else by_library
+    cpu = as_matrix if _multiplies(images, kernel, kernel.shape[3]) else by_library
     return lax.platform_dependent(images, kernel, cpu=cpu, default=by_library)
 
 
@@ -48,7 +50,7 @@ def _forward(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
 def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
     images, kernel = saved
     settings = {"stride": stride, "padding": padding}
-    multiplies = _multiplies(images, kernel, stride, padding, kernel.shape[2])
+    multiplies = _multiplies(images, kernel, kernel.shape[2])
 
     def images_gradient(convolution: Any, grads: jax.Array, kernel: jax.Array) -> jax.Array:
         return jax.linear_transpose(lambda x: convolution(x, kernel, **settings), images)(grads)[0]
@@ -68,8 +70,8 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
 convolve.defvjp(_forward, _backward)
 
 
-def _multiplies(images: jax.Array, kernel: jax.Array, stride: int, padding: int, features: int) -> bool:
-    """Whether a product of matrices is the quicker way to so many `features`."""
+def _multiplies(images: jax.Array, kernel: jax.Array, features: int) -> bool:
+    """Whether a product of matrices is the quicker way to so many `features`, on a CPU."""
     size = kernel.shape[0]
     smallest = min(images.shape[1:3])
     return size == 1 or smallest < size or features >= _MANY_FEATURES
