@@ -142,7 +142,9 @@ def loss_series(objective, topology, steps: int, dtype) -> tuple[list[float], Tr
 @pytest.mark.parametrize(
     ("dtype", "steps", "devices", "tolerance"), [(jnp.float64, 5, (2, 4, 8), 1e-9), (jnp.float32, 20, (4,), 2e-4)]
 )
-def test_resnet_losses_and_parameters_are_the_same_on_any_number_of_devices(dtype, steps, devices, tolerance):
+def test_resnet_losses_and_parameters_are_the_same_on_any_number_of_devices(
+    dtype, steps, devices, tolerance, quick_compile
+):
     network = resnet("resnet18", CLASSES, width=2, stem="small", batch_norm="sync", dtype=dtype, param_dtype=dtype)
     objective = objective_of(network, dtype=dtype)
     losses, state = loss_series(objective, Topology.create(1), steps, dtype)
