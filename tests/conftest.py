@@ -6,6 +6,7 @@ Nothing that is kept between runs comes from, or goes to, the user's own cache f
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -22,6 +23,8 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+# A shell has what it starts in the background ignore Ctrl-C, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def test_at_the_largest_magnitude(run):
 )
 def test_tables_of_few_values(run, name, values, data):
     few = data.draw(st.integers(1, 256))
-    channel = (np.array(values, np.uint8) % few).reshape(20, 30)
+    channel = (np.array(values) % few).astype(np.uint8).reshape(20, 30)
     assert (run(name, channel[..., None], 9.0)[..., 0] == np.array(table(name, channel, 9))[channel]).all()
 
 
