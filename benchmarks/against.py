@@ -5,12 +5,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from harness import CHILD_SECONDS, Figures, alternate, compare
+from harness import CHILD_SECONDS, Figures, alternate, check_losses, compare
 
 sys.path.append(str(Path(__file__).with_name("contenders")))
 from case import Case, Task
@@ -55,19 +53,16 @@ def compare_case(rival: str, case: Case, processes: int, rounds: int, steps: int
         starts: dict[str, list[Figures]] = {OURS: [], rival: []}
 
         def turn(name: str) -> float:
-            starts[name].append(start(name, task, processes, python if name == "torch" else sys.executable))
+            starts[name].append(start(name, task, processes, python))
             return starts[name][-1]["step"]
 
-        check_losses({name: start_once(name, task, processes, python) for name in starts})
+        # JAX's contenders compile here, and find their program in the starts that follow.
+        check_losses(
+            {name: start(name, replace(task, steps=1), processes, python)["losses"] for name in starts}, LOSS_TOLERANCE
+        )
         seconds = alternate({name: functools.partial(turn, name) for name in starts}, rounds)
     figures = compare(seconds, 2 * case.batch, TARGETS[rival, processes])
     return figures | {"case": str(case), "first_step": {n: [s["first_step"] for s in all] for n, all in starts.items()}}
-
-
-def start_once(name: str, task: Task, processes: int, python: str) -> list[float]:
-    """The first losses of a contender; JAX's compile here, and find their program in the starts that follow."""
-    once = replace(task, steps=1)
-    return start(name, once, processes, python if name == "torch" else sys.executable)["losses"]
 
 
 def start(name: str, task: Task, processes: int, python: str) -> Figures:
@@ -77,15 +72,10 @@ def start(name: str, task: Task, processes: int, python: str) -> Figures:
     task.out.unlink(missing_ok=True)
     task.out.with_suffix(".store").unlink(missing_ok=True)
     options = ["--gpus", "0", "--processes", str(processes), "--logs", str(task.out.parent / "logs")]
-    command = [python, str(CONTENDERS / f"{name}_step.py"), str(described)]
+    program = python if name == "torch" else sys.executable
+    command = [program, str(CONTENDERS / f"{name}_step.py"), str(described)]
     launched = [sys.executable, "-m", "jaxddp", "launch", *options, "--", *command]
     done = subprocess.run(launched, capture_output=True, text=True, timeout=CHILD_SECONDS)
     if done.returncode:
         sys.exit(f"{name} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return json.loads(task.out.read_text())
-
-
-def check_losses(found: Mapping[str, list[float]]) -> None:
-    """Raises where the contenders compute different things: the faster of them has then won nothing."""
-    first, second = found.values()
-    np.testing.assert_allclose(first, second, rtol=LOSS_TOLERANCE, err_msg=str(found))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 CHILD_SECONDS = 1200
 
@@ -40,6 +41,13 @@ def compare(seconds: Mapping[str, list[float]], images: int, target: float) -> F
         "seconds": dict(seconds),
         "target": target,
     }
+
+
+def check_losses(found: Mapping[str, list[float]], tolerance: float) -> None:
+    """Raises where contenders disagree: the faster of two that compute different things has won nothing."""
+    first, *others = found.values()
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=tolerance, err_msg=str(found))
 
 
 def in_processes(count: int, script: list[str]) -> Figures:

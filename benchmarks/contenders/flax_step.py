@@ -74,16 +74,16 @@ class State(TrainState):
 
 
 def train_step(state: State, pixels: jax.Array, labels: jax.Array) -> tuple[State, dict[str, jax.Array]]:
-    def mean_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+    def mean_loss(params: Any) -> tuple[jax.Array, Any]:
         images = (pixels.astype(jnp.float32) / 255 - jnp.array(MEAN)) / jnp.array(STD)
         variables = {"params": params, "batch_stats": state.batch_stats}
         logits, updated = state.apply_fn(variables, images, mutable=["batch_stats"])
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-        return loss, (logits, updated["batch_stats"])
+        return loss, updated["batch_stats"]
 
     # Without this cast, gradients of replicated parameters arrive as sums over the devices.
     params = lax.pcast(state.params, AXIS, to="varying")
-    (loss, (_, batch_stats)), grads = jax.value_and_grad(mean_loss, has_aux=True)(params)
+    (loss, batch_stats), grads = jax.value_and_grad(mean_loss, has_aux=True)(params)
     grads, batch_stats, loss = (
         jax.tree.map(lambda leaf: lax.pmean(leaf, AXIS), tree) for tree in (grads, batch_stats, loss)
     )

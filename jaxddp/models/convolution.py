@@ -99,12 +99,12 @@ def _kernel_gradient(images: jax.Array, grads: jax.Array, size: int, stride: int
     large = channels * features >= _LARGE_KERNEL
     count, rows = _block(batch, height, width) if size > 1 else (batch, height)
     blocks_an_image = height // rows
-    patch_pixels = _patch_pixels((count, rows, width), padded.shape[1:3], size, stride)
 
     def gathered(image: jax.Array | int, row: jax.Array | int) -> jax.Array:
         if size == 1:
             # A pixel is its own patch, and all of them are one block.
             return padded[:, ::stride, ::stride]
+        patch_pixels = _patch_pixels((count, rows, width), padded.shape[1:3], size, stride)
         first = (image * padded.shape[1] + row * stride) * padded.shape[2]
         return padded.reshape(-1, channels).at[patch_pixels + first].get(mode="promise_in_bounds")
 
