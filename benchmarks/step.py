@@ -11,6 +11,7 @@ Without `--against` two comparisons, each of contenders that take turns in the s
   jitted step over batches that lie on the device already. Target: at least 0.97 of the bare step's images a second.
 - collectives: on several processes of one device and one core each (gloo), the step of `jaxddp.engine.step` beside a
   plain one that averages gradients, batch statistics and figures leaf by leaf. Target: at least 3 times its speed.
+  In the same turns, the step with gradients that travel in bfloat16 beside it.
 
 With it, the whole step beside that of PyTorch, DistributedDataParallel over gloo (`--torch` names an interpreter that
 has torch), or beside the usual step of Flax, which averages leaf by leaf: two processes of a core each that `jaxddp
@@ -31,6 +32,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +47,7 @@ from jaxddp.api import prepare_training
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.duration import Cadence
+from jaxddp.engine import step as engine_step
 from jaxddp.engine.objective import Objective, cross_entropy
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep, make_train_step
@@ -60,7 +63,8 @@ from jaxddp.runtime.records import RunStart
 
 EXAMPLES, CLASSES, SIZE, WIDTH = 4096, 10, 32, 16
 LOOP_BATCH, LOCAL_BATCH = 128, 32
-LOOP_TARGET, COLLECTIVES_TARGET = 0.97, 3.0
+LOOP_TARGET, COLLECTIVES_TARGET, HALVED_TARGET = 0.97, 3.0, 1.0
+OURS, PLAIN, HALVED = "one collective", "leaf by leaf", "in bfloat16"
 GATE_STEPS, LOG_STEPS = 3, 10
 
 
@@ -85,12 +89,13 @@ def main() -> None:
     else:
         report["comparisons"] = {"loop": compare_loop(options.rounds, 3 * options.steps)}
         if options.processes > 1:
-            report["comparisons"]["collectives"] = in_processes(options.processes, [__file__, *sys.argv[1:]])
+            report["comparisons"] |= in_processes(options.processes, [__file__, *sys.argv[1:]])
     out = options.out or Path(f"runs/benchmarks/step{f'-{options.against}' if options.against else ''}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n")
-    for name, reduces in report["comparisons"].get("collectives", {}).get("all_reduces", {}).items():
-        print(f"all-reduces of {name}: {reduces}")
+    for name, found in report["comparisons"].items():
+        for contender, reduces in found.get("all_reduces", {}).items():
+            print(f"{name}, all-reduces of {contender}: {reduces}")
     print(f"figures: {out}\n\n{table(report['comparisons'])}")
 
 
@@ -128,19 +133,21 @@ def compare_loop(rounds: int, steps: int) -> Figures:
     return compare(alternate({"fit": whole, "bare step": bare}, rounds), LOOP_BATCH * steps, LOOP_TARGET)
 
 
-def compare_collectives(rounds: int, steps: int) -> Figures:
-    """One collective beside one for every leaf, in images a second over all of the job's processes."""
+def compare_collectives(rounds: int, steps: int) -> dict[str, Figures]:
+    """One collective beside one for every leaf, and beside itself in bfloat16: images a second over all processes."""
     setup = make_setup(None, LOCAL_BATCH)
     objective, batches = setup.objective(cross_entropy()), list(setup.batches(0, steps))
-    makers = {"one collective": make_train_step, "leaf by leaf": make_plain_step}
+    makers = {OURS: make_train_step, PLAIN: make_plain_step, HALVED: make_halved_step}
     compiled: dict[str, Any] = {}
-    reduces: dict[str, dict[str, int]] = {}
+    reduces: dict[str, Figures] = {}
     for name, make in makers.items():
         step: Any = make(objective, setup.optimizer, setup.topology)
         lowered = step.lower(setup.state, batches[0])
         compiled[name] = lowered.compile()
         reduces[name] = all_reduces(lowered, compiled[name])
-    check_losses({name: losses(step, setup.state, batches[:GATE_STEPS]) for name, step in compiled.items()}, 1e-5)
+    found = {name: losses(step, setup.state, batches[:GATE_STEPS]) for name, step in compiled.items()}
+    check_losses({name: found[name] for name in (OURS, PLAIN)}, 1e-5)
+    check_losses({name: found[name] for name in (OURS, HALVED)}, 1e-2)
 
     def turn(step: TrainStep) -> float:
         state = copy(setup.state)
@@ -150,9 +157,34 @@ def compare_collectives(rounds: int, steps: int) -> Figures:
         jax.block_until_ready(state)
         return time.perf_counter() - begin
 
-    turns = {name: functools.partial(turn, step) for name, step in compiled.items()}
-    result = compare(alternate(turns, rounds), setup.order.batch_size * steps, COLLECTIVES_TARGET)
-    return result | {"all_reduces": reduces}
+    seconds = alternate({name: functools.partial(turn, step) for name, step in compiled.items()}, rounds)
+
+    def beside(name: str, other: str, target: float) -> Figures:
+        turns = {each: seconds[each] for each in (name, other)}
+        figures = compare(turns, setup.order.batch_size * steps, target)
+        return figures | {"all_reduces": {each: reduces[each] for each in turns}}
+
+    return {"collectives": beside(OURS, PLAIN, COLLECTIVES_TARGET), "in bfloat16": beside(HALVED, OURS, HALVED_TARGET)}
+
+
+def make_halved_step(*settings: Any) -> TrainStep:
+    """The step, but its gradients travel as bfloat16, in a collective of their own."""
+    average = engine_step._average
+
+    def halved(tree: Any, num_devices: int) -> Any:
+        grads, *others = tree
+        small = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), grads)
+        means = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), average(small, num_devices), grads)
+        return means, *average(others, num_devices)
+
+    step = make_train_step(*settings)
+
+    def halved_step(state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
+        # Only while it is traced.
+        with patch.object(engine_step, "_average", halved):
+            return step(state, batch)
+
+    return jax.jit(halved_step, donate_argnums=0)
 
 
 def make_plain_step(objective: Objective, optimizer: optax.GradientTransformation, topology: Topology) -> TrainStep:
@@ -211,11 +243,17 @@ def losses(step: TrainStep, state: TrainState, batches: list[Batch]) -> list[flo
     return found
 
 
-def all_reduces(lowered: Any, compiled: Any) -> dict[str, int]:
-    """As the program was written, as XLA merged them, and how many buffers those carry: gloo sends one at a time."""
-    operands = re.findall(r" all-reduce(?:-start)?\(([^)]*)\)", compiled.as_text())
-    written = lowered.as_text().count("stablehlo.all_reduce")
-    return {"written": written, "merged": len(operands), "buffers": sum(names.count("%") for names in operands)}
+def all_reduces(lowered: Any, compiled: Any) -> Figures:
+    """As the program was written, as XLA merged them, how many buffers those carry (gloo sends one at a time), and of
+    which dtypes.
+    """
+    found = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(([^)]*)\)", compiled.as_text())
+    return {
+        "written": lowered.as_text().count("stablehlo.all_reduce"),
+        "merged": len(found),
+        "buffers": sum(names.count("%") for _, names in found),
+        "dtypes": sorted({dtype for shapes, _ in found for dtype in re.findall(r"(\w+)\[", shapes)}),
+    }
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ Window = Callable[[Any], Any]
 
 # Decoders can give a JPEG at a half, a quarter or an eighth of its size for less work.
 _SCALES = (8, 4, 2)
-# The exact cosine transform gives what Pillow gives; the coarse one, TensorFlow's default, is off by a few levels,
-# which no random crop notices, and saves a tenth of decoding.
-_EXACT, _FAST = "INTEGER_ACCURATE", "INTEGER_FAST"
+# The exact cosine transform gives what Pillow gives; the coarse one, TensorFlow's default, is off by a few levels and
+# saves a tenth of decoding.
+_EXACT, _COARSE = "INTEGER_ACCURATE", "INTEGER_FAST"
 
 
 def train_image(data: Any, key: Any, crop: Crop, image_size: int) -> Any:
@@ -38,7 +38,7 @@ def train_image(data: Any, key: Any, crop: Crop, image_size: int) -> Any:
     """
     if crop.kind == "whole":
         return fitted_window(data, whole_window, image_size)
-    return fitted_window(data, lambda size: random_area_window(size, key, crop), image_size, _FAST)
+    return fitted_window(data, lambda size: random_area_window(size, key, crop), image_size, exact=False)
 
 
 def eval_image(data: Any, image_size: int, resize: int) -> Any:
@@ -67,9 +67,9 @@ def verified(data: Any, wanted: Any) -> Any:
     return tf.cond(wanted, lambda: tf.ensure_shape(tf.numpy_function(_verified, [data], tf.string), []), lambda: data)
 
 
-def fitted_window(data: Any, window: Window, image_size: int, transform: str = _EXACT) -> Any:
+def fitted_window(data: Any, window: Window, image_size: int, *, exact: bool = True) -> Any:
     """The part of the image that `window` names, resized: uint8[image_size, image_size, 3]; see `decode_window`."""
-    return resize(decode_window(data, window, image_size, transform), image_size)
+    return resize(decode_window(data, window, image_size, exact=exact), image_size)
 
 
 def decodes(data: bytes) -> None:
@@ -80,7 +80,7 @@ def decodes(data: bytes) -> None:
         raise InputError(f"does not decode ({error.message}); {AGAIN}") from None
 
 
-def decode_window(data: Any, window: Window, least: int | None = None, transform: str = _EXACT) -> Any:
+def decode_window(data: Any, window: Window, least: int | None = None, *, exact: bool = True) -> Any:
     """The part of the image that `window` names, uint8[height, width, 3], of a JPEG or PNG file.
 
     Gray is repeated and CMYK converted to RGB; alpha is dropped. A file that `parse_header` refuses is an error of
@@ -89,11 +89,12 @@ def decode_window(data: Any, window: Window, least: int | None = None, transform
     Args:
         least: a JPEG may be decoded at a half, a quarter or an eighth of its size, if no side of the window becomes
             shorter than this; at its own size where absent.
-        transform: which inverse cosine transform.
+        exact: whether a JPEG's pixels are those of the whole image decoded; else they are off by a few levels, which no
+            random crop notices, and come sooner.
     """
     image = tf.cond(
         _is_jpeg(data),
-        lambda: _decode_jpeg(data, _checked_window(data, window), least, transform),
+        lambda: _decode_jpeg(data, _checked_window(data, window), least, exact),
         lambda: _decode_png(data, window),
     )
     return tf.ensure_shape(image, [None, None, 3])
@@ -128,33 +129,34 @@ def _checked_window(data: Any, window: Window) -> Any:
         return tf.identity(window(size))
 
 
-def _decode_part(data: Any, part: Any, transform: str) -> Any:
-    """Decodes the part alone: the same pixels as decoding everything and slicing, in less time."""
-    _, left, _, width = tf.unstack(part)
-    # Color is stored at half the resolution and smoothed across columns, which goes wrong in the outermost column of a
-    # window that ends on a block's border. One column more on each side keeps the window exact.
-    first = tf.maximum(left - 1, 0)
-    last = tf.minimum(left + width + 1, tf.image.extract_jpeg_shape(data)[1])
-    image = _decode(data, tf.stack([part[0], first, part[2], last - first]), 1, transform)
-    return image[:, left - first : left - first + width]
-
-
-def _decode_jpeg(data: Any, part: Any, least: int | None, transform: str) -> Any:
+def _decode_jpeg(data: Any, part: Any, least: int | None, exact: bool) -> Any:
     """The part at its own size, or at the smallest fraction of it that leaves its sides long enough."""
+    whole = partial(_decode_exactly if exact else _decode, data, part)
     if least is None:
-        return _decode_part(data, part, transform)
+        return whole()
     short = tf.reduce_min(part[2:])
 
     def scaled(scale: int) -> Any:
         # What the part covers of the smaller image, whose pixels are `scale` of its own: whole pixels, outwards.
         start, stop = part[:2] // scale, -(-(part[:2] + part[2:]) // scale)
-        return _decode(data, tf.concat([start, stop - start], 0), scale, transform)
+        return _decode(data, tf.concat([start, stop - start], 0), scale, _EXACT if exact else _COARSE)
 
     cases = [(short >= scale * least, partial(scaled, scale)) for scale in _SCALES]
-    return tf.case(cases, default=lambda: _decode_part(data, part, transform))
+    return tf.case(cases, default=whole)
 
 
-def _decode(data: Any, part: Any, scale: int, transform: str) -> Any:
+def _decode_exactly(data: Any, part: Any) -> Any:
+    """The same pixels as decoding everything and slicing, in less time."""
+    _, left, _, width = tf.unstack(part)
+    # Color is stored at half the resolution and smoothed across columns, for which a window's outermost columns may
+    # lack a neighbor. With one column more on each side the window itself is exact.
+    first = tf.maximum(left - 1, 0)
+    last = tf.minimum(left + width + 1, tf.image.extract_jpeg_shape(data)[1])
+    image = _decode(data, tf.stack([part[0], first, part[2], last - first]), transform=_EXACT)
+    return image[:, left - first : left - first + width]
+
+
+def _decode(data: Any, part: Any, scale: int = 1, transform: str = _COARSE) -> Any:
     return tf.image.decode_and_crop_jpeg(data, part, channels=3, ratio=scale, dct_method=transform)
 
 
