@@ -33,6 +33,7 @@ from jaxddp.parallel.environment import find_job
 from jaxddp.parallel.job import join
 from jaxddp.parallel.preemption import stop_on_sigterm
 from jaxddp.parallel.topology import Device, Topology
+from jaxddp.parallel.xla_options import compiler_options
 from jaxddp.run.setup import RunSetup, prepare
 from jaxddp.run.setup import train as train_setup
 from jaxddp.runtime import workdir as files
@@ -41,6 +42,7 @@ from jaxddp.runtime.listeners.history import History
 from jaxddp.runtime.listeners.jsonl import JsonLines
 from jaxddp.runtime.listeners.screen import progress
 from jaxddp.runtime.plan import Plan
+from jaxddp.runtime.profile import FOLDER
 from jaxddp.runtime.records import Listener
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ def prepare_training(
     epochs: float = 1,
     data: DataConfig | None = None,
     seed: int = 0,
+    xla_options: Sequence[str] = (),
 ) -> RunSetup:
     """Lay a model, its data and its optimizer out over the devices.
 
@@ -100,6 +103,7 @@ def prepare_training(
         data: how images become input (sizes, crops, augmentation, normalization), and whether the training set is kept
             on the devices (`cache="device"`). The default leaves arrays as they are but for normalizing, and takes
             files through random-area crops and flips to 224 pixels.
+        xla_options: for the compiled step, as NAME=VALUE; `jaxddp.parallel.xla_options` has some to try.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets.
@@ -112,7 +116,8 @@ def prepare_training(
     topology = Topology.create(devices)
     data = data or DataConfig(augment=AugmentConfig(flip=not hasattr(table, "images")))
     order = SampleOrder(len(table), batch_size_per_device * topology.num_devices, seed)
-    return prepare(model, table, optimizer, topology, order, data=data, epochs=epochs)
+    options = compiler_options(xla_options)
+    return prepare(model, table, optimizer, topology, order, data=data, epochs=epochs, compiler_options=options)
 
 
 def train(
@@ -127,6 +132,7 @@ def train(
     log_every: str = "10 steps",
     eval_every: str = "1 epoch",
     save_every: str = "1 epoch",
+    profile: str | None = None,
 ) -> tuple[TrainState, History]:
     """Train a setup for its epochs. The setup stays as it was: training it again repeats the run.
 
@@ -140,6 +146,8 @@ def train(
         workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed. With it, SIGTERM
             makes the run save and stop.
         log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
+        profile: a duration, from a few steps after the first on, of which a trace for TensorBoard goes into the work
+            directory's profile/.
 
     Returns:
         The trained state, and a history that draws itself in a notebook.
@@ -149,10 +157,12 @@ def train(
     """
     config = Config().replace(
         train={"batch_size": setup.order.batch_size, "duration": f"{setup.epochs} epochs"},
-        log={"every": log_every},
+        log={"every": log_every, "profile": profile},
         eval={"every": eval_every},
         checkpoint={"every": save_every},
     )
+    if profile and workdir is None:
+        raise InputError(f"profile={profile!r}: a trace is written into the work directory; give workdir too")
     history = History()
     objective = setup.objective(loss)
     evaluator = None if val is None else setup.evaluator(objective, val, extra=evaluators)
@@ -165,6 +175,7 @@ def train(
         return train_setup(again, objective, plan, listeners=watching, **settings), history
     with Checkpoints(files.create(Path(workdir)) / "checkpoints") as checkpoints, stop_on_sigterm() as stop:
         settings |= {"checkpoints": checkpoints, "resume_step": checkpoints.latest(), "should_stop": stop}
+        settings |= {"profile": Path(workdir) / FOLDER}
         state = train_setup(again, objective, plan, listeners=[*watching, JsonLines(Path(workdir))], **settings)
     return state, history
 

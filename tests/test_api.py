@@ -123,6 +123,19 @@ def test_sigterm_in_a_script_saves_and_the_next_call_goes_on(tmp_path):
     assert largest_difference(resumed, whole) == 0
 
 
+def test_a_notebook_s_run_is_traced_and_compiled_with_options_as_the_terminal_s_is(tmp_path):
+    setup = prepare_training(LinenDense(), TABLE, 2, SGD, 4, xla_options=["xla_cpu_enable_fast_min_max=true"])
+    assert setup.compiler_options == {"xla_cpu_enable_fast_min_max": "True"}
+    traced, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, profile="2 steps")
+    plain, _ = train(jaxddp.softmax_cross_entropy, setup)
+    assert largest_difference(traced, plain) == 0
+    assert len(list((tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb"))) == 1
+    with pytest.raises(InputError, match=r"profile='2 steps': .* give workdir too"):
+        train(jaxddp.softmax_cross_entropy, setup, profile="2 steps")
+    with pytest.raises(InputError, match="parallel.xla_options: 'fast'; give NAME=VALUE"):
+        prepare_training(LinenDense(), TABLE, 2, SGD, 4, xla_options=["fast"])
+
+
 def test_any_loss_any_optimizer_and_further_evaluators():
     def squared_error(logits, labels):
         return ((logits - jax.nn.one_hot(labels, CLASSES)) ** 2).mean()

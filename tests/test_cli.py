@@ -149,6 +149,12 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     assert "optimizer.learning_rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
     assert "step 12" in message and "--resume never would lose" in message
+    # As if written before that key was there.
+    config = json.loads((workdir / "config.json").read_text())
+    del config["optimizer"]["step_factor"]
+    (workdir / "config.json").write_text(json.dumps(config))
+    message = fails([*arguments, "--optimizer.step-factor", "0.5"], capfd)
+    assert "optimizer.step_factor was 0.1 and is now 0.5" in message
     assert main(train(root, workdir, "--train.duration", "14 steps")) == 0
     assert json.loads((workdir / "result.json").read_text())["step"] == 14
     (workdir / "config.json").write_text("{")

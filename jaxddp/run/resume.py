@@ -81,7 +81,8 @@ def claim(directory: Path, config: Config, fingerprints: dict[str, str], *, resu
 
 
 def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None:
-    there, here = flatten(saved), flatten(content)
+    # A key that has come since is held to have been what it is where nobody sets it.
+    there, here = flatten(Config().to_dict()) | flatten(saved), flatten(content)
     for key in sorted(there.keys() | here.keys()):
         if there.get(key) != here.get(key) and not key.startswith(_FREE):
             raise InputError(
