@@ -21,7 +21,7 @@ CASES = {
     "resnet18-32px-w32": Case("resnet18", "small", 32, 32, 32, classes=10),
     "resnet18-32px-w64": Case("resnet18", "small", 64, 32, 32, classes=10),
     "resnet18-128px": Case("resnet18", "imagenet", 64, 128, 16, learning_rate=0.001),
-    "resnet50-128px": Case("resnet50", "imagenet", 64, 128, 16, learning_rate=0.0001),
+    "resnet50-128px": Case("resnet50", "imagenet", 64, 128, 16, learning_rate=1e-6),
 }
 TARGETS = {("torch", 2): 0.85, ("flax", 2): 2.0, ("flax", 1): 1.1}
 """Images a second as a multiple of the rival's, on two processes, and in one with two devices."""
