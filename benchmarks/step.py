@@ -89,7 +89,9 @@ def main() -> None:
     else:
         report["comparisons"] = {"loop": compare_loop(options.rounds, 3 * options.steps)}
         if options.processes > 1:
-            report["comparisons"] |= in_processes(options.processes, [__file__, *sys.argv[1:]])
+            found = in_processes(options.processes, [__file__, *sys.argv[1:]])
+            report |= {"processes": found.pop("processes")}
+            report["comparisons"] |= found
     out = options.out or Path(f"runs/benchmarks/step{f'-{options.against}' if options.against else ''}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n")
