@@ -23,8 +23,9 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
-# A shell has what it starts in the background ignore Ctrl-C, and children would inherit that.
+# A shell has what it starts in the background ignore Ctrl-C, nohup a hang-up, and children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
