@@ -25,6 +25,7 @@ _MANY_FEATURES = 256
 # Rows of patches that are multiplied at once, so that they stay in a core's cache: 11 ms in place of 28 in one piece.
 _BLOCK_PIXELS = 256
 # Of channels times features, from here on, and of channels, below: patches are transposed before they are multiplied.
+# Never those of a 1x1 kernel, which are the images: XLA computes again, within the transposition, what they came from.
 _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
 
 
@@ -96,7 +97,7 @@ def _kernel_gradient(images: jax.Array, grads: jax.Array, size: int, stride: int
     batch, height, width, features = grads.shape
     padded = _padded(images, padding)
     channels, total_dtype = images.shape[-1], jnp.promote_types(grads.dtype, jnp.float32)
-    transposed = channels * features >= _LARGE_KERNEL or channels < _FEW_CHANNELS
+    transposed = size > 1 and (channels * features >= _LARGE_KERNEL or channels < _FEW_CHANNELS)
     count, rows = _block(batch, height, width) if size > 1 else (batch, height)
     span, blocks_an_image = (rows - 1) * stride + 1, height // rows
 
