@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,21 +29,22 @@ TARGETS = {("torch", 2): 0.85, ("flax", 2): 2.0, ("flax", 1): 1.1}
 LOSS_TOLERANCE = 2e-4
 
 
-def compare_rival(rival: str, names: list[str], rounds: int, steps: int, python: str) -> dict[str, Figures]:
+def compare_rival(rival: str, names: list[str], rounds: int, steps: int, python: str) -> Iterator[tuple[str, Figures]]:
     """Every case on two processes of a core each, and beside the rival that can, also in one process of two devices.
+
+    Each is given as soon as it is there: one that fails takes nothing from those before it.
 
     Args:
         rival: "torch" or "flax".
         names: of `CASES`.
         python: the interpreter that has torch.
     """
-    found: dict[str, Figures] = {}
     for name in names:
         for processes in (2, 1) if rival == "flax" else (2,):
             label = f"{name}, {processes} {'process' if processes == 1 else 'processes'}"
-            found[label] = compare_case(rival, CASES[name], processes, rounds, steps, python)
-            print(f"{label}: {found[label]['ratio']:.3f}", flush=True)
-    return found
+            found = compare_case(rival, CASES[name], processes, rounds, steps, python)
+            print(f"{label}: {found['ratio']:.3f}", flush=True)
+            yield label, found
 
 
 def compare_case(rival: str, case: Case, processes: int, rounds: int, steps: int, python: str) -> Figures:

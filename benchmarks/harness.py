@@ -27,8 +27,8 @@ def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dic
     return seconds
 
 
-def compare(seconds: Mapping[str, list[float]], images: int, target: float) -> Figures:
-    """Medians over the rounds, and the first contender's speed as a multiple of the last's.
+def compare(seconds: Mapping[str, list[float]], images: int, target: float | None) -> Figures:
+    """Medians over the rounds, and the first contender's speed as a multiple of the last's, which may have a target.
 
     Other programs only ever make a turn slower, so on a busy machine the ratio of the best turns is the steadier one.
     """
@@ -81,14 +81,13 @@ def machine() -> Figures:
 
 def table(comparisons: Mapping[str, Figures]) -> str:
     """Every contender's images a second, and under them the ratio with the spread of its rounds."""
-    width = max(map(len, comparisons)) + 2
+    width = max(map(len, ["comparison", *comparisons])) + 2
     lines = [f"{'comparison':<{width}}{'contender':<18}{'images/s':>10}"]
     for comparison, found in comparisons.items():
         for name, speed in found["images_per_second"].items():
             lines.append(f"{comparison:<{width}}{name:<18}{speed:>10.1f}")
         low, high = min(found["ratio_of_each_round"]), max(found["ratio_of_each_round"])
         spread = f"best turns {found['ratio_of_best_turns']:.3f}, rounds {low:.3f} to {high:.3f}"
-        lines.append(
-            f"{comparison:<{width}}{'ratio':<18}{found['ratio']:>10.3f}   ({spread}; target {found['target']})"
-        )
+        target = f"; target {found['target']}" if found["target"] else ""
+        lines.append(f"{comparison:<{width}}{'ratio':<18}{found['ratio']:>10.3f}   ({spread}{target})")
     return "\n".join(lines)

@@ -81,24 +81,27 @@ def main() -> None:
     if find_job() is not None:
         print(json.dumps(compare_collectives(options.rounds, options.steps)))
         return
-    report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
-    if options.against:
-        report["comparisons"] = compare_rival(
-            options.against, options.cases, options.rounds, options.steps, options.torch
-        )
-    else:
-        report["comparisons"] = {"loop": compare_loop(options.rounds, 3 * options.steps)}
-        if options.processes > 1:
-            found = in_processes(options.processes, [__file__, *sys.argv[1:]])
-            report |= {"processes": found.pop("processes")}
-            report["comparisons"] |= found
     out = options.out or Path(f"runs/benchmarks/step{f'-{options.against}' if options.against else ''}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
+    report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "comparisons": {}}
+    for name, found in compare_all(options):
+        report["comparisons"][name] = found
+        out.write_text(json.dumps(report, indent=2) + "\n")
     for name, found in report["comparisons"].items():
         for contender, reduces in found.get("all_reduces", {}).items():
             print(f"{name}, all-reduces of {contender}: {reduces}")
     print(f"figures: {out}\n\n{table(report['comparisons'])}")
+
+
+def compare_all(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
+    """Every comparison that is asked for, as soon as it is there."""
+    if options.against:
+        yield from compare_rival(options.against, options.cases, options.rounds, options.steps, options.torch)
+        return
+    yield "loop", compare_loop(options.rounds, 3 * options.steps)
+    if options.processes > 1:
+        found = in_processes(options.processes, [__file__, *sys.argv[1:]])
+        yield from ((name, found[name]) for name in found if name != "processes")
 
 
 # --- The two comparisons ---
