@@ -27,7 +27,7 @@ def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dic
     return seconds
 
 
-def compare(seconds: Mapping[str, list[float]], images: int, target: float | None) -> Figures:
+def compare(seconds: Mapping[str, list[float]], images: int, target: float | None = None) -> Figures:
     """Medians over the rounds, and the first contender's speed as a multiple of the last's, which may have a target.
 
     Other programs only ever make a turn slower, so on a busy machine the ratio of the best turns is the steadier one.
@@ -72,7 +72,7 @@ def in_processes(count: int, script: list[str]) -> Figures:
             child.kill()
     if any(child.returncode for child in children):
         sys.exit(f"the processes ended with {[child.returncode for child in children]}")
-    return json.loads(outputs[0].splitlines()[-1]) | {"processes": count}
+    return json.loads(outputs[0].splitlines()[-1])
 
 
 def machine() -> Figures:

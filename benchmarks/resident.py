@@ -63,14 +63,15 @@ def main() -> None:
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
     report["comparisons"] = {
         "input": compare_input(options.rounds, options.steps),
-        "arrays": compare_linear(array_table(), options.rounds, options.linear_steps, options.linear_batch, None),
+        "arrays": compare_linear(array_table(), options.rounds, options.linear_steps, options.linear_batch),
     }
     with tempfile.TemporaryDirectory() as folder:
         write_photographs(Path(folder), EXAMPLES, SIZE)
         files = photograph_table(Path(folder), EXAMPLES)
         steps = max(options.linear_steps // FEWER_FROM_FILES, 10)
-        compared = compare_linear(files, options.rounds, steps, options.linear_batch, LINEAR_TARGET)
-        report["comparisons"]["files"] = compared
+        report["comparisons"]["files"] = compare_linear(
+            files, options.rounds, steps, options.linear_batch, LINEAR_TARGET
+        )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
     print(f"figures: {options.out}\n\n{table(report['comparisons'])}")
@@ -99,7 +100,7 @@ def compare_input(rounds: int, steps: int) -> Figures:
     return compare(alternate(turns, rounds), INPUT_BATCH * steps, INPUT_TARGET)
 
 
-def compare_linear(images: Table, rounds: int, steps: int, batch_size: int, target: float | None) -> Figures:
+def compare_linear(images: Table, rounds: int, steps: int, batch_size: int, target: float | None = None) -> Figures:
     """The same training on the device's images and on the stream's, in images a second."""
     turns = {
         "resident": Training(make_setup(linear(), images, batch_size, "device"), steps),

@@ -101,7 +101,7 @@ def measure_groups(options: argparse.Namespace) -> dict[str, list[Figures]]:
         for _ in range(options.repeats):
             for name, (count, batch) in groups.items():
                 own = ["--photographs", folder, "--local-batch", str(batch)]
-                found[name].append(in_processes(count, [__file__, *own, *turns]))
+                found[name].append(in_processes(count, [__file__, *own, *turns]) | {"processes": count})
     return found
 
 

@@ -100,8 +100,7 @@ def compare_all(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
         return
     yield "loop", compare_loop(options.rounds, 3 * options.steps)
     if options.processes > 1:
-        found = in_processes(options.processes, [__file__, *sys.argv[1:]])
-        yield from ((name, found[name]) for name in found if name != "processes")
+        yield from in_processes(options.processes, [__file__, *sys.argv[1:]]).items()
 
 
 # --- The two comparisons ---

@@ -11,11 +11,14 @@ from test_cli import SMALL, fails
 from jaxddp.config import Config
 from jaxddp.data.order import SampleOrder
 from jaxddp.engine.objective import cross_entropy
+from jaxddp.engine.state import create_state
 from jaxddp.engine.step import make_train_step
 from jaxddp.errors import InputError
+from jaxddp.models.adapt import adapt
+from jaxddp.models.resnet import resnet
 from jaxddp.parallel import xla_options
 from jaxddp.parallel.topology import Topology
-from jaxddp.parallel.xla_options import accepted, compiler_options
+from jaxddp.parallel.xla_options import accepted, compiler_options, options_of_one_call
 from jaxddp.run.recipe import Recipe
 from jaxddp.run.setup import RunSetup, prepare
 from jaxddp.runtime.plan import Plan
@@ -128,6 +131,16 @@ def test_the_jitted_step_compiles_with_them_and_refuses_what_was_not_tried():
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
         state = jax.tree.map(jnp.copy, setup.state)
         make_train_step(*parts, compiler_options={"xla_no_such": "1"})(state, batch)
+
+
+def test_a_state_has_the_same_bits_however_quickly_it_is_compiled():
+    assert options_of_one_call("gpu") == {}
+    assert options_of_one_call("cpu") == {"xla_backend_optimization_level": "1"}
+    optimizer, key = optax.sgd(0.1, 0.9), jax.random.key(7)
+    model = adapt(resnet("resnet18", 10, width=8, stem="small"))
+    state = create_state(model, optimizer, (8, 8, 3), seed=7, topology=Topology.create(1))
+    params, model_state = jax.jit(model.init)(key, jnp.zeros((1, 8, 8, 3)))
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.model_state), (params, model_state))
 
 
 def test_a_config_s_options_are_those_of_its_run(tmp_path):

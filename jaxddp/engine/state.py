@@ -9,10 +9,7 @@ import optax
 
 from jaxddp.models.adapt import Model
 from jaxddp.parallel.topology import Topology
-
-# Every parameter has random numbers of its own to compile, half of a cold start, and they are drawn once: on a CPU half
-# the time and a tenth of a second more, for the same bits.
-_QUICKLY_COMPILED = {"xla_backend_optimization_level": "1"}
+from jaxddp.parallel.xla_options import options_of_one_call
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -45,7 +42,8 @@ def create_state(
         params, model_state = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
         return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
 
-    options = _QUICKLY_COMPILED if topology.platform == "cpu" else {}
+    # Every parameter has random numbers of its own to compile: half of a cold start.
+    options = options_of_one_call(topology.platform)
     return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)(jax.random.key(seed))
 
 

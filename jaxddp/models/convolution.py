@@ -25,7 +25,6 @@ _MANY_FEATURES = 256
 # Rows of patches that are multiplied at once, so that they stay in a core's cache: 11 ms in place of 28 in one piece.
 _BLOCK_PIXELS = 256
 # Of channels times features, from here on, and of channels, below: patches are transposed before they are multiplied.
-# Never those of a 1x1 kernel, which are the images: XLA computes again, within the transposition, what they came from.
 _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
 
 
@@ -61,10 +60,11 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
 
     of_images = functools.partial(images_gradient, _product if multiplies else _library)
     by_library = functools.partial(images_gradient, _library)
-    by_blocks = functools.partial(_kernel_gradient, size=kernel.shape[0], **settings)
+    size = kernel.shape[0]
+    of_kernel = _pixels_product if size == 1 else functools.partial(_blocks_product, size=size)
     return (
         lax.platform_dependent(grads, kernel, cpu=of_images, default=by_library),
-        lax.platform_dependent(images, grads, cpu=by_blocks, default=kernel_gradient),
+        lax.platform_dependent(images, grads, cpu=functools.partial(of_kernel, **settings), default=kernel_gradient),
     )
 
 
@@ -92,21 +92,33 @@ def _product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
     return rows.reshape(*patches.shape[:3], features)
 
 
-def _kernel_gradient(images: jax.Array, grads: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
-    """[k, k, C, F]: the sum over all pixels of a patch's outer product with its gradient."""
+def _pixels_product(images: jax.Array, grads: jax.Array, stride: int, padding: int) -> jax.Array:
+    """[1, 1, C, F], a 1x1 kernel's gradient: the sum over all pixels of their outer product with their gradient.
+
+    In one product, and not transposed before it: XLA would compute again, within the transposition, what the images
+    came from.
+    """
+    channels, features = images.shape[-1], grads.shape[-1]
+    pixels = _patches(_padded(images, padding), 1, stride).reshape(-1, channels)
+    return _summed(grads.reshape(-1, features), pixels).T.reshape(1, 1, channels, features).astype(images.dtype)
+
+
+def _blocks_product(images: jax.Array, grads: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
+    """[k, k, C, F], a kernel's gradient: the sum over all pixels of a patch's outer product with its gradient."""
     batch, height, width, features = grads.shape
     padded = _padded(images, padding)
-    channels, total_dtype = images.shape[-1], jnp.promote_types(grads.dtype, jnp.float32)
-    transposed = size > 1 and (channels * features >= _LARGE_KERNEL or channels < _FEW_CHANNELS)
-    count, rows = _block(batch, height, width) if size > 1 else (batch, height)
+    channels = images.shape[-1]
+    transposed = channels * features >= _LARGE_KERNEL or channels < _FEW_CHANNELS
+    count, rows = _block(batch, height, width)
     span, blocks_an_image = (rows - 1) * stride + 1, height // rows
 
     def product(patch_rows: jax.Array, own: jax.Array) -> jax.Array:
         if transposed:
             # The barrier has them transposed in memory: the library is slow to do so while it multiplies.
-            return jnp.matmul(lax.optimization_barrier(patch_rows.T), own, preferred_element_type=total_dtype)
+            laid_out = lax.optimization_barrier(patch_rows.T)
+            return jnp.matmul(laid_out, own, preferred_element_type=_total_dtype(own))
         # The longer side last, which is that of the patches.
-        return lax.dot_general(own, patch_rows, (((0,), (0,)), ((), ())), preferred_element_type=total_dtype)
+        return _summed(own, patch_rows)
 
     def block(number: jax.Array | int) -> list[jax.Array]:
         """For each row of the kernel, [k * C, F] or its transpose."""
@@ -118,12 +130,21 @@ def _kernel_gradient(images: jax.Array, grads: jax.Array, size: int, stride: int
         return [product(each.reshape(-1, size * channels), own) for each in met]
 
     # Zeros made of the gradients, so that inside of a `shard_map` they vary over its devices as what is added does.
-    zeros = [lax.full_like(grads, 0, total_dtype, like.shape) for like in jax.eval_shape(block, 0)]
+    zeros = [lax.full_like(grads, 0, like.dtype, like.shape) for like in jax.eval_shape(block, 0)]
     totals = lax.fori_loop(
         0, batch // count * blocks_an_image, lambda number, totals: jax.tree.map(jnp.add, totals, block(number)), zeros
     )
     total = jnp.stack(totals if transposed else [each.T for each in totals])
     return total.reshape(size, size, channels, features).astype(images.dtype)
+
+
+def _summed(a: jax.Array, b: jax.Array) -> jax.Array:
+    """[N, A], [N, B] -> [A, B]: the sum of the rows' outer products."""
+    return lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=_total_dtype(a))
+
+
+def _total_dtype(x: jax.Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _block(batch: int, height: int, width: int) -> tuple[int, int]:
@@ -146,9 +167,6 @@ def _patch_rows(padded: jax.Array, corner: jax.Array | int, part: tuple[int, int
         part: (images, rows, W').
     """
     channels = padded.shape[-1]
-    if size == 1:
-        # A pixel is its own patch, and the part is everything.
-        return padded[:, :, ::stride]
     image, row, column, tap = np.ogrid[: part[0], : part[1], : part[2] * stride : stride, :size]
     pixels = (((image * padded.shape[1]) + row) * padded.shape[2] + column + tap).astype(np.int32).reshape(-1)
     found = padded.reshape(-1, channels).at[pixels + corner].get(mode="promise_in_bounds")

@@ -70,6 +70,15 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
     return options
 
 
+def options_of_one_call(platform: str) -> dict[str, str]:
+    """For a program that is called once, as `jax.jit` takes them in `compiler_options`.
+
+    On a CPU level 1 of optimization, which halves compiling where this jaxlib takes it; elsewhere none.
+    """
+    option = ("xla_backend_optimization_level", "1")
+    return dict([option]) if platform == "cpu" and _refusal(*option) is None else {}
+
+
 def _split(word: str) -> tuple[str, str]:
     name, equals, value = word.partition("=")
     if not equals or not name.startswith(_PREFIX):
