@@ -4,16 +4,18 @@ What JAX takes for the same program agrees in its code and options, in the versi
 devices, of a CPU down to the instructions that it knows. So a home directory may be shared by machines of any kind:
 none of them ever loads what was compiled for another.
 
-In a job of several processes, process 0 alone writes. On GPUs every process that sees its files reads them. On CPUs a
-program is that of the process whose devices it was compiled for: all but process 0 compile at each start.
+In a job of several processes on GPUs, process 0 alone writes, and every process that sees its files reads them. On CPUs
+a program is that of the process whose devices it was compiled for: every process keeps its own.
 """
 
 import functools
 import logging
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -46,6 +48,7 @@ def keep_compiled_programs() -> None:
     for name, (default, wanted) in _KEEP_ALL.items():
         if name.upper() not in os.environ and _setting(name) == default:
             jax.config.update(name, wanted)
+    _keep_those_of_every_cpu()
     if _setting("jax_compilation_cache_dir") is not None:
         return
     try:
@@ -56,6 +59,27 @@ def keep_compiled_programs() -> None:
             _warn_once(f"compiled programs are not kept ({error}); name a place for them in {CACHE_VARIABLE}")
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+@functools.cache
+def _keep_those_of_every_cpu() -> None:
+    """On CPUs, have a process that is not the first write too: JAX would not, and it can read what none but it writes.
+
+    There is no setting for it. Where a release of JAX has no such function, these processes compile at each start.
+    """
+    from jax._src import compilation_cache, compiler
+
+    write = getattr(compiler, "_cache_write", None)
+
+    def write_own(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Sequence[Any]) -> None:
+        if backend.platform != "cpu" or callbacks or seconds < _setting("jax_persistent_cache_min_compile_time_secs"):
+            return
+        # Process 0 writes there as well, and warns of whatever is amiss.
+        with suppress(Exception):
+            compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+
+    if write is not None and not is_first():
+        compiler._cache_write = write_own
 
 
 def _setting(name: str) -> object:

@@ -36,9 +36,8 @@ _OF_A_JOB = re.compile(r"JAX_(COORDINATOR|NUM|PROCESS|LOCAL)_|JAXDDP_|SLURM_|OMP
 def environment(**more: str) -> dict[str, str]:
     """What a started program is told: no job that the tests themselves run in, and to compile in haste."""
     inherited = {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
-    paths = [str(REPOSITORY), str(Path(__file__).parent / "children")]
     haste = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
-    return {**inherited, **haste, "PYTHONPATH": os.pathsep.join(paths), **more}
+    return {**inherited, **haste, "PYTHONPATH": str(REPOSITORY), **more}
 
 
 class Program:
