@@ -515,6 +515,20 @@ def test_google_storage_up_to_the_door(proxy, monkeypatch, tmp_path):
     assert text.startswith("gs://bucket/imagenet") and "check GOOGLE_APPLICATION_CREDENTIALS" in text
 
 
+def fetching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+
+
+def test_what_an_evaluation_fetches_with_ends_with_it(proxy, store, tree):
+    table = with_store(train_solutions(tree), store)
+    for _ in range(3):
+        assert len(list(image_eval_batches(table, EvalOrder(len(table), 4), image_size=16, resize=16))) == 3
+    give_up = time.monotonic() + 20
+    while fetching() and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert fetching() == []
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
@@ -522,6 +536,7 @@ def test_google_storage_up_to_the_door(proxy, monkeypatch, tmp_path):
         ("S3://bucket/x", "S3://bucket/x: no such kind of store, there are: gs,"),
         ("s3://", "s3://: not the address of a store; write s3://NAME/PREFIX alone"),
         ("https://me:password@host/x", "https://: not the address of a store"),
+        ("s3a://me:password@bucket/x", "s3a://: not the address of a store"),
         ("https://host/x?signature=1", "https://: not the address of a store"),
         ("s3://bucket/a/../../b", "'a/../../b' is no path in a store; write names with single slashes between"),
         ("s3://bucket//a", "'/a' is no path in a store"),

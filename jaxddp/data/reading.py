@@ -1,8 +1,9 @@
 """How the encoded images of a table come into TensorFlow's graph: read there, or fetched in threads."""
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,33 +29,13 @@ class Reading:
 
     Attributes:
         signature: of one image's columns.
-        locate: from rows, int64[n], to columns of n values each.
+        batches: from batches of rows, int64[n] each, to their columns of n values each.
         read: from one value of each column to the encoded image, a string scalar.
-        ahead: how many batches to locate ahead, in threads; 0 where locating is no work.
     """
 
     signature: tuple[tf.TensorSpec, ...]
-    locate: Callable[[np.ndarray], Columns]
+    batches: Callable[[Iterable[np.ndarray]], Iterator[Columns]]
     read: Callable[..., Any]
-    ahead: int = 0
-
-    def batches(self, rows: Iterable[np.ndarray]) -> Iterator[Columns]:
-        """The columns of one batch of rows after the other, located ahead where that is work."""
-        if not self.ahead:
-            yield from map(self.locate, rows)
-            return
-        under_way: deque[Any] = deque()
-        with ThreadPoolExecutor(1 + self.ahead) as pool:
-            try:
-                for some in rows:
-                    under_way.append(pool.submit(self.locate, some))
-                    if len(under_way) > self.ahead:
-                        yield under_way.popleft().result()
-                while under_way:
-                    yield under_way.popleft().result()
-            finally:
-                for waiting in under_way:
-                    waiting.cancel()
 
 
 def reading(table: ExampleTable) -> Reading:
@@ -62,17 +43,37 @@ def reading(table: ExampleTable) -> Reading:
     text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
     store, offset = table.store, table.offset
     if isinstance(store, LocalFiles):
-        return Reading((text,), lambda rows: (store.locate(table.path[rows]),), tf.io.read_file)
+
+        def locate_file(rows: np.ndarray) -> Columns:
+            return (store.locate(table.path[rows]),)
+
+        return Reading((text,), functools.partial(map, locate_file), tf.io.read_file)
     if isinstance(store, RecordFiles) and offset is not None:
         files = LocalFiles(store.root)
 
-        def locate(rows: np.ndarray) -> Columns:
+        def locate_record(rows: np.ndarray) -> Columns:
             return files.locate(table.path[rows]), offset[rows]
 
-        return Reading((text, number), locate, lambda path, at: record_image(path, at, store.feature))
+        read = functools.partial(record_image, feature=store.feature)
+        return Reading((text, number), functools.partial(map, locate_record), read)
+    return Reading((text,), functools.partial(_fetched, table), tf.identity)
+
+
+def _fetched(table: ExampleTable, rows: Iterable[np.ndarray]) -> Iterator[Columns]:
+    """The encoded images of one batch after the other, fetched ahead in threads, which end with the iterator."""
+    under_way: deque[list[Future[bytes]]] = deque()
     pool = ThreadPoolExecutor(FETCH_THREADS)
+    try:
+        for batch in rows:
+            under_way.append([pool.submit(table.read, row) for row in batch.tolist()])
+            if len(under_way) > BATCHES_AHEAD:
+                yield _results(under_way.popleft())
+        while under_way:
+            yield _results(under_way.popleft())
+    finally:
+        # Who closes the stream need not wait for a store that does not answer.
+        pool.shutdown(wait=False, cancel_futures=True)
 
-    def fetch(rows: np.ndarray) -> Columns:
-        return (np.array([*pool.map(table.read, rows.tolist())], object),)
 
-    return Reading((text,), fetch, tf.identity, ahead=BATCHES_AHEAD)
+def _results(images: Iterable[Future[bytes]]) -> Columns:
+    return (np.array([image.result() for image in images], object),)

@@ -60,14 +60,14 @@ class Objects:
         """
         scheme, mark, rest = url.partition("://")
         store = cls(scheme + mark + rest.rstrip("/"), patience)
-        if store._scheme not in _ADVICE:
-            raise InputError(f"{url}: no such kind of store, {choices(store._scheme, _ADVICE)}; or give a directory")
         place, *prefix = rest.rstrip("/").split("/")
         # Keys that stand in a URL would stand in every message.
         if not place or any(sign in rest for sign in "?#@"):
             raise InputError(
                 f"{store._scheme}://: not the address of a store; write {store._scheme}://NAME/PREFIX alone"
             )
+        if store._scheme not in _ADVICE:
+            raise InputError(f"{url}: no such kind of store, {choices(store._scheme, _ADVICE)}; or give a directory")
         if prefix:
             _key(url, "/".join(prefix))
         try:
