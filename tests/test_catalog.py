@@ -19,6 +19,9 @@ classes = "0:5"
 
 [bucket]
 path = "s3://bucket/imagenet"
+
+[shouted]
+path = "S3://bucket/imagenet"
 """
 
 
@@ -40,6 +43,8 @@ def test_entries(catalog):
     digits = DatasetEntry("digits", f"{catalog.parent}/sets/digits", "mine.csv", "other.csv", "0:5")
     assert resolve("digits", file=catalog) == digits
     assert resolve("bucket", file=str(catalog)).path == "s3://bucket/imagenet"
+    # A URL as anywhere else; what is wrong with it is said where it is opened.
+    assert resolve("shouted", file=catalog).path == "S3://bucket/imagenet"
 
 
 def test_defaults_are_those_of_the_table():
@@ -68,7 +73,7 @@ def test_home_is_expanded(catalog, monkeypatch):
 
 def test_unknown_names(catalog):
     assert message("imagenett", catalog) == (
-        f"{catalog}: no data set 'imagenett', did you mean 'imagenet'?; it knows: imagenet, digits, bucket"
+        f"{catalog}: no data set 'imagenett', did you mean 'imagenet'?; it knows: imagenet, digits, bucket, shouted"
     )
     catalog.write_text("")
     assert message("x", catalog) == f"{catalog}: no data set 'x'; it knows: none"

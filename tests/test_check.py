@@ -1,6 +1,8 @@
 """A data set looked over: every kind of bad file is found and named, what is odd is noted, and a clean one is clean."""
 
 import dataclasses
+import hashlib
+import io
 import json
 import signal
 import threading
@@ -61,6 +63,22 @@ NOTES = {
     "trailing": (WHOLE + b"camera", "bytes after the end: 6"),
     "thumbnail": (WHOLE[:2] + segment(0xE1, WHOLE) + WHOLE[2:], ""),
 }
+
+BROKEN_METADATA = {"profile": (0xE2, b"ICC_PROFILE\0"), "Adobe": (0xEE, b"Adobe"), "JFIF": (0xE0, b"JFIF")}
+
+
+@pytest.mark.parametrize("kind", BROKEN_METADATA)
+def test_metadata_that_pillow_refuses_is_no_fault(kind: str):
+    for mode, notes in (("RGB", ()), ("CMYK", ("CMYK: Adobe's inverted kind; converted to RGB",))):
+        data = encode(picture(40, 48, mode))
+        odd = data[:2] + segment(*BROKEN_METADATA[kind]) + data[2:]
+        with pytest.raises(OSError):
+            Image.open(io.BytesIO(odd))
+        if (mode, kind) != ("CMYK", "Adobe"):
+            assert look_at_file(odd, "n.jpg") == dataclasses.replace(
+                look_at_file(data, "n.jpg"), sha256=hashlib.sha256(odd).digest(), size=len(odd)
+            )
+            assert look_at_file(odd, "n.jpg").notes == notes
 
 
 @pytest.mark.parametrize("kind", FAULTS | NOTES)

@@ -252,9 +252,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path) -> None:
 
 def test_a_work_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        InputError, match=r"file/run: cannot be written \(Not a directory\); choose another work directory"
-    ):
+    with pytest.raises(InputError, match=r"file/run: cannot be written \(Not a directory\); choose another place"):
         JsonLines(tmp_path / "file" / "run").start(run_start())
     (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(InputError, match=r"metrics.jsonl: cannot be written \(Is a directory\)"):

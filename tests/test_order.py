@@ -43,7 +43,7 @@ def test_shards_of_any_count_make_the_same_batch(size: int, spare: int, seed: in
     batch_size = size * 30
     for order in (SampleOrder(batch_size + spare, batch_size, seed), EvalOrder(batch_size + spare, batch_size)):
         for count in SHARDS:
-            local = [order.local_rows(step, index, count) for index in range(count)]
+            local = [shard(order.rows(step), index, count) for index in range(count)]
             assert {len(rows) for rows in local} == {batch_size // count}
             np.testing.assert_array_equal(np.concatenate(local), order.rows(step))
 
@@ -84,10 +84,10 @@ def test_evaluation_sees_every_row_once_and_pads_with_minus_one(num_examples: in
         (lambda: SampleOrder(10, 2, 2**63), "seed 9223372036854775808: use an integer from 0"),
         (lambda: SampleOrder(10, 2, 0).rows(-1), "step -1: steps count from 0"),
         (
-            lambda: SampleOrder(10, 5, 0).local_rows(0, 0, 4),
+            lambda: shard(SampleOrder(10, 5, 0).rows(0), 0, 4),
             "batch size 5 does not divide into 4 equal parts; use 4 or 8",
         ),
-        (lambda: EvalOrder(10, 3).local_rows(0, 0, 4), "batch size 3 does not divide into 4 equal parts; use 4$"),
+        (lambda: shard(EvalOrder(10, 3).rows(0), 0, 4), "batch size 3 does not divide into 4 equal parts; use 4$"),
         (lambda: shard(np.arange(4), 2, 2), "part 2 of a batch that is cut into 2: use 0..1"),
         (lambda: shard(np.arange(4), -1, 2), "part -1 of a batch"),
     ],

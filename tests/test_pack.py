@@ -99,6 +99,13 @@ def test_small_plain_images_are_copied_and_others_made_plain():
         assert (made.format, made.mode, made.size) == ("JPEG", "RGB", (40, 30))
 
 
+def test_broken_metadata_is_no_reason_to_refuse_an_image():
+    whole = encoded(Image.fromarray(np.full((40, 60, 3), 90, np.uint8)), "JPEG")
+    profile = b"\xff\xe2" + (14).to_bytes(2, "big") + b"ICC_PROFILE\0"
+    odd = whole[:2] + profile + whole[2:]
+    assert packed_image(odd, Packing(short_side=24)) == packed_image(whole, Packing(short_side=24))
+
+
 def test_the_shorter_side_is_what_was_asked_for():
     for height, width, expected in ((300, 200, (100, 150)), (200, 301, (150, 100)), (1000, 333, (100, 300))):
         image = encoded(Image.new("RGB", (width, height)), "JPEG")

@@ -1,7 +1,6 @@
 """Solution files become the right table, whatever is chosen of them, and every bad input gets its line."""
 
 import csv
-import dataclasses
 import hashlib
 import io
 import os
@@ -16,7 +15,6 @@ from ilsvrc import IMAGES, synset, write_csv, write_tree
 
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
-from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.subset import balanced_rows, chosen_classes
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
@@ -443,15 +441,6 @@ def test_check_images_knows_missing_folders(linked):
     folder.unlink()
     folder.symlink_to(linked.parent / "outside")
     assert "leads out of the data set" in message(table.check_images)
-
-
-def test_paths_may_be_absolute(tree):
-    table = val_solutions(tree)
-    paths = np.array([table.name(row).encode() for row in range(len(table))])
-    absolute = dataclasses.replace(table, store=LocalFiles(), path=paths)
-    absolute.check_images()
-    assert absolute.name(2) == table.name(2)
-    assert absolute.read(2) == table.read(2)
 
 
 # Size

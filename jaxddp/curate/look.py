@@ -1,16 +1,15 @@
 """One image looked at: what it is, what is remarkable about it, and what is wrong with it."""
 
 import hashlib
-import io
 import threading
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
 
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.images.header import ImageHeader, parse_header
 from jaxddp.data.images.markers import EOI, SOS, Segment, segments
+from jaxddp.data.images.pillow import open_sound
 from jaxddp.data.images.verify import verify
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
@@ -99,7 +98,7 @@ def _misnamed(name: str, header: ImageHeader) -> list[str]:
 
 def _describe(data: bytes, header: ImageHeader) -> tuple[str, list[str]]:
     """The color space of a sound image, and what is remarkable about it."""
-    with Image.open(io.BytesIO(data)) as image:
+    with open_sound(data) as image:
         mode, info = image.mode, image.info
         try:
             orientation = image.getexif().get(_ORIENTATION, 1)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from jaxddp.curate.check import Progress
 from jaxddp.data.formats.packed import FEATURE, MANIFEST, PackedSplit, shard_name
+from jaxddp.data.images.pillow import open_sound
 from jaxddp.data.images.verify import verify
 from jaxddp.data.opening import Table
 from jaxddp.data.table import ExampleTable
@@ -89,7 +90,7 @@ def packed_image(data: bytes, packing: Packing) -> bytes:
         InputError: the image cannot be used.
     """
     header = verify(data)
-    with Image.open(io.BytesIO(data)) as image:
+    with open_sound(data) as image:
         scale = min(packing.short_side / min(image.size), 1)
         if scale == 1 and header.kind == "jpeg" and image.mode == "RGB":
             return data

@@ -15,11 +15,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from jaxddp.data.storage.home import is_url
 from jaxddp.errors import InputError
 from jaxddp.wording import nearest, show
 
 CATALOG_VARIABLE = "JAXDDP_DATASETS"
 CATALOG_FILE = "datasets.toml"
+TFDS = "tfds:"
+"""How the path of a prepared set of tensorflow-datasets begins."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,6 @@ def _check_keys(table: dict[str, Any], where: str) -> None:
 
 
 def _absolute(path: str, folder: Path) -> str:
-    if re.match(r"[a-z][a-z0-9+.-]*://|tfds:", path):
+    if is_url(path) or path.startswith(TFDS):
         return path
     return str(folder / Path(path).expanduser())

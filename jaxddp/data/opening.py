@@ -19,13 +19,12 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats import cifar, folders, idx, numpy_files, packed
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.source import Split
-from jaxddp.data.storage.home import is_url
+from jaxddp.data.storage.home import is_url, permitted
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 
 Table = ExampleTable | ArrayTable
 
-_TFDS = "tfds:"
 _FORMS = (
     "LOC_train_solution.csv (Kaggle's archive), packed.json (`jaxddp data pack`), train/CLASS/IMAGE and "
     "val/CLASS/IMAGE, train-images-idx3-ubyte, CIFAR's binary files or train_images.npy; or an .npz file, a URL, or "
@@ -56,6 +55,7 @@ def open_tables(data: DataConfig) -> tuple[Table, Table]:
     return train_table, val_table
 
 
+@permitted()
 def open_splits(data: DataConfig) -> dict[str, Table]:
     """The tables of "train" and "val" as they lie there: whole but for the classes selected, and not looked through.
 
@@ -69,11 +69,11 @@ def open_splits(data: DataConfig) -> dict[str, Table]:
 
 def _open_split(entry: catalog.DatasetEntry, split: Split, data: DataConfig) -> Table:
     classes = data.classes or entry.classes
-    if entry.path.startswith(_TFDS):
+    if entry.path.startswith(catalog.TFDS):
         # tensorflow-datasets takes seconds to import.
         from jaxddp.data.formats.tfds import read_tfds
 
-        return read_tfds(entry.path.removeprefix(_TFDS), split, data.data_dir, classes)
+        return read_tfds(entry.path.removeprefix(catalog.TFDS), split, data.data_dir, classes)
     if not is_url(entry.path):
         root = Path(entry.path).expanduser().absolute()
         solutions = root / ((data.train or entry.train) if split == "train" else (data.val or entry.val))

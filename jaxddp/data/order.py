@@ -83,10 +83,6 @@ class SampleOrder:
         """The epoch that each of `rows(step)` belongs to, int64[batch_size]."""
         return self._positions(step) // self.num_examples
 
-    def local_rows(self, step: int, index: int, count: int) -> np.ndarray:
-        """Shard `index` of `count` of `rows(step)`, contiguous, int64[batch_size / count]."""
-        return shard(self.rows(step), index, count)
-
     def _positions(self, step: int) -> np.ndarray:
         return _positions(step, self.batch_size)
 
@@ -122,10 +118,6 @@ class EvalOrder:
     def epochs(self, step: int) -> np.ndarray:
         """Zeros, int64[batch_size]: evaluation has no epochs."""
         return np.zeros(self.batch_size, np.int64)
-
-    def local_rows(self, step: int, index: int, count: int) -> np.ndarray:
-        """Shard `index` of `count` of `rows(step)`, contiguous, int64[batch_size / count]."""
-        return shard(self.rows(step), index, count)
 
 
 @lru_cache(maxsize=4)

@@ -16,7 +16,7 @@ def readable_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        advice = "free some space there" if reason == os.strerror(errno.ENOSPC) else "choose another work directory"
+        advice = "free some space there" if reason == os.strerror(errno.ENOSPC) else "choose another place"
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error
 
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-SOI, EOI, SOS = 0xD8, 0xD9, 0xDA
+EOI, SOS = 0xD9, 0xDA
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-APP0, COMMENT = 0xE0, 0xFE
+APP0, APP14, COMMENT = 0xE0, 0xEE, 0xFE
 
 # Neither a stuffed zero of entropy-coded data nor a restart within it begins a segment.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]")
@@ -37,11 +37,15 @@ def segments(data: bytes) -> Iterator[Segment]:
             return
 
 
-def essence(data: bytes, found: Sequence[Segment]) -> bytes:
-    """The same image without what no pixel depends on: metadata, bytes between segments and after the end."""
+def essence(data: bytes, found: Sequence[Segment], keep: int | None = None) -> bytes:
+    """The same image without what no pixel depends on: metadata, bytes between segments and after the end.
+
+    Args:
+        keep: the marker of metadata to keep all the same.
+    """
     parts = [data[:2]]
     for segment, following in zip(found, [*found[1:], None], strict=True):
-        if APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT:
+        if segment.marker != keep and (APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT):
             continue
         end = following.start if following and segment.marker == SOS else segment.end
         parts.append(data[segment.start : end])

@@ -3,8 +3,8 @@
 import io
 import os
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -58,6 +58,16 @@ def is_url(root: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", root) is not None
 
 
+@contextmanager
+def permitted() -> Iterator[None]:
+    """Turns the PermissionError with which a mere question whether a file is there may end into an InputError."""
+    try:
+        yield
+    except PermissionError as error:
+        raise InputError(f"{error.filename}: may not be read ({error.strerror}); have its owner permit it") from None
+
+
+@permitted()
 def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] | None = None) -> Home:
     """Opens a directory, as an absolute path with links kept, or a URL as `Objects` knows them.
 
@@ -67,7 +77,8 @@ def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] 
             are always fetched.
 
     Raises:
-        InputError: there is no such directory, the URL cannot be one, or a cache for images that are on this machine.
+        InputError: there is no such directory or it may not be entered, the URL cannot be one, or a cache for images
+            that are on this machine.
     """
     if isinstance(root, str) and is_url(root):
         objects = Objects.open(root)

@@ -21,14 +21,13 @@ _THREADS = 16
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Images that are files of their own, below a directory; paths are absolute where there is none."""
+    """Images that are files of their own, below a directory."""
 
-    root: Path | None = None
+    root: Path
 
     def locate(self, paths: np.ndarray) -> np.ndarray:
         """Absolute paths, bytes 'S'[N], encoded as the file system does."""
-        prefix = b"" if self.root is None else os.fsencode(self.root) + b"/"
-        return np.strings.add(prefix, paths)
+        return np.strings.add(os.fsencode(self.root) + b"/", paths)
 
     def name(self, path: bytes, offset: int = 0) -> str:
         return os.fsdecode(self.locate(np.array([path]))[0])
@@ -43,7 +42,7 @@ class LocalFiles:
             raise InputError(f"{name}: cannot be read ({error.strerror}); make it a readable image file") from None
 
     def faults(self, paths: np.ndarray) -> list[Fault]:
-        return unusable_images(self.root or Path("/"), paths)
+        return unusable_images(self.root, paths)
 
 
 def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
