@@ -34,6 +34,7 @@ from jaxddp.parallel.job import join
 from jaxddp.parallel.preemption import stop_on_sigterm
 from jaxddp.parallel.topology import Device, Topology
 from jaxddp.parallel.xla_options import compiler_options
+from jaxddp.run.resume import check_shared, claim, held
 from jaxddp.run.setup import RunSetup, prepare
 from jaxddp.run.setup import train as train_setup
 from jaxddp.runtime import workdir as files
@@ -143,8 +144,8 @@ def train(
         listeners: told of the start, logged steps, evaluations and the end; see `jaxddp.runtime.records.Listener`. A
             live progress display where absent; () watches in silence.
         evaluators: functions of the state, whose figures join each evaluation's.
-        workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed. With it, SIGTERM
-            makes the run save and stop.
+        workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
+            returned as it is. With it, SIGTERM makes the run save and stop.
         log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
         profile: a duration, from a few steps after the first on, of which a trace for TensorBoard goes into the work
             directory's profile/.
@@ -173,11 +174,24 @@ def train(
     watching = [*([progress()] if listeners is None else listeners), history]
     if workdir is None:
         return train_setup(again, objective, plan, listeners=watching, **settings), history
-    with Checkpoints(files.create(Path(workdir)) / "checkpoints") as checkpoints, stop_on_sigterm() as stop:
-        settings |= {"checkpoints": checkpoints, "resume_step": checkpoints.latest(), "should_stop": stop}
-        settings |= {"profile": Path(workdir) / FOLDER}
-        state = train_setup(again, objective, plan, listeners=[*watching, JsonLines(Path(workdir))], **settings)
+    directory = files.create(Path(workdir))
+    check_shared(directory)
+    with held(directory), Checkpoints(directory / "checkpoints") as checkpoints, stop_on_sigterm() as stop:
+        step = checkpoints.latest()
+        claim(directory, _recipe(setup, config), {"train": setup.table.fingerprint}, resuming=step is not None)
+        settings |= {"checkpoints": checkpoints, "resume_step": step, "should_stop": stop}
+        settings |= {"profile": directory / FOLDER}
+        state = train_setup(again, objective, plan, listeners=[*watching, JsonLines(directory)], **settings)
     return state, history
+
+
+def _recipe(setup: RunSetup, config: Config) -> dict[str, Any]:
+    """What can be said of a run whose model, loss and optimizer are objects, for a resumed one to be compared with."""
+    told = dataclasses.replace(config, data=setup.data, seed=setup.order.seed).to_dict()
+    return {
+        **{key: told[key] for key in ("seed", "data", "log", "eval", "checkpoint")},
+        "train": {key: told["train"][key] for key in ("batch_size", "duration")},
+    }
 
 
 def evaluate(state: TrainState, setup: RunSetup, table: Table, loss: Loss = softmax_cross_entropy) -> dict[str, float]:

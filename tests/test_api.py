@@ -17,6 +17,7 @@ from small import CLASSES, SmallNet, largest_difference, linear_model, random_ta
 import jaxddp
 from jaxddp import InputError, prepare_training, train
 from jaxddp.errors import Preempted
+from jaxddp.run.resume import held
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 SGD = optax.sgd(0.05, momentum=0.9)
@@ -123,6 +124,58 @@ def test_sigterm_in_a_script_saves_and_the_next_call_goes_on(tmp_path):
     assert largest_difference(resumed, whole) == 0
 
 
+def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
+    setup = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
+    first, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path)
+    again, history = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step")
+    assert largest_difference(first, again) == 0 and not history.train
+    other = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=1, seed=3)
+    with pytest.raises(InputError, match="config.json: seed was 0 and is now 3; a resumed run keeps its recipe"):
+        train(jaxddp.softmax_cross_entropy, other, workdir=tmp_path)
+    fewer = prepare_training(LinenDense(), random_table(40), 4, SGD, 2, epochs=2)
+    with pytest.raises(InputError, match="config.json: fingerprint.train was '.*' and is now '.*'"):
+        train(jaxddp.softmax_cross_entropy, fewer, workdir=tmp_path)
+    longer = dataclasses.replace(setup, epochs=2)
+    with held(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is at work there"):
+        train(jaxddp.softmax_cross_entropy, longer, workdir=tmp_path)
+    state, _ = train(jaxddp.softmax_cross_entropy, longer, workdir=tmp_path)
+    assert (int(first.step), int(state.step)) == (7, 13)
+
+
+def test_what_a_model_is_measured_over_is_like_what_it_is_trained_on(tmp_path):
+    setup = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
+
+    def measure(images, names):
+        val = jaxddp.ArrayTable(images, np.zeros(len(images), int), names)
+        train(jaxddp.softmax_cross_entropy, setup, val=val)
+
+    with pytest.raises(
+        InputError, match="validation data: class 1 is 'c', and 'b' in the training data; select the same"
+    ):
+        measure(VAL.images, tuple("acde"))
+    with pytest.raises(InputError, match="validation data: class 4 is None, and 'e'"):
+        measure(VAL.images, tuple("abcd"))
+    with pytest.raises(InputError, match=r"validation data: images of \(5, 6, 3\), and \(6, 6, 3\) in the training"):
+        measure(VAL.images[:, 1:], tuple("abcde"))
+    files = jaxddp.train_solutions(write_tree(tmp_path, classes=CLASSES, images=2, val=2, size=20))
+    small = jaxddp.DataConfig(image_size=16, resize=15)
+    of_files = prepare_training(linear_model(), files, 2, SGD, 2, data=small)
+    with pytest.raises(InputError, match="data.resize=15: .* set data.resize to 16 or more"):
+        train(jaxddp.softmax_cross_entropy, of_files, val=jaxddp.val_solutions(tmp_path))
+
+
+def test_images_of_more_channels_than_have_a_mean_are_refused():
+    images = np.zeros((8, 6, 6, 4), np.uint8)
+    table = jaxddp.ArrayTable(images, np.arange(8) % 2, ("a", "b"))
+    with pytest.raises(
+        InputError, match=r"data.mean has 3 values, .* images of \(6, 6, 4\) have 4 channels; give a value"
+    ):
+        prepare_training(LinenDense(), table, 4, SGD, 2)
+    four = jaxddp.DataConfig(mean=(0.5,) * 4, std=(0.2,) * 4, augment=jaxddp.AugmentConfig(flip=False))
+    state, _ = train(jaxddp.softmax_cross_entropy, prepare_training(LinenDense(), table, 4, SGD, 2, data=four))
+    assert int(state.step) == 1
+
+
 def test_a_notebook_s_run_is_traced_and_compiled_with_options_as_the_terminal_s_is(tmp_path):
     setup = prepare_training(LinenDense(), TABLE, 2, SGD, 4, xla_options=["xla_cpu_enable_fast_min_max=true"])
     assert setup.compiler_options == {"xla_cpu_enable_fast_min_max": "True"}
@@ -180,7 +233,7 @@ def test_files_and_arrays_go_through_the_same_door(tmp_path):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=5, size=20)
     data = jaxddp.DataConfig(image_size=16, resize=16, crop="whole", augment=jaxddp.AugmentConfig(pad=1))
     table, val = jaxddp.train_solutions(root), jaxddp.val_solutions(root)
-    model = jaxddp.resnet("resnet18", table.num_classes, width=2, stem="small")
+    model = jaxddp.resnet("resnet10", table.num_classes, width=2, stem="small")
     setup = prepare_training(model, table, 4, SGD, 2, epochs=1, data=data)
     _, history = train(jaxddp.softmax_cross_entropy, setup, val=val)
     assert history.val["loss"].size == 1

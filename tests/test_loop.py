@@ -184,6 +184,23 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     assert checkpoints.steps() == [2, 6, 7]
 
 
+def test_reading_leaves_alone_what_another_is_writing(tmp_path):
+    setup, writer = setup_of(), Checkpoints(tmp_path / "c")
+    writer.save(1, setup.state, {}, {"top1": 0.5, "count": 1})
+    writer.wait()
+    unfinished = tmp_path / "c" / "2.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+    with Checkpoints(tmp_path / "c", read_only=True) as reader:
+        assert (reader.steps(), reader.best()) == ([1], 1)
+        state, _ = reader.restore(reader.step("best"), setup.state)
+    assert largest_difference(state.params, setup.state.params) == 0
+    assert unfinished.exists()
+    # Whoever goes on writing there clears it away.
+    assert Checkpoints(tmp_path / "c").steps() == [1] and not unfinished.exists()
+    with Checkpoints(tmp_path / "none", read_only=True) as reader:
+        assert reader.steps() == [] and not (tmp_path / "none").exists()
+
+
 def test_another_architecture_is_refused_by_name(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
     checkpoints.save(1, setup_of().state, {})

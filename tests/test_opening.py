@@ -10,6 +10,7 @@ import pytest
 from ilsvrc import IMAGES, synset, write_tree
 from small import linear_model
 
+import jaxddp
 from jaxddp.config import Config, DataConfig
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.arrays import ArrayTable
@@ -134,6 +135,20 @@ def test_a_folder_of_nothing_known_is_told_the_forms(tmp_path: Path):
         open_tables(DataConfig(path=str(tmp_path / "absent")))
 
 
+def test_what_may_not_be_looked_at_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(
+        InputError, match=rf"{tmp_path}/LOC_train_solution.csv: may not be read \(Permission denied\); have"
+    ):
+        open_tables(DataConfig(path=str(tmp_path)))
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(InputError, match=rf"{tmp_path}: may not be read"):
+        jaxddp.train_solutions(tmp_path)
+
+
 def test_a_set_of_tensorflow_datasets_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(InputError, match=f"nothing_such.*{tmp_path}"):
         open_tables(DataConfig(path="tfds:nothing_such", data_dir=str(tmp_path)))
@@ -155,6 +170,8 @@ def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: p
         parallel={"devices": 2},
     )
     train_recipe(config, tmp_path / "run")
-    longer = config.replace(train={"duration": "3 steps"})
+    # Moved, the data are still those of the run.
+    moved = str((tmp_path / "data").rename(tmp_path / "elsewhere"))
+    longer = config.replace(train={"duration": "3 steps"}, data={"path": moved})
     assert int(train_recipe(longer, tmp_path / "run", resume="must").step) == 3
     assert evaluate_recipe(longer, tmp_path / "run")["count"] == 5

@@ -1,5 +1,6 @@
 """A table becomes placed batches, whatever it is: files through tf.data, or arrays in memory."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.augment.check import check_augment, check_pairs
 from jaxddp.engine.images import Preprocess
+from jaxddp.errors import InputError
 from jaxddp.parallel.topology import Topology
 from jaxddp.runtime.evaluate import prefetch
 
@@ -29,7 +31,13 @@ def make_preprocess(
         InputError: a batch that the devices cannot share, or augmentation that is out of bounds.
     """
     topology.check_batch_size(order.batch_size)
-    check_augment(data.augment, image_shape(table, data))
+    shape = image_shape(table, data)
+    if not len(data.mean) == len(data.std) >= shape[-1]:
+        raise InputError(
+            f"data.mean has {len(data.mean)} values, data.std {len(data.std)}, and images of {shape} have {shape[-1]} "
+            "channels; give a value for each channel"
+        )
+    check_augment(data.augment, shape)
     check_pairs(data.augment, order.batch_size, topology.num_devices)
     return Preprocess(data.mean, data.std, data.augment, order.seed, dtype)
 
@@ -39,6 +47,29 @@ def make_substitutes(table: Table, data: DataConfig) -> Substitutes | None:
     if data.bad_images == "fail" or isinstance(table, ArrayTable):
         return None
     return Substitutes(table)
+
+
+def check_comparable(table: Table, trained: Table, data: DataConfig) -> None:
+    """What a model that is trained on one table is measured over must be made of images and classes like its own.
+
+    Raises:
+        InputError: other classes, another size of images in memory, or a crop that is larger than the resized image.
+    """
+    pairs = itertools.zip_longest(table.class_names, trained.class_names)
+    for label, (there, here) in enumerate(pairs):
+        if there != here:
+            raise InputError(
+                f"validation data: class {label} is {there!r}, and {here!r} in the training data; "
+                "select the same classes in both"
+            )
+    if image_shape(table, data) != image_shape(trained, data):
+        shapes = f"{image_shape(table, data)}, and {image_shape(trained, data)} in the training data"
+        raise InputError(f"validation data: images of {shapes}; give both the same shape")
+    if not isinstance(table, ArrayTable) and data.image_size > data.resize:
+        raise InputError(
+            f"data.resize={data.resize}: validation crops data.image_size={data.image_size} pixels from images of this "
+            f"short side; set data.resize to {data.image_size} or more (8/7 of it is usual)"
+        )
 
 
 def train_batches(

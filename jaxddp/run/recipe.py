@@ -22,10 +22,11 @@ from jaxddp.parallel.job import Limits, agree, join
 from jaxddp.parallel.preemption import stop_on_sigterm
 from jaxddp.parallel.topology import Topology, simulate_cpu_devices
 from jaxddp.parallel.xla_options import compiler_options
-from jaxddp.run.resume import Resume, check_shared, claim, resume_step
+from jaxddp.run.resume import Resume, check_shared, claim, held, resume_step
 from jaxddp.run.setup import RunSetup, prepare, train
 from jaxddp.runtime import workdir
 from jaxddp.runtime.checkpoint import Checkpoints
+from jaxddp.runtime.evaluate import Evaluator
 from jaxddp.runtime.listeners.curves_file import CURVES, Curves
 from jaxddp.runtime.listeners.jsonl import METRICS, JsonLines
 from jaxddp.runtime.listeners.overview import ParameterOverview
@@ -153,16 +154,20 @@ def train_recipe(
     recipe = Recipe.of(config)
     config = recipe.config
     check_shared(workdir.create(directory))
-    with Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep) as checkpoints, stop_on_sigterm() as stop:
+    with (
+        held(directory),
+        Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep) as checkpoints,
+        stop_on_sigterm() as stop,
+    ):
         step = resume_step(checkpoints, resume)
-        claim(directory, config, recipe.fingerprints, resuming=step is not None)
+        claim(directory, config.to_dict(), recipe.fingerprints, resuming=step is not None)
         setup = recipe.setup()
         objective = setup.objective(cross_entropy(config.train.label_smoothing))
         return train(
             setup,
             objective,
             recipe.plan,
-            evaluator=setup.evaluator(objective, recipe.val_table, config.eval.batch_size),
+            evaluator=_evaluator(recipe, setup),
             checkpoints=checkpoints,
             resume_step=step,
             listeners=[*listeners, *_writers(config, directory)],
@@ -181,13 +186,16 @@ def evaluate_recipe(config: Config, directory: Path, which: str = "latest") -> d
     if not directory.is_dir():
         raise InputError(f"{directory}: no such work directory; check --workdir")
     recipe = Recipe.of(config)
-    with Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
+    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
         step = checkpoints.step(which)
         setup = recipe.setup()
         state, _ = checkpoints.restore(step, setup.state)
-    # The figures are of the labels as they are; smoothing is a device of training.
-    evaluator = setup.evaluator(setup.objective(cross_entropy()), recipe.val_table, config.eval.batch_size)
-    return {"step": step, **evaluator(state)}
+    return {"step": step, **_evaluator(recipe, setup)(state)}
+
+
+def _evaluator(recipe: Recipe, setup: RunSetup) -> Evaluator:
+    """Its figures are of the labels as they are; smoothing is a device of training."""
+    return setup.evaluator(setup.objective(cross_entropy()), recipe.val_table, recipe.config.eval.batch_size)
 
 
 def _writers(config: Config, directory: Path) -> list[Listener]:

@@ -1,8 +1,12 @@
 """A work directory belongs to one recipe: it is claimed by writing config.json, and a resumed run must match it."""
 
+import fcntl
 import json
+import os
 import time
 import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +22,11 @@ CONFIG_FILE = "config.json"
 _SHARED_SECONDS = 5
 _MEND = "restore it, or start in another --workdir"
 
-# What a resumed run may change: how long, how often, and on what. All else is the recipe.
+# What a resumed run may change: how long, how often, and on what. All else is the recipe. Data may have been moved:
+# whether they are the same, their fingerprints tell.
 _FREE = (
     *("train.duration", "eval.every", "checkpoint.every", "log.every", "log.profile", "parallel."),
-    *("data.max_bad_images", "data.local_cache", "data.data_dir"),
+    *("data.max_bad_images", "data.path", "data.name", "data.local_cache", "data.data_dir"),
 )
 
 
@@ -66,14 +71,43 @@ def check_shared(directory: Path) -> None:
         )
 
 
-def claim(directory: Path, config: Config, fingerprints: dict[str, str], *, resuming: bool) -> None:
-    """Write config.json: the resolved config and the data's fingerprints. On resume, compare with what stands there.
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Keep a second run out of a work directory: its first act would be to clear away what this one is writing.
+
+    Ends with the process, however it ends. On a file system without locks nothing is held.
+
+    Raises:
+        InputError: another run holds it.
+    """
+    if not is_first():
+        yield
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            advice = "wait for it, or give another --workdir"
+            raise InputError(f"{directory}: another run is at work there; {advice}") from None
+        except OSError:
+            pass  # A file system without locks.
+        yield
+    finally:
+        os.close(handle)
+
+
+def claim(directory: Path, recipe: Mapping[str, Any], fingerprints: Mapping[str, str], *, resuming: bool) -> None:
+    """Write config.json: the recipe and the data's fingerprints. On resume, compare with what stands there.
+
+    Args:
+        recipe: what is known of a run's config, as `Config.to_dict` gives it.
 
     Raises:
         InputError: a key of the recipe differs; names it and both values. Or the file cannot be read or written.
     """
     path = directory / CONFIG_FILE
-    content = {**config.to_dict(), "fingerprint": fingerprints}
+    content = {**recipe, "fingerprint": dict(fingerprints)}
     if resuming:
         _compare(path, _read(path), content)
     if is_first():
@@ -83,7 +117,7 @@ def claim(directory: Path, config: Config, fingerprints: dict[str, str], *, resu
 def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None:
     # A key that has come since is held to have been what it is where nobody sets it.
     there, here = flatten(Config().to_dict()) | flatten(saved), flatten(content)
-    for key in sorted(there.keys() | here.keys()):
+    for key in sorted(flatten(saved).keys() | here.keys()):
         if there.get(key) != here.get(key) and not key.startswith(_FREE):
             raise InputError(
                 f"{path}: {key} was {there.get(key)!r} and is now {here.get(key)!r}; a resumed run keeps its recipe: "
@@ -95,8 +129,6 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise InputError(
-            f"{path}: is missing beside the checkpoints; restore it, or start in another --workdir"
-        ) from None
+        raise InputError(f"{path}: is missing beside the checkpoints; {_MEND}") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); restore it, or start in another --workdir") from None
+        raise InputError(f"{path}: cannot be read ({error}); {_MEND}") from None

@@ -23,7 +23,14 @@ from jaxddp.engine.step import make_eval_step, make_train_step
 from jaxddp.models.adapt import Model, adapt
 from jaxddp.parallel.job import agree
 from jaxddp.parallel.topology import Device, Topology
-from jaxddp.run.batches import eval_batches, image_shape, make_preprocess, make_substitutes, train_batches
+from jaxddp.run.batches import (
+    check_comparable,
+    eval_batches,
+    image_shape,
+    make_preprocess,
+    make_substitutes,
+    train_batches,
+)
 from jaxddp.run.resident import LONGEST_CHUNK, check_cacheable, load_images, resident_chunks
 from jaxddp.runtime.checkpoint import Checkpoints
 from jaxddp.runtime.evaluate import Evaluator
@@ -106,10 +113,12 @@ class RunSetup:
         """Measures a state over a table, in batches of `batch_size` (the training batch where absent).
 
         Raises:
-            InputError: the batch cannot be divided among the devices.
+            InputError: the batch cannot be divided among the devices, or the table's images or classes are not those
+                that the model is trained for.
         """
         size = batch_size or self.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
+        check_comparable(table, self.table, self.data)
         step = make_eval_step(objective, self.topology)
         return Evaluator(step, lambda: self.eval_batches(table, size), len(table), extra)
 

@@ -24,27 +24,31 @@ class Checkpoints:
 
     Args:
         keep: how many of the latest are kept, beside the best by validation top-1.
+        read_only: leave everything as it is, since a run may be writing there at this moment.
 
     Raises:
         InputError: `keep` below 1.
     """
 
-    def __init__(self, directory: Path, *, keep: int = 2):
+    def __init__(self, directory: Path, *, keep: int = 2, read_only: bool = False):
         if keep < 1:
             raise InputError(f"checkpoint.keep={keep}: keep at least 1, or a run could not resume")
         policies = [
             keep_policy.LatestN(n=keep),
             keep_policy.BestN(get_metric_fn=_figure, n=1),
         ]
+        writing = {
+            "preservation_policy": keep_policy.AnyPreservationPolicy(policies),
+            # Orbax writes the figures down, for a later process to compare with, only where it is told of a best.
+            "best_fn": _figure,
+            # What a killed run left half written.
+            "cleanup_tmp_directories": True,
+        }
+        reading = {"read_only": True, "create": False, "save_interval_steps": 0}
         self.directory = Path(directory).resolve()
         self._manager = ocp.CheckpointManager(
             self.directory,
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=keep_policy.AnyPreservationPolicy(policies),
-                # Orbax writes the figures down, for a later process to compare with, only where it is told of a best.
-                best_fn=_figure,
-                cleanup_tmp_directories=True,
-            ),
+            options=ocp.CheckpointManagerOptions(**(reading if read_only else writing)),
             # Named here, so that a manager that has not saved yet can read what another process saved.
             item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
         )
