@@ -24,6 +24,7 @@ import jaxddp
 from jaxddp.cluster.launcher import Launch, launch
 from jaxddp.errors import JaxddpError
 from jaxddp.parallel.environment import find_job
+from jaxddp.parallel.job import abandon
 
 
 def train(args: argparse.Namespace) -> None:
@@ -49,7 +50,8 @@ def train(args: argparse.Namespace) -> None:
     _, history = jaxddp.train(
         jaxddp.softmax_cross_entropy, setup, val=val, schedule=schedule, workdir=args.workdir, log_every=args.log_every
     )
-    if setup.topology.process_index == 0:
+    # A run that was done already has nothing to add.
+    if setup.topology.process_index == 0 and history.val:
         print(f"validation top-1: {history.val['top1'][-1]:.4f}")
 
 
@@ -93,6 +95,8 @@ def main() -> int:
         )
         return launch(options, [sys.executable, *sys.argv])
     except JaxddpError as error:
+        # In a job, the others end with this reason too.
+        abandon(str(error), error.exit_code)
         print(f"main.py: {error}", file=sys.stderr)
         return error.exit_code
 

@@ -22,7 +22,7 @@ from jaxddp.cluster.workers import Job, Worker, caught_signals
 from jaxddp.errors import InputError
 from jaxddp.wording import nearest
 
-COMMANDS = ("train", "eval", "doctor", "data", "report", "predict")
+COMMANDS = ("train", "eval", "doctor", "data")
 """First words of a command that mean `python -m jaxddp`."""
 _EXAMPLE = "jaxddp launch --processes 2 -- train digits"
 

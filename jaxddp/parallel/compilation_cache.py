@@ -28,8 +28,9 @@ MOST_BYTES = 1 << 30
 """How much may lie there when a run starts: some hundred runs' programs."""
 
 # JAX's defaults leave out what compiles within a second, of which a start has a score; and what takes their place.
+_KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
 _KEEP_ALL = {
-    "jax_persistent_cache_min_compile_time_secs": (1.0, 0.0),
+    _KEPT_FROM: (1.0, 0.0),
     "jax_persistent_cache_min_entry_size_bytes": (0, -1),
 }
 _log = logging.getLogger("jaxddp.parallel")
@@ -72,7 +73,7 @@ def _keep_those_of_every_cpu() -> None:
     write = getattr(compiler, "_cache_write", None)
 
     def write_own(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Sequence[Any]) -> None:
-        if backend.platform != "cpu" or callbacks or seconds < _setting("jax_persistent_cache_min_compile_time_secs"):
+        if backend.platform != "cpu" or callbacks or seconds < _setting(_KEPT_FROM):
             return
         # Process 0 writes there as well, and warns of whatever is amiss.
         with suppress(Exception):
@@ -82,7 +83,7 @@ def _keep_those_of_every_cpu() -> None:
         compiler._cache_write = write_own
 
 
-def _setting(name: str) -> object:
+def _setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 

@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -34,13 +35,14 @@ class Topology:
             devices: how many to use, the same number on every process; or which; all where absent.
 
         Raises:
-            InputError: more devices than there are, or a number that the processes cannot share evenly.
+            InputError: more devices than there are, or processes with unequal shares of them.
         """
         if devices is None or isinstance(devices, int):
             devices = _first(devices)
         ordered = sorted(devices, key=lambda d: (d.process_index, d.id))
         if not ordered:
             raise InputError("devices=[]: give at least one device")
+        _check_even(ordered)
         return cls(Mesh(np.array(ordered), (AXIS,), axis_types=(AxisType.Auto,)))
 
     @property
@@ -131,6 +133,17 @@ class Topology:
             return jax.make_array_from_process_local_data(self.replicated, x, x.shape)
 
         return jax.tree.map(put, tree)
+
+
+def _check_even(devices: Sequence[Device]) -> None:
+    """A batch is cut into equal parts, one for each process."""
+    counts = Counter(device.process_index for device in devices)
+    most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    if counts[most] != counts[least]:
+        raise InputError(
+            f"parallel.devices: process {most} has {counts[most]} devices and process {least} has {counts[least]}; "
+            "give each as many"
+        )
 
 
 def _first(count: int | None) -> list[Device]:
