@@ -3,9 +3,9 @@
     python benchmarks/input.py DIR
 
 DIR holds solution files (Kaggle's archive, or a part of it). Every contender reads the training images in random order,
-draws a crop of random area (8 to 100 percent) and aspect (3:4 to 4:3) and resizes it to 224 pixels with an antialiasing
-filter. Ours and the bare map give uint8, which is normalized on the device; torch's loaders, with 2 workers, give what
-their usual recipes give. `--torch PYTHON` names a Python with torch, and torchvision where its two recipes are wanted;
+draws a crop of random area (8 to 100 percent) and aspect (3:4 to 4:3) and resizes it to 224 pixels, on two threads or in
+two workers. Ours and the bare map give uint8, which is normalized on the device, the bare map without antialiasing;
+torch's loaders give what their usual recipes give. `--torch PYTHON` names a Python with torch, and torchvision where its two recipes are wanted;
 what cannot run is named. Turns alternate; medians. The crops' mean area is printed too, since small crops are quick.
 """
 
@@ -53,7 +53,7 @@ class Contenders:
     def ours(self, images: ExampleTable) -> float:
         self.turns += 1
         order, crop = SampleOrder(len(images), BATCH, seed=self.turns), Crop(area=AREA, aspect=ASPECT)
-        span: dict[str, Any] = {"start": 0, "stop": self.batches + 1, "seed": self.turns}
+        span: dict[str, Any] = {"start": 0, "stop": self.batches + 1, "seed": self.turns, "threads": WORKERS}
         return self._timed(image_batches(images, order, crop, **span, image_size=SIZE))
 
     def first_read(self) -> float:

@@ -5,7 +5,8 @@ A child config begins with another and says only what differs:
     def get_config():
         return load("imagenet_resnet50").replace(model={"name": "resnet34"})
 
-The settings are the recipe, never the machine: batch sizes are global, and the number of devices changes nothing.
+The settings are the recipe, never the machine: batch sizes are global, and the number of devices changes nothing but,
+where `model.batch_norm` is local, which slice of the batch is normalized together.
 """
 
 import importlib.util

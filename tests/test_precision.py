@@ -67,7 +67,7 @@ def config(tmp_path: Path) -> Config:
     np.savez(tmp_path / "arrays.npz", **arrays)
     return Config().replace(
         data={"path": str(tmp_path / "arrays.npz"), "image_size": SIZE, "crop": "whole"},
-        model={"name": "resnet18", "width": 2, "stem": "small"},
+        model={"name": "resnet10", "width": 2, "stem": "small"},
         train={"batch_size": BATCH, "duration": "1 step"},
         eval={"batch_size": BATCH, "every": "0 steps"},
         log={"tensorboard": False},

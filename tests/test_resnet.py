@@ -25,6 +25,7 @@ from jaxddp.models.resnet import (
 )
 
 COUNTS = {
+    "resnet10": 5_418_792,
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
     "resnet50": 25_557_032,

@@ -1,11 +1,12 @@
-"""Residual networks for image classification: ResNet-18, 34, 50, 101 and 152, in Flax Linen.
+"""Residual networks for image classification: ResNet-10, 18, 34, 50, 101 and 152, in Flax Linen.
 
 A network is data: four stage sizes and the convolutions of one block (`ARCHITECTURES`). Everything else here says once
 what all of them share.
 
 Sources: He et al. 2015, "Deep residual learning for image recognition" (arXiv:1512.03385); the "v1.5" bottleneck, which
 strides on its 3x3 convolution, and the explicit paddings are those of github.com/facebookarchive/fb.resnet.torch;
-zero-initialized last scales and the head's initializer are from Goyal et al. 2017 (arXiv:1706.02677, section 5.1).
+zero-initialized last scales and the head's initializer are from Goyal et al. 2017 (arXiv:1706.02677, section 5.1);
+ResNet-10, one block a stage, for what is small, as in Chen et al. 2019 (arXiv:1904.04232).
 Parameters carry torchvision's names and mean the same: `layer1.0.conv1.weight` is `layer1_0/conv1/kernel`, transposed
 from OIHW to HWIO, and `downsample.0` and `.1` are `downsample_conv` and `downsample_bn`.
 """
@@ -54,6 +55,7 @@ BASIC = (Convolution(3, strided=True), Convolution(3))
 BOTTLENECK = (Convolution(1), Convolution(3, strided=True), Convolution(1, expansion=4))
 
 ARCHITECTURES = {
+    "resnet10": Architecture((1, 1, 1, 1), BASIC),
     "resnet18": Architecture((2, 2, 2, 2), BASIC),
     "resnet34": Architecture((3, 4, 6, 3), BASIC),
     "resnet50": Architecture((3, 4, 6, 3), BOTTLENECK),

@@ -17,7 +17,8 @@ HANGING = 150
 """Seconds after which a wait has no end: ten times what the slowest takes on an idle machine of two cores."""
 
 TRAIN = [
-    "train", "digits", "--model.width", "2", "--model.batch-norm", "sync", "--model.no-zero-init-last-scale",
+    "train", "digits", "--model.name", "resnet10", "--model.width", "2", "--model.batch-norm", "sync",
+    "--model.no-zero-init-last-scale",
     "--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1",
     "--train.batch-size", "8", "--eval.batch-size", "8", "--log.no-tensorboard", "--log.every", "1 step",
     # Plain SGD at a constant rate: a gradient that is off by a factor cannot hide, and a series does not depend on

@@ -141,7 +141,7 @@ def test_a_process_may_compile_much_longer_than_the_other(words, start, tmp_path
 
 def test_the_launch_script_on_the_python_api_trains(tree, tmp_path):
     script = Path(__file__).parents[2] / "launch" / "main.py"
-    recipe = ["--model", "resnet18", "--width", "2", "--image-size", "16", "--batch-size", "4", "--epochs", "0.5"]
+    recipe = ["--model", "resnet10", "--width", "2", "--image-size", "16", "--batch-size", "4", "--epochs", "0.5"]
     command = [sys.executable, str(script), "--data", str(tree), "--workdir", str(tmp_path), *recipe]
     environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
