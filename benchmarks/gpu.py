@@ -142,6 +142,9 @@ class Bench:
         self.certain("jax_facts", self.scale.other)
         case = replace(self.scale.case, batch=self.scale.gate_batch)
         found = {OURS: self.certain("jax_facts", case)}
+        here, before = found[OURS]["device"], self.report.get("facts", found)[OURS]["device"]
+        if here != before:
+            refuse(f"these are figures of one {before}, and this is one {here}; give another --out")
         return found | ({RIVAL: self.certain("torch_facts", case)} if self.children.has_torch() else {})
 
     def gate(self) -> Figures:

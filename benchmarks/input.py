@@ -3,10 +3,11 @@
     python benchmarks/input.py DIR
 
 DIR holds solution files (Kaggle's archive, or a part of it). Every contender reads the training images in random order,
-draws a crop of random area (8 to 100 percent) and aspect (3:4 to 4:3) and resizes it to 224 pixels, on two threads or in
-two workers. Ours and the bare map give uint8, which is normalized on the device, the bare map without antialiasing;
-torch's loaders give what their usual recipes give. `--torch PYTHON` names a Python with torch, and torchvision where its two recipes are wanted;
-what cannot run is named. Turns alternate; medians. The crops' mean area is printed too, since small crops are quick.
+draws a crop of random area (8 to 100 percent) and aspect (3:4 to 4:3) and resizes it to 224 pixels, on two threads or
+in two workers. Ours and the bare map give uint8, which is normalized on the device, the bare map without antialiasing;
+torch's loaders give what their usual recipes give. `--torch PYTHON` names a Python with torch, and torchvision where
+its two recipes are wanted; what cannot run is named. Turns alternate; medians. The crops' mean area is printed too,
+since small crops are quick.
 """
 
 import argparse

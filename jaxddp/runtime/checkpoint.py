@@ -1,6 +1,8 @@
 """Checkpoints through Orbax: (arrays, step), saved while training goes on; the last few are kept, and the best."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +48,13 @@ class Checkpoints:
         }
         reading = {"read_only": True, "create": False, "save_interval_steps": 0}
         self.directory = Path(directory).resolve()
-        self._manager = ocp.CheckpointManager(
-            self.directory,
-            options=ocp.CheckpointManagerOptions(**(reading if read_only else writing)),
-            # Named here, so that a manager that has not saved yet can read what another process saved.
-            item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
-        )
+        with _unwarned() if read_only else nullcontext():
+            self._manager = ocp.CheckpointManager(
+                self.directory,
+                options=ocp.CheckpointManagerOptions(**(reading if read_only else writing)),
+                # Named here, so that a manager that has not saved yet can read what another process saved.
+                item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
+            )
 
     def steps(self) -> list[int]:
         """The steps of all whole checkpoints, in order."""
@@ -126,6 +129,18 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Orbax warns of a directory that it may only read, though it was asked to."""
+    log = logging.getLogger("absl")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _figure(metrics: Mapping[str, float]) -> float:
