@@ -34,7 +34,7 @@ from jaxddp.parallel.job import join
 from jaxddp.parallel.preemption import stop_on_sigterm
 from jaxddp.parallel.topology import Device, Topology
 from jaxddp.parallel.xla_options import compiler_options
-from jaxddp.run.resume import check_shared, claim, held
+from jaxddp.run.resume import CONFIG_FILE, check_shared, claim, held
 from jaxddp.run.setup import RunSetup, prepare
 from jaxddp.run.setup import train as train_setup
 from jaxddp.runtime import workdir as files
@@ -178,7 +178,9 @@ def train(
     check_shared(directory)
     with held(directory), Checkpoints(directory / "checkpoints") as checkpoints, stop_on_sigterm() as stop:
         step = checkpoints.latest()
-        claim(directory, _recipe(setup, config), {"train": setup.table.fingerprint}, resuming=step is not None)
+        # Once there was none.
+        known = step is not None and (directory / CONFIG_FILE).exists()
+        claim(directory, _recipe(setup, config), {"train": setup.table.fingerprint}, resuming=known)
         settings |= {"checkpoints": checkpoints, "resume_step": step, "should_stop": stop}
         settings |= {"profile": directory / FOLDER}
         state = train_setup(again, objective, plan, listeners=[*watching, JsonLines(directory)], **settings)
@@ -188,10 +190,8 @@ def train(
 def _recipe(setup: RunSetup, config: Config) -> dict[str, Any]:
     """What can be said of a run whose model, loss and optimizer are objects, for a resumed one to be compared with."""
     told = dataclasses.replace(config, data=setup.data, seed=setup.order.seed).to_dict()
-    return {
-        **{key: told[key] for key in ("seed", "data", "log", "eval", "checkpoint")},
-        "train": {key: told["train"][key] for key in ("batch_size", "duration")},
-    }
+    train = {key: told["train"][key] for key in ("batch_size", "duration")}
+    return {"seed": told["seed"], "data": told["data"], "train": train}
 
 
 def evaluate(state: TrainState, setup: RunSetup, table: Table, loss: Loss = softmax_cross_entropy) -> dict[str, float]:

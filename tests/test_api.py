@@ -1,6 +1,7 @@
 """The notebook's door: any model, any loss, any optimizer, and figures that can be looked at."""
 
 import dataclasses
+import json
 import os
 import signal
 
@@ -138,7 +139,12 @@ def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
     longer = dataclasses.replace(setup, epochs=2)
     with held(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is at work there"):
         train(jaxddp.softmax_cross_entropy, longer, workdir=tmp_path)
+    # As if written before it was; and with numbers that JSON has no word for.
+    (tmp_path / "config.json").unlink()
+    mean = tuple(map(np.float32, longer.data.mean))
+    longer = dataclasses.replace(longer, data=dataclasses.replace(longer.data, mean=mean))
     state, _ = train(jaxddp.softmax_cross_entropy, longer, workdir=tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 0
     assert (int(first.step), int(state.step)) == (7, 13)
 
 

@@ -94,6 +94,12 @@ def test_eval_repeats_the_figures_of_the_run(finished, root, capfd):
     assert "no checkpoint '7'; there" in fails([*arguments, "--step", "7"], capfd)
 
 
+def test_a_config_whose_validation_crop_is_larger_than_its_image_is_refused_at_once(root, tmp_path, capfd):
+    arguments = train(root, tmp_path / "w", "--data.image-size", "24", "--data.resize", "20")
+    assert "data.resize=20: validation crops data.image_size=24 pixels" in fails(arguments, capfd)
+    assert not (tmp_path / "w").exists()
+
+
 def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, root, tmp_path):
     workdir = tmp_path / "killed"
     shared = ["--train.duration", "12 steps", "--parallel.cpu-devices", "4", "--checkpoint.every", "2 steps"]

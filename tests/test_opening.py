@@ -158,7 +158,7 @@ def test_a_set_of_tensorflow_datasets_by_path_and_by_name(tmp_path: Path, monkey
         open_tables(DataConfig(name="mine", data_dir=str(tmp_path)))
 
 
-def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
     from jaxddp.run.recipe import evaluate_recipe, train_recipe
 
     monkeypatch.setattr("jaxddp.run.recipe.resnet", lambda *_, **__: linear_model())
@@ -174,4 +174,5 @@ def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: p
     moved = str((tmp_path / "data").rename(tmp_path / "elsewhere"))
     longer = config.replace(train={"duration": "3 steps"}, data={"path": moved})
     assert int(train_recipe(longer, tmp_path / "run", resume="must").step) == 3
+    assert f"is now '{moved}': the same data by their fingerprints" in caplog.text
     assert evaluate_recipe(longer, tmp_path / "run")["count"] == 5

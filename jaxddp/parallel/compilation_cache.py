@@ -9,6 +9,7 @@ a program is that of the process whose devices it was compiled for: every proces
 """
 
 import functools
+import inspect
 import logging
 import os
 import tempfile
@@ -55,7 +56,7 @@ def keep_compiled_programs() -> None:
     try:
         folder = _own_folder()
     except (OSError, RuntimeError) as error:
-        # The other processes of a job only read, and would say the same.
+        # The other processes of a job would say the same.
         if is_first():
             _warn_once(f"compiled programs are not kept ({error}); name a place for them in {CACHE_VARIABLE}")
         return
@@ -70,16 +71,17 @@ def _keep_those_of_every_cpu() -> None:
     """
     from jax._src import compilation_cache, compiler
 
-    write = getattr(compiler, "_cache_write", None)
-
     def write_own(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Sequence[Any]) -> None:
         if backend.platform != "cpu" or callbacks or seconds < _setting(_KEPT_FROM):
             return
-        # Process 0 writes there as well, and warns of whatever is amiss.
+        # A program that cannot be kept will be compiled again.
         with suppress(Exception):
             compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
 
-    if write is not None and not is_first():
+    replaced = getattr(compiler, "_cache_write", None)
+    if replaced is None or is_first():
+        return
+    if len(inspect.signature(replaced).parameters) == len(inspect.signature(write_own).parameters):
         compiler._cache_write = write_own
 
 

@@ -45,7 +45,6 @@ class Limits:
 _watch: Watch | None = None
 _limits = Limits()
 _exchanges = itertools.count()
-_exit_status: Any = None
 
 
 def join(job: Job | None, limits: Limits | None = None) -> None:
@@ -79,8 +78,7 @@ def join(job: Job | None, limits: Limits | None = None) -> None:
             coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
         )
     # Run before JAX's own farewell, at whose barrier a process may wait for others that still compute.
-    atexit.register(_leave)
-    _note_exit_code()
+    atexit.register(_watch.close)
 
 
 def abandon(reason: str, code: int) -> None:
@@ -169,27 +167,6 @@ def _without_proxies() -> Iterator[None]:
         yield
     finally:
         os.environ.update(hidden)
-
-
-def _note_exit_code() -> None:
-    """Have `sys.exit` leave word of its argument: at the end Python tells nobody that a process ends in failure."""
-    leave = sys.exit
-
-    def noting(status: Any = None, /) -> None:
-        global _exit_status
-        _exit_status = status
-        leave(status)
-
-    sys.exit = noting
-
-
-def _leave() -> None:
-    """The farewell to the others. A process that fails does not wait for them, nor let them wait for it."""
-    if _exit_status:
-        code = _exit_status if isinstance(_exit_status, int) else 1
-        abandon(f"sys.exit({_exit_status!r})", code)
-    if _watch is not None:
-        _watch.close()
 
 
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

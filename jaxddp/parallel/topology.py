@@ -35,7 +35,7 @@ class Topology:
             devices: how many to use, the same number on every process; or which; all where absent.
 
         Raises:
-            InputError: more devices than there are, or processes with unequal shares of them.
+            InputError: more devices than there are, or unequal shares of the processes that have any.
         """
         if devices is None or isinstance(devices, int):
             devices = _first(devices)
@@ -141,7 +141,7 @@ def _check_even(devices: Sequence[Device]) -> None:
     most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
     if counts[most] != counts[least]:
         raise InputError(
-            f"parallel.devices: process {most} has {counts[most]} devices and process {least} has {counts[least]}; "
+            f"devices: process {most} has {counts[most]} devices and process {least} has {counts[least]}; "
             "give each as many"
         )
 

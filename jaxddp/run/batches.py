@@ -10,6 +10,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.opening import Table
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.substitutes import Substitutes
+from jaxddp.data.table import ExampleTable
 from jaxddp.engine.augment.check import check_augment, check_pairs
 from jaxddp.engine.images import Preprocess
 from jaxddp.errors import InputError
@@ -55,8 +56,10 @@ def check_comparable(table: Table, trained: Table, data: DataConfig) -> None:
     Raises:
         InputError: other classes, another size of images in memory, or a crop that is larger than the resized image.
     """
-    pairs = itertools.zip_longest(table.class_names, trained.class_names)
-    for label, (there, here) in enumerate(pairs):
+    theirs, ours = table.class_names, trained.class_names
+    if isinstance(table, ExampleTable) and isinstance(trained, ExampleTable):
+        theirs, ours = table.class_ids, trained.class_ids
+    for label, (there, here) in enumerate(itertools.zip_longest(theirs, ours)):
         if there != here:
             raise InputError(
                 f"validation data: class {label} is {there!r}, and {here!r} in the training data; "

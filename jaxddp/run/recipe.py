@@ -18,10 +18,11 @@ from jaxddp.models.resnet import resnet
 from jaxddp.overrides import flatten
 from jaxddp.parallel.compilation_cache import keep_compiled_programs
 from jaxddp.parallel.environment import Job, find_job
-from jaxddp.parallel.job import Limits, agree, join
+from jaxddp.parallel.job import Limits, agree, exchange, is_first, join
 from jaxddp.parallel.preemption import stop_on_sigterm
 from jaxddp.parallel.topology import Topology, simulate_cpu_devices
 from jaxddp.parallel.xla_options import compiler_options
+from jaxddp.run.batches import check_comparable
 from jaxddp.run.resume import Resume, check_shared, claim, held, resume_step
 from jaxddp.run.setup import RunSetup, prepare, train
 from jaxddp.runtime import workdir
@@ -67,6 +68,7 @@ class Recipe:
         options = compiler_options(config.parallel.xla_options)
         train_table, val_table = open_tables(config.data)
         agree({"validation data": val_table.fingerprint})
+        check_comparable(val_table, train_table, config.data)
         order = SampleOrder(len(train_table), config.train.batch_size, config.seed)
         plan = Plan.of(config, len(train_table))
         sizes = {"num_examples": plan.num_examples, "batch_size": plan.batch_size}
@@ -186,11 +188,20 @@ def evaluate_recipe(config: Config, directory: Path, which: str = "latest") -> d
     if not directory.is_dir():
         raise InputError(f"{directory}: no such work directory; check --workdir")
     recipe = Recipe.of(config)
+    _checkpoint(directory, which)
+    setup = recipe.setup()
+    # Looked up again: a run may have gone on meanwhile.
+    step = _checkpoint(directory, which)
     with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
-        step = checkpoints.step(which)
-        setup = recipe.setup()
         state, _ = checkpoints.restore(step, setup.state)
     return {"step": step, **_evaluator(recipe, setup)(state)}
+
+
+def _checkpoint(directory: Path, which: str) -> int:
+    """The step of a checkpoint, as process 0 sees it now."""
+    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
+        seen = str(checkpoints.step(which)) if is_first() else ""
+    return int(exchange("checkpoint", seen)[0])
 
 
 def _evaluator(recipe: Recipe, setup: RunSetup) -> Evaluator:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import time
 import uuid
@@ -19,15 +20,17 @@ from jaxddp.runtime.checkpoint import Checkpoints
 
 Resume = Literal["auto", "never", "must"]
 CONFIG_FILE = "config.json"
+LOCK_FILE = ".lock"
 _SHARED_SECONDS = 5
 _MEND = "restore it, or start in another --workdir"
 
-# What a resumed run may change: how long, how often, and on what. All else is the recipe. Data may have been moved:
-# whether they are the same, their fingerprints tell.
+# What a resumed run may change: how long, how often, and on what. All else is the recipe.
+_MOVED = ("data.path", "data.name")
 _FREE = (
     *("train.duration", "eval.every", "checkpoint.every", "log.every", "log.profile", "parallel."),
-    *("data.max_bad_images", "data.path", "data.name", "data.local_cache", "data.data_dir"),
+    *("data.max_bad_images", "data.local_cache", "data.data_dir", *_MOVED),
 )
+_log = logging.getLogger("jaxddp.run")
 
 
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
@@ -83,7 +86,8 @@ def held(directory: Path) -> Iterator[None]:
     if not is_first():
         yield
         return
-    handle = os.open(directory, os.O_RDONLY)
+    # Of a file, not of the directory: that lock would never reach the server of a network file system.
+    handle = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,6 +104,8 @@ def held(directory: Path) -> Iterator[None]:
 def claim(directory: Path, recipe: Mapping[str, Any], fingerprints: Mapping[str, str], *, resuming: bool) -> None:
     """Write config.json: the recipe and the data's fingerprints. On resume, compare with what stands there.
 
+    Data may have been moved. Of files, a fingerprint knows names and labels, and no image: a line says so.
+
     Args:
         recipe: what is known of a run's config, as `Config.to_dict` gives it.
 
@@ -108,6 +114,8 @@ def claim(directory: Path, recipe: Mapping[str, Any], fingerprints: Mapping[str,
     """
     path = directory / CONFIG_FILE
     content = {**recipe, "fingerprint": dict(fingerprints)}
+    # As it will be read again, NumPy's numbers too.
+    content = json.loads(json.dumps(content, default=lambda value: value.tolist()))
     if resuming:
         _compare(path, _read(path), content)
     if is_first():
@@ -122,6 +130,12 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
             raise InputError(
                 f"{path}: {key} was {there.get(key)!r} and is now {here.get(key)!r}; a resumed run keeps its recipe: "
                 "set it back, or start in another --workdir"
+            )
+    for key in _MOVED:
+        if there.get(key) != here.get(key) and is_first():
+            _log.warning(
+                f"{key} was {there.get(key)!r} and is now {here.get(key)!r}: the same data by their fingerprints, for "
+                "which no image file is opened"
             )
 
 

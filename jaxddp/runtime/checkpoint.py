@@ -108,12 +108,16 @@ class Checkpoints:
         """The state and the progress saved at a step, laid out over the devices as `like` is.
 
         Raises:
-            InputError: the checkpoint is of another architecture or optimizer; names the first array that differs.
+            InputError: the checkpoint is of another architecture or optimizer; names the first array that differs. Or
+                it is no longer there.
         """
-        saved = self._manager.item_metadata(step)["state"]
-        _check_same_shapes(f"{self.directory / str(step)}", saved, like)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_like(like)), progress=ocp.args.JsonRestore())
-        restored = self._manager.restore(step, args=items)
+        try:
+            saved = self._manager.item_metadata(step)["state"]
+            _check_same_shapes(f"{self.directory / str(step)}", saved, like)
+            restored = self._manager.restore(step, args=items)
+        except FileNotFoundError:
+            raise InputError(f"{self.directory / str(step)}: is no longer there; a run goes on, so try again") from None
         return restored["state"], restored["progress"]
 
     def wait(self) -> None:
