@@ -35,7 +35,7 @@ def tree(tmp_path_factory) -> Path:
 
 def small_config(tree: Path, **changes) -> Config:
     data = {"path": str(tree), "image_size": 16, "resize": 16, "augment": {"pad": 1}}
-    small = {"model": {"width": 2}, "train": {"batch_size": 8}, "eval": {"batch_size": 8}}
+    small = {"model": {"name": "resnet10", "width": 2}, "train": {"batch_size": 8}, "eval": {"batch_size": 8}}
     return load("digits").replace(**{"data": data, **small, **changes})
 
 

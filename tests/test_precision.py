@@ -26,7 +26,7 @@ SIZE, BATCH = 8, 8
 
 def setup_of(precision: str) -> RunSetup:
     table = random_table(4 * BATCH, image=SIZE)
-    network = resnet("resnet18", CLASSES, width=4, stem="small", dtype=precision)
+    network = resnet("resnet10", CLASSES, width=4, stem="small", dtype=precision)
     settings = {"data": DataConfig(), "dtype": precision}
     return prepare(
         network, table, optax.sgd(0.05, 0.9), Topology.create(2), SampleOrder(len(table), BATCH, 0), **settings

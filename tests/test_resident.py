@@ -271,8 +271,8 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, tmp_pat
     device = ("--data.cache", "device")
     config = load("digits").replace(
         data={"path": str(root), "image_size": 16, "resize": 16, "augment": {"pad": 1}, "cache": "device"},
-        model={"width": 2},
-        train={"batch_size": 8, "duration": "12 steps"},
+        model={"name": "resnet10", "width": 2},
+        train={"batch_size": 8, "duration": "12 steps", "label_smoothing": 0.1},
         eval={"batch_size": 8},
         log={"every": "2 steps", "tensorboard": False},
         checkpoint={"every": "3 steps"},

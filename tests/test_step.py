@@ -145,7 +145,7 @@ def loss_series(objective, topology, steps: int, dtype) -> tuple[list[float], Tr
 def test_resnet_losses_and_parameters_are_the_same_on_any_number_of_devices(
     dtype, steps, devices, tolerance, quick_compile
 ):
-    network = resnet("resnet18", CLASSES, width=2, stem="small", batch_norm="sync", dtype=dtype, param_dtype=dtype)
+    network = resnet("resnet10", CLASSES, width=2, stem="small", batch_norm="sync", dtype=dtype, param_dtype=dtype)
     objective = objective_of(network, dtype=dtype)
     losses, state = loss_series(objective, Topology.create(1), steps, dtype)
     for count in devices:

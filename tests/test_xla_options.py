@@ -137,7 +137,7 @@ def test_a_state_has_the_same_bits_however_quickly_it_is_compiled():
     assert options_of_one_call("gpu") == {}
     assert options_of_one_call("cpu") == {"xla_backend_optimization_level": "1"}
     optimizer, key = optax.sgd(0.1, 0.9), jax.random.key(7)
-    model = adapt(resnet("resnet18", 10, width=8, stem="small"))
+    model = adapt(resnet("resnet10", 10, width=8, stem="small"))
     state = create_state(model, optimizer, (8, 8, 3), seed=7, topology=Topology.create(1))
     params, model_state = jax.jit(model.init)(key, jnp.zeros((1, 8, 8, 3)))
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.model_state), (params, model_state))
@@ -148,7 +148,7 @@ def test_a_config_s_options_are_those_of_its_run(tmp_path):
     np.savez(tmp_path / "set.npz", train_images=images, train_labels=labels, val_images=images, val_labels=labels)
     config = Config().replace(
         data={"path": str(tmp_path / "set.npz"), "image_size": 6, "crop": "whole"},
-        model={"name": "resnet18", "width": 1, "stem": "small"},
+        model={"name": "resnet10", "width": 1, "stem": "small"},
         train={"batch_size": BATCH},
         eval={"batch_size": BATCH},
         parallel={"xla_options": [NO_FUSION]},
