@@ -63,12 +63,13 @@ def keep_compiled_programs() -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
-@functools.cache
 def _keep_those_of_every_cpu() -> None:
     """On CPUs, have a process that is not the first write too: JAX would not, and it can read what none but it writes.
 
     There is no setting for it. Where a release of JAX has no such function, these processes compile at each start.
     """
+    if is_first():
+        return
     from jax._src import compilation_cache, compiler
 
     def write_own(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Sequence[Any]) -> None:
@@ -78,10 +79,8 @@ def _keep_those_of_every_cpu() -> None:
         with suppress(Exception):
             compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
 
-    replaced = getattr(compiler, "_cache_write", None)
-    if replaced is None or is_first():
-        return
-    if len(inspect.signature(replaced).parameters) == len(inspect.signature(write_own).parameters):
+    replaced, known = getattr(compiler, "_cache_write", None), inspect.signature(write_own).parameters
+    if replaced is not None and len(inspect.signature(replaced).parameters) == len(known):
         compiler._cache_write = write_own
 
 

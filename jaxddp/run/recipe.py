@@ -188,19 +188,19 @@ def evaluate_recipe(config: Config, directory: Path, which: str = "latest") -> d
     if not directory.is_dir():
         raise InputError(f"{directory}: no such work directory; check --workdir")
     recipe = Recipe.of(config)
-    _checkpoint(directory, which)
-    setup = recipe.setup()
-    # Looked up again: a run may have gone on meanwhile.
-    step = _checkpoint(directory, which)
     with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
+        _agreed_step(checkpoints, which)
+    setup = recipe.setup()
+    # Looked up again: while this compiled, a run may have gone on.
+    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
+        step = _agreed_step(checkpoints, which)
         state, _ = checkpoints.restore(step, setup.state)
     return {"step": step, **_evaluator(recipe, setup)(state)}
 
 
-def _checkpoint(directory: Path, which: str) -> int:
-    """The step of a checkpoint, as process 0 sees it now."""
-    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
-        seen = str(checkpoints.step(which)) if is_first() else ""
+def _agreed_step(checkpoints: Checkpoints, which: str) -> int:
+    """The step of a checkpoint, as process 0 sees it."""
+    seen = str(checkpoints.step(which)) if is_first() else ""
     return int(exchange("checkpoint", seen)[0])
 
 

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import logging
-import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -81,24 +80,23 @@ def held(directory: Path) -> Iterator[None]:
     Ends with the process, however it ends. On a file system without locks nothing is held.
 
     Raises:
-        InputError: another run holds it.
+        InputError: another run holds it, or its lock cannot be written.
     """
     if not is_first():
         yield
         return
     # Of a file, not of the directory: that lock would never reach the server of a network file system.
-    handle = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
+    with workdir.readable_errors(directory / LOCK_FILE):
+        lock = (directory / LOCK_FILE).open("a")
+    with lock:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             advice = "wait for it, or give another --workdir"
             raise InputError(f"{directory}: another run is at work there; {advice}") from None
         except OSError:
             pass  # A file system without locks.
         yield
-    finally:
-        os.close(handle)
 
 
 def claim(directory: Path, recipe: Mapping[str, Any], fingerprints: Mapping[str, str], *, resuming: bool) -> None:
@@ -124,8 +122,9 @@ def claim(directory: Path, recipe: Mapping[str, Any], fingerprints: Mapping[str,
 
 def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None:
     # A key that has come since is held to have been what it is where nobody sets it.
-    there, here = flatten(Config().to_dict()) | flatten(saved), flatten(content)
-    for key in sorted(flatten(saved).keys() | here.keys()):
+    known, here = flatten(saved), flatten(content)
+    there = flatten(Config().to_dict()) | known
+    for key in sorted(known.keys() | here.keys()):
         if there.get(key) != here.get(key) and not key.startswith(_FREE):
             raise InputError(
                 f"{path}: {key} was {there.get(key)!r} and is now {here.get(key)!r}; a resumed run keeps its recipe: "
