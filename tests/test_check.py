@@ -296,19 +296,20 @@ def test_an_interrupt_ends_the_reading_with_the_images_under_way(tmp_path):
                 signal.raise_signal(signal.SIGINT)
 
         def read(self, path: bytes, offset: int = 0) -> bytes:
+            readers.add(threading.current_thread())
             data = super().read(path)
             gate.wait(20)
             return data
 
-    store, before = Interrupting(), threading.active_count()
+    readers: set[threading.Thread] = set()
+    store = Interrupting()
     with pytest.raises(KeyboardInterrupt):
         check({"train": counted_table(tmp_path, store, 3000)}, threads=2, progress=store)
     under_way = store.read_so_far
     gate.set()
-    deadline = time.monotonic() + 20
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    for reader in readers:
+        reader.join(20)
+    assert readers and not any(reader.is_alive() for reader in readers)
     # One that a thread was about to begin may still be counted.
     assert store.read_so_far <= under_way + 2
 

@@ -515,18 +515,17 @@ def test_google_storage_up_to_the_door(proxy, monkeypatch, tmp_path):
     assert text.startswith("gs://bucket/imagenet") and "check GOOGLE_APPLICATION_CREDENTIALS" in text
 
 
-def fetching() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+def fetching() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")}
 
 
 def test_what_an_evaluation_fetches_with_ends_with_it(proxy, store, tree):
-    table = with_store(train_solutions(tree), store)
+    table, before = with_store(train_solutions(tree), store), fetching()
     for _ in range(3):
         assert len(list(image_eval_batches(table, EvalOrder(len(table), 4), image_size=16, resize=16))) == 3
-    give_up = time.monotonic() + 20
-    while fetching() and time.monotonic() < give_up:
-        time.sleep(0.01)
-    assert fetching() == []
+    for thread in fetching() - before:
+        thread.join(20)
+    assert fetching() <= before
 
 
 @pytest.mark.parametrize(

@@ -18,22 +18,19 @@ def resize(image: Any, image_size: int) -> Any:
 
     Where one axis has to be shrunk by area, so is the other, unless it is stretched.
     """
-    size = tf.shape(image)[:2]
-    much = tf.reduce_any(size > int(_BILINEAR_TO * image_size))
-    image = tf.cond(much, lambda: _round(_shrink(image, tf.minimum(size, image_size))), lambda: image)
-    differs = tf.reduce_any(tf.shape(image)[:2] != image_size)
-    image = tf.cond(differs, lambda: _round(_sample(image, image_size)), lambda: image)
-    return tf.ensure_shape(image, [image_size, image_size, 3])
+    much = tf.reduce_any(tf.shape(image)[:2] > int(_BILINEAR_TO * image_size))
+    pixels = tf.cond(
+        much,
+        lambda: _sample(_shrink(image, image_size), image_size),
+        lambda: _sample(image, image_size),
+    )
+    # Means of pixels, so rounding never leaves 0..255.
+    return tf.ensure_shape(tf.cast(tf.round(pixels), tf.uint8), [image_size, image_size, 3])
 
 
-def _shrink(image: Any, size: Any) -> Any:
-    return tf.raw_ops.ResizeArea(images=image[None], size=size)[0]
+def _shrink(image: Any, image_size: int) -> Any:
+    return tf.raw_ops.ResizeArea(images=image[None], size=tf.minimum(tf.shape(image)[:2], image_size))[0]
 
 
 def _sample(image: Any, image_size: int) -> Any:
     return tf.raw_ops.ResizeBilinear(images=image[None], size=[image_size, image_size], half_pixel_centers=True)[0]
-
-
-def _round(pixels: Any) -> Any:
-    # Means of pixels, so rounding never leaves 0..255.
-    return tf.cast(tf.round(pixels), tf.uint8)
