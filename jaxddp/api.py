@@ -145,7 +145,7 @@ def train(
             live progress display where absent; () watches in silence.
         evaluators: functions of the state, whose figures join each evaluation's.
         workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
-            returned as it is. With it, SIGTERM makes the run save and stop.
+            returned as it is (and measured, if it was not). With it, SIGTERM makes the run save and stop.
         log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
         profile: a duration, from a few steps after the first on, of which a trace for TensorBoard goes into the work
             directory's profile/.

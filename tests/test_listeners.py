@@ -185,6 +185,15 @@ def test_result_of_a_resumed_run_keeps_the_last_evaluation(tmp_path: Path) -> No
     }
 
 
+def test_a_validation_that_a_resumed_run_comes_to_again_has_one_line(tmp_path: Path) -> None:
+    drive(JsonLines(tmp_path), stop=4)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    resumed = JsonLines(tmp_path)
+    resumed.start(run_start(4))
+    resumed.evaluation(evaluation_record(4, 77))
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
 def test_result_has_no_val_where_nothing_was_evaluated(tmp_path: Path) -> None:
     drive(JsonLines(tmp_path), evaluate=())
     assert strict_json((tmp_path / "result.json").read_text())["val"] is None

@@ -1,5 +1,7 @@
 """The loop: figures of every step, exact evaluation, a run that stops where it must and resumes as if it had not."""
 
+import json
+import shutil
 import time
 
 import jax
@@ -133,6 +135,46 @@ def test_interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit(tmp_path):
                 assert record.epoch_end.metrics == records[record.step].epoch_end.metrics
 
 
+@pytest.mark.parametrize("checkpoint", ("4 steps", "0 steps"))
+def test_a_stop_is_heard_during_validation_which_a_resumed_run_makes_up_for(tmp_path, checkpoint):
+    whole, uninterrupted = run(setup_of(), plan_of(log="1 step"))
+    for stop in (7, STEPS):  # The end of an epoch, and of the run.
+        asked: list[int] = []
+
+        def before_the_last_batch(step: int, stop=stop, asked=asked) -> bool:
+            asked.append(step)
+            return asked.count(stop) == 3  # Once after the step; there are three batches.
+
+        plan, checkpoints = plan_of(log="1 step", checkpoint=checkpoint), Checkpoints(tmp_path / str(stop))
+        with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
+            run(setup_of(), plan, checkpoints=checkpoints, should_stop=before_the_last_batch)
+        assert checkpoints.latest() == stop and not checkpoints.is_validated(stop)
+        resumed, recorder = run(setup_of(), plan, checkpoints=checkpoints, resume_step=stop)
+        assert recorder.moments[:2] == [("start", stop), ("evaluation", stop)]
+        assert checkpoints.is_validated(stop)
+        assert largest_difference(resumed, whole) == 0
+        measured = {record.step: record.metrics for record in uninterrupted.evaluations}
+        assert {record.step: record.metrics for record in recorder.evaluations} == {
+            step: metrics for step, metrics in measured.items() if step >= stop
+        }
+
+
+def test_a_validation_that_fails_loses_no_training(tmp_path):
+    def evaluator_that_fails(state):
+        raise InputError("no figures today")
+
+    setup, checkpoints = setup_of(), Checkpoints(tmp_path)
+    objective, plan = setup.objective(cross_entropy()), plan_of(checkpoint="7 steps")
+    evaluator = setup.evaluator(objective, VAL, extra=[evaluator_that_fails])
+    with pytest.raises(InputError, match="no figures today"):
+        train(setup, objective, plan, evaluator=evaluator, checkpoints=checkpoints)
+    checkpoints.wait()
+    assert checkpoints.steps() == [7]
+    resumed, _ = run(setup_of(), plan, checkpoints=checkpoints, resume_step=7)
+    whole, _ = run(setup_of(), plan)
+    assert largest_difference(resumed, whole) == 0
+
+
 def test_resumed_on_another_number_of_devices_agrees_to_tolerance(tmp_path):
     whole, _ = run(setup_of(4), plan_of())
     for devices in (1, 8):
@@ -173,7 +215,9 @@ def test_the_first_step_that_is_not_finite_is_named_and_not_the_one_that_was_log
 def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     setup, checkpoints = setup_of(), Checkpoints(tmp_path / "c", keep=2)
     for step, top1 in enumerate((None, 0.9, 0.3, 0.2, None, 0.4), start=1):
-        checkpoints.save(step, setup.state, {}, None if top1 is None else {"top1": top1, "count": 1})
+        checkpoints.save(step, setup.state, {})
+        if top1 is not None:
+            checkpoints.validated(step, {"top1": top1, "count": 1})
     checkpoints.close()
     checkpoints = Checkpoints(tmp_path / "c", keep=2)
     assert checkpoints.steps() == [2, 5, 6]
@@ -181,14 +225,47 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     assert [checkpoints.step(which) for which in ("latest", "best", "5")] == [6, 2, 5]
     with pytest.raises(InputError, match="no checkpoint '4'; there are steps 2, 5, 6"):
         checkpoints.step("4")
-    checkpoints.save(7, setup.state, {}, {"top1": 0.5, "count": 1})
+    assert [step for step in range(1, 7) if checkpoints.is_validated(step)] == [2, 6]
+    checkpoints.save(7, setup.state, {})
+    checkpoints.validated(7, {"loss": 0.1, "count": 1})
     checkpoints.wait()
-    assert checkpoints.steps() == [2, 6, 7]
+    assert (checkpoints.steps(), checkpoints.best()) == ([2, 6, 7], 2)
+    checkpoints.close()
+    # What is known of a checkpoint that is no longer there must not stand for the next of its number.
+    shutil.rmtree(tmp_path / "c" / "7")
+    with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
+        checkpoints.save(7, setup.state, {})
+        assert not checkpoints.is_validated(7)
+    with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
+        assert checkpoints.steps() == [2, 6, 7] and not checkpoints.is_validated(7)
+    shutil.rmtree(tmp_path / "c" / "2")
+    assert Checkpoints(tmp_path / "c", keep=2).best() == 6
+
+
+@pytest.mark.parametrize("text", ("{", "null", "3", '{"12": 5}', '{"a": {}}'))
+def test_figures_that_cannot_be_read_are_named(text, tmp_path):
+    Checkpoints(tmp_path).close()
+    (tmp_path / "figures.json").write_text(text)
+    with pytest.raises(InputError, match=r"figures.json: cannot be read \(.*\); remove it: only which checkpoint"):
+        Checkpoints(tmp_path)
+
+
+def test_figures_that_are_not_finite_are_written_as_json(tmp_path):
+    setup, checkpoints = setup_of(), Checkpoints(tmp_path)
+    checkpoints.save(1, setup.state, {})
+    checkpoints.validated(1, {"top1": np.float32(0.5), "loss": np.float32(np.inf), "count": 3})
+    checkpoints.save(2, setup.state, {})
+    checkpoints.validated(2, {"top1": np.nan})
+    assert checkpoints.best() == 1
+    checkpoints.close()
+    known = json.loads((tmp_path / "figures.json").read_text(), parse_constant=pytest.fail)
+    assert known == {"1": {"top1": 0.5, "loss": None, "count": 3}, "2": {"top1": None}}
 
 
 def test_reading_leaves_alone_what_another_is_writing(tmp_path):
     setup, writer = setup_of(), Checkpoints(tmp_path / "c")
-    writer.save(1, setup.state, {}, {"top1": 0.5, "count": 1})
+    writer.save(1, setup.state, {})
+    writer.validated(1, {"top1": 0.5, "count": 1})
     writer.wait()
     unfinished = tmp_path / "c" / "2.orbax-checkpoint-tmp"
     unfinished.mkdir()

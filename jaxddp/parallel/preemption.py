@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
-# JAX finds the moment at which all stop by numbers that every process counts up one by one, and steps may come several
-# at a time: so it counts the questions, over all runs of the process.
+# JAX finds the moment at which all stop by numbers that every process counts up one by one. Steps may come several at a
+# time, and validation has batches: so it counts the questions, over all runs of the process. Nobody else may ask.
 _questions = itertools.count(1)
 
 
@@ -18,8 +18,8 @@ _questions = itertools.count(1)
 def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
     """Catch SIGTERM in the block; what it gives says, asked after a step or several, whether to save and stop.
 
-    Among several processes JAX's coordination service has caught it already, and lets all of them stop at one step,
-    whichever of them was told. For that all must ask after the same steps.
+    Among several processes JAX's coordination service has caught it already, and lets all of them stop at one
+    question, whichever of them was told. For that all must ask at the same places.
     """
     if jax.process_count() > 1:
         yield lambda step: multihost_utils.reached_preemption_sync_point(next(_questions))

@@ -143,7 +143,7 @@ def train_recipe(
     resume: Resume = "auto",
     listeners: Sequence[Listener] = (),
 ) -> TrainState:
-    """Train a config in a work directory: resume or begin, validate, save, and leave figures and curves behind.
+    """Train a config in a work directory: resume or begin, save, validate, and leave figures and curves behind.
 
     SIGTERM makes it save and stop.
 

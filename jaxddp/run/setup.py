@@ -21,7 +21,7 @@ from jaxddp.engine.resident import loops_are_slow, make_resident_steps
 from jaxddp.engine.state import TrainState, create_state
 from jaxddp.engine.step import make_eval_step, make_train_step
 from jaxddp.models.adapt import Model, adapt
-from jaxddp.parallel.job import agree
+from jaxddp.parallel.job import agree, exchange
 from jaxddp.parallel.topology import Device, Topology
 from jaxddp.run.batches import (
     check_comparable,
@@ -191,9 +191,11 @@ def train(
         schedule: multiplies the optimizer's updates, 0 for the first step.
         profile: where the trace that the plan asks for goes; process 0 alone writes one.
     """
-    state, progress = setup.state, None
+    state, progress, validated = setup.state, None, True
     if checkpoints and resume_step is not None:
         state, progress = checkpoints.restore(resume_step, state)
+        # As process 0 sees it: what it wrote last may not have come to every host.
+        validated = exchange("validated", str(checkpoints.is_validated(resume_step)))[0] == str(True)
     program, chunks = setup.program(objective, plan, schedule)
     first = setup.topology.process_index == 0
     start = RunStart(
@@ -219,6 +221,7 @@ def train(
         listeners=listeners if first else (),
         learning_rate=learning_rate or schedule,
         progress=progress,
+        validated=validated,
         should_stop=should_stop,
         usage=Usage(program, setup.topology, plan.batch_size),
         profile=profile if first else None,

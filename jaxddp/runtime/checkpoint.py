@@ -1,7 +1,9 @@
 """Checkpoints through Orbax: (arrays, step), saved while training goes on; the last few are kept, and the best."""
 
+import json
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,17 +14,22 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_pol
 
 from jaxddp.engine.state import TrainState, abstract_like, all_finite
 from jaxddp.errors import InputError, NonFiniteError
+from jaxddp.parallel.job import is_first
+from jaxddp.runtime import workdir
 
+FIGURES_FILE = "figures.json"
 _BEST_BY = "top1"
-# Worse than any accuracy: a checkpoint that was not validated is never the best.
-_UNMEASURED = {_BEST_BY: -1.0}
+
+Figures = dict[int, dict[str, float | None]]
+"""Step to what was measured there; None for what was not finite."""
 
 
 class Checkpoints:
     """The checkpoints of one work directory.
 
     A checkpoint becomes visible only when all of it is on disk (Orbax writes beside it and renames), so a run killed at
-    any moment resumes from a whole one. On many hosts the directory is one that all of them share.
+    any moment resumes from a whole one. It is saved before it is validated, and its figures come to it in a file beside
+    all of them. On many hosts the directory is one that all of them share.
 
     Args:
         keep: how many of the latest are kept, beside the best by validation top-1.
@@ -35,21 +42,18 @@ class Checkpoints:
     def __init__(self, directory: Path, *, keep: int = 2, read_only: bool = False):
         if keep < 1:
             raise InputError(f"checkpoint.keep={keep}: keep at least 1, or a run could not resume")
-        policies = [
-            keep_policy.LatestN(n=keep),
-            keep_policy.BestN(get_metric_fn=_figure, n=1),
-        ]
+        self.directory = Path(directory).resolve()
+        self._figures = _read_figures(self.directory / FIGURES_FILE)
         writing = {
-            "preservation_policy": keep_policy.AnyPreservationPolicy(policies),
-            # Orbax writes the figures down, for a later process to compare with, only where it is told of a best.
-            "best_fn": _figure,
+            "preservation_policy": keep_policy.AnyPreservationPolicy(
+                [keep_policy.LatestN(n=keep), _Best(self._figures)]
+            ),
             # What a killed run left half written.
             "cleanup_tmp_directories": True,
         }
         reading = {"read_only": True, "create": False, "save_interval_steps": 0}
-        self.directory = Path(directory).resolve()
         with _unwarned() if read_only else nullcontext():
-            self._manager = ocp.CheckpointManager(
+            self._manager = _Manager(
                 self.directory,
                 options=ocp.CheckpointManagerOptions(**(reading if read_only else writing)),
                 # Named here, so that a manager that has not saved yet can read what another process saved.
@@ -66,8 +70,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step of the checkpoint with the highest validation top-1; of equal ones the latest; None without any."""
-        measured = [(_figure(self._manager.metrics(step) or _UNMEASURED), step) for step in self.steps()]
-        return max(((figure, step) for figure, step in measured if figure >= 0), default=(0, None))[1]
+        return _best(self._figures, self.steps())
 
     def step(self, which: str) -> int:
         """Resolve "latest", "best" or a number.
@@ -83,14 +86,11 @@ class Checkpoints:
             raise InputError(f"{self.directory}: no checkpoint {which!r}; {there} (or say latest or best)")
         return step
 
-    def save(
-        self, step: int, state: TrainState, progress: Mapping[str, Any], metrics: Mapping[str, float] | None = None
-    ) -> None:
+    def save(self, step: int, state: TrainState, progress: Mapping[str, Any]) -> None:
         """Copy the state to host memory and write it in the background.
 
         Args:
             progress: small plain values that belong to the moment, kept as JSON.
-            metrics: the validation figures at this step, where it was validated; `top1` decides which one is best.
 
         Raises:
             NonFiniteError: the state holds a NaN or an infinity; the checkpoints already there stay as they are.
@@ -100,9 +100,28 @@ class Checkpoints:
                 f"step {step}: the state is not finite and was not saved; "
                 f"the last good checkpoint is step {self.latest()}"
             )
+        # One of that step may have been there before, and been removed.
+        if self._figures.pop(step, None) is not None:
+            self._write_figures()
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
-        measured = dict(metrics) if metrics and _BEST_BY in metrics else _UNMEASURED
-        self._manager.save(step, args=items, metrics=measured, force=True)
+        self._manager.save(step, args=items, force=True)
+
+    def validated(self, step: int, figures: Mapping[str, float]) -> None:
+        """Keep the validation figures of a checkpoint; `top1` decides which one is best.
+
+        Raises:
+            InputError: they cannot be written.
+        """
+        self._figures[step] = {name: float(value) if math.isfinite(value) else None for name, value in figures.items()}
+        self._write_figures()
+
+    def _write_figures(self) -> None:
+        if is_first():
+            workdir.replace(self.directory / FIGURES_FILE, json.dumps(self._figures, indent=2).encode())
+
+    def is_validated(self, step: int) -> bool:
+        """Whether the figures of this checkpoint are known."""
+        return step in self._figures
 
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The state and the progress saved at a step, laid out over the devices as `like` is.
@@ -147,8 +166,38 @@ def _unwarned() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _figure(metrics: Mapping[str, float]) -> float:
-    return metrics[_BEST_BY]
+class _Manager(ocp.CheckpointManager):
+    def reached_preemption(self, step: int) -> bool:
+        """Orbax would ask JAX by the number of the step, and JAX forget the questions that the loop counts up."""
+        return False
+
+
+class _Best(keep_policy.PreservationPolicy):
+    """Keeps the best of the checkpoints by what is known of them when another is saved."""
+
+    def __init__(self, figures: Figures):
+        self.figures = figures
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        best = _best(self.figures, steps)
+        return [step == best for step in steps]
+
+
+def _best(figures: Figures, steps: Sequence[int]) -> int | None:
+    measured = [(figure, step) for step in steps if (figure := figures.get(step, {}).get(_BEST_BY)) is not None]
+    return max(measured, default=(0, None))[1]
+
+
+def _read_figures(path: Path) -> Figures:
+    try:
+        return {int(step): dict(figures) for step, figures in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: cannot be read ({error}); remove it: only which checkpoint is the best will be forgotten"
+        ) from None
 
 
 def _check_same_shapes(where: str, saved: Any, like: TrainState) -> None:

@@ -36,8 +36,14 @@ class Evaluator:
     num_examples: int
     extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = ()
 
-    def __call__(self, state: TrainState, report: Report | None = None) -> dict[str, float]:
+    def __call__(
+        self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
         """Means over the split, with `count`, the number of examples that had a part in them.
+
+        Args:
+            report: is told of the means so far, now and then.
+            between: called between two batches, by all processes as often; what it raises ends the evaluation.
 
         Raises:
             RuntimeError: the batches did not hold each example once.
@@ -45,7 +51,9 @@ class Evaluator:
         totals: MetricSums | None = None
         in_flight: deque[Any] = deque()
         reported = time.perf_counter()
-        for batch in self.batches():
+        for number, batch in enumerate(self.batches()):
+            if number:
+                between()
             sums = self.step(state, batch)
             totals = sums if totals is None else totals.replace(values=totals.values + sums.values)
             in_flight.append(totals.values)

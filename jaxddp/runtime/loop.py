@@ -47,6 +47,7 @@ def fit(
     listeners: Sequence[Listener] = (),
     learning_rate: Callable[[int], Any] | None = None,
     progress: dict[str, Any] | None = None,
+    validated: bool = True,
     should_stop: Callable[[int], bool] = lambda step: False,
     usage: Callable[[float | None], Used] = lambda images_per_second: Used(),
     profile: Path | None = None,
@@ -59,13 +60,15 @@ def fit(
     2. dispatch them; the host does not wait for them;
     3. where figures are due (the log cadence, an epoch's end, anything of 4 or 5): fetch those of all steps since, stop
        if a loss is not finite, tell the listeners;
-    4. where validation is due: evaluate, tell the listeners;
-    5. where a checkpoint is due, or the run was asked to stop: save, with the figures of 4 where they are of this step.
+    4. where a checkpoint is due, or the run was asked to stop: save;
+    5. where validation is due: evaluate, tell the listeners, put the figures beside the checkpoint of 4. If it fails,
+       that checkpoint is there; if the run is asked to stop meanwhile, one is saved. Who resumes validates it first.
 
     Args:
         learning_rate: a schedule, 0 for the first step, to be shown.
         progress: as saved with the checkpoint that `state` was restored from.
-        should_stop: asked after every chunk; all processes must answer alike.
+        validated: whether that checkpoint was validated; else it is now, where validation is due there.
+        should_stop: asked after every chunk and between batches of validation; all processes must answer alike.
         usage: how well the devices are used at a speed, for the records; see `jaxddp.runtime.usage`.
         profile: where a trace of the steps goes that the plan names; None for none.
 
@@ -75,11 +78,14 @@ def fit(
         Preempted: `should_stop` said so; the state was saved.
     """
     meter = Meter(plan.batch_size, progress, plan.max_substituted)
-    run = _Run(plan, evaluator, checkpoints, learning_rate, meter, usage)
+    run = _Run(plan, evaluator, checkpoints, learning_rate, meter, usage, should_stop)
     done, begin = int(state.step), time.perf_counter()
     run.step = done
     try:
         run.start(listeners, start)
+        if not validated:
+            run.validate(done, state, saved=True)
+            meter.resume()
         stream = chunks(done)
         with Profile(profile, plan.traced(done), meter.paused) as traced:
             while done < plan.total_steps:
@@ -90,7 +96,7 @@ def fit(
                 meter.add(range(done + 1, done + chunk.steps + 1), sums)
                 done += chunk.steps
                 traced.done(done, state)
-                run.end_step(done, state, stop=should_stop(done))
+                run.end_step(done, state)
         if checkpoints:
             checkpoints.wait()
     except BaseException as error:
@@ -112,9 +118,10 @@ class _Run:
         learning_rate: Callable[[int], Any] | None,
         meter: Meter,
         usage: Callable[[float | None], Used],
+        should_stop: Callable[[int], bool],
     ):
         self.plan, self.evaluator, self.checkpoints = plan, evaluator, checkpoints
-        self.learning_rate, self.meter, self.usage = learning_rate, meter, usage
+        self.learning_rate, self.meter, self.usage, self.should_stop = learning_rate, meter, usage, should_stop
         self.listeners: list[Listener] = []
         self.validation: Mapping[str, float] = {}
         self.step, self.used = 0, Used()
@@ -137,21 +144,31 @@ class _Run:
             except Exception as another:
                 error.add_note(f"then {type(listener).__name__}.end failed: {another}")
 
-    def end_step(self, step: int, state: TrainState, *, stop: bool) -> None:
-        evaluates = self.evaluator is not None and self.plan.evaluates(step)
-        saves = self.plan.saves(step) or stop
-        if self.plan.logs(step) or evaluates or saves:
+    def end_step(self, step: int, state: TrainState) -> None:
+        stop = self.should_stop(step)
+        saves, validates = self.plan.saves(step) or stop, self._validates(step)
+        if self.plan.logs(step) or saves or validates:
             self.record(step)
         self.step = step
-        if evaluates or saves:
-            measured = self.evaluate(step, state, self.evaluator) if self.evaluator and evaluates else None
-            if self.checkpoints and saves:
-                self.checkpoints.save(step, state, self.meter.progress(), measured)
+        if saves:
+            self._save(step, state)
+        if stop and (validates or not self.plan.last(step)):
+            self._leave(step)
+        self.validate(step, state, saved=saves)
+        if saves or validates:
             self.meter.resume()
-        if stop and not self.plan.last(step):
-            if self.checkpoints:
-                self.checkpoints.wait()
-            raise Preempted(f"asked to stop: saved step {step} of {self.plan.total_steps}; the same command resumes it")
+
+    def _validates(self, step: int) -> bool:
+        return self.evaluator is not None and self.plan.evaluates(step)
+
+    def _save(self, step: int, state: TrainState) -> None:
+        if self.checkpoints:
+            self.checkpoints.save(step, state, self.meter.progress())
+
+    def _leave(self, step: int) -> None:
+        if self.checkpoints:
+            self.checkpoints.wait()
+        raise Preempted(f"asked to stop: saved step {step} of {self.plan.total_steps}; the same command resumes it")
 
     def record(self, step: int) -> None:
         metrics = self.meter.fetch()
@@ -166,17 +183,24 @@ class _Run:
         used = self.usage(images_per_second)
         self.tell("step", StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used))
 
-    def evaluate(self, step: int, state: TrainState, evaluator: Evaluator) -> Mapping[str, float]:
-        begin, epoch = time.perf_counter(), self.plan.epoch(step)
+    def validate(self, step: int, state: TrainState, *, saved: bool) -> None:
+        """Where it is due. The figures belong to the step's checkpoint, if there is one."""
+        if self.evaluator is None or not self.plan.evaluates(step):
+            return
+        begin, epoch, total = time.perf_counter(), self.plan.epoch(step), self.evaluator.num_examples
 
-        def report(metrics: Mapping[str, float], seen: int) -> None:
-            # Padding is never counted, so an evaluation in progress cannot be mistaken for a finished one.
-            partial = min(seen, evaluator.num_examples - 1)
+        def tell(metrics: Mapping[str, float], seen: int) -> None:
             seconds = time.perf_counter() - begin
-            self.tell("evaluation", EvaluationRecord(step, epoch, metrics, partial, evaluator.num_examples, seconds))
+            self.tell("evaluation", EvaluationRecord(step, epoch, metrics, seen, total, seconds))
 
-        self.validation = evaluator(state, report)
-        figures = {name: value for name, value in self.validation.items() if name != "count"}
-        seconds, total = time.perf_counter() - begin, evaluator.num_examples
-        self.tell("evaluation", EvaluationRecord(step, epoch, figures, total, total, seconds))
-        return self.validation
+        def leave_if_asked() -> None:
+            if self.should_stop(step):
+                if not saved:
+                    self._save(step, state)
+                self._leave(step)
+
+        # Padding is never counted, so an evaluation in progress cannot be mistaken for a finished one.
+        self.validation = self.evaluator(state, lambda means, seen: tell(means, min(seen, total - 1)), leave_if_asked)
+        tell({name: value for name, value in self.validation.items() if name != "count"}, total)
+        if self.checkpoints and saved:
+            self.checkpoints.validated(step, self.validation)

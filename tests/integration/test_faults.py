@@ -24,6 +24,35 @@ if os.environ["JAX_PROCESS_ID"] == "1":
 sys.exit(main(sys.argv[1:]))
 """
 
+STOPPED_AS_A_VALIDATION_BEGINS = """
+import os, signal, sys, time
+import numpy as np, optax
+import jaxddp
+from jaxddp.runtime.evaluate import Evaluator
+
+evaluate, begun = Evaluator.__call__, []
+def slowly(*arguments):
+    begun.append(arguments)
+    if len(begun) == 3:
+        if os.environ["JAX_PROCESS_ID"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(3)  # Until all have heard of it, and what was saved is on disk.
+    return evaluate(*arguments)
+Evaluator.__call__ = slowly
+
+rng = np.random.default_rng(0)
+tables = [
+    jaxddp.ArrayTable(rng.integers(0, 256, (size, 6, 6, 3), np.uint8), rng.integers(0, 5, size), tuple("abcde"))
+    for size in (50, 23)
+]
+net = (
+    lambda key, example: {"weight": np.zeros((example[0].size, 5), np.float32)},
+    lambda params, images: images.reshape(len(images), -1) @ params["weight"],
+)
+setup = jaxddp.prepare_training(net, tables[0], None, optax.sgd(0.01), 4, epochs=8)
+jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=tables[1], workdir=sys.argv[1])
+"""
+
 
 @pytest.fixture
 def workdir(tmp_path):
@@ -77,9 +106,10 @@ def test_an_exception_in_one_process_ends_the_job_with_its_cause(training, tmp_p
 
 def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir, reference):
     done = 0
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # The second comes in the midst of a validation, as a rule.
+    for number, more in ((signal.SIGTERM, ()), (signal.SIGINT, ("--eval.every", "1 step"))):
         before = len(lines(workdir))
-        launched = training(steps=before + 4)
+        launched = training(*more, steps=before + 4)
         launched.process.send_signal(number)
         assert launched.end() == 75, launched.out + launched.err
         assert f"{number.name}: every process was asked to save and end" in launched.err
@@ -94,3 +124,14 @@ def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir,
     assert list(losses(workdir)) == list(range(1, done + 1))
     expected = losses(reference)
     assert close({step: losses(workdir)[step] for step in expected}, expected)
+
+
+def test_all_hear_of_sigterm_as_a_validation_begins(workdir, start, tmp_path):
+    (tmp_path / "script.py").write_text(STOPPED_AS_A_VALIDATION_BEGINS)
+    words = ["python", str(tmp_path / "script.py"), str(workdir)]
+    launched = start(Launched, tmp_path / "launch", 2, words)
+    assert launched.end() == 75, launched.out + launched.err
+    # The third epoch of 50 examples in batches of 8 ends with step 19.
+    saved = "jaxddp: asked to stop: saved step 19 of 50; the same command resumes it"
+    assert [launched.last_of(rank) for rank in (0, 1)] == [saved, saved]
+    assert checkpoint_steps(workdir)[-1] == 19 and len(lines(workdir, "val")) == 2

@@ -41,9 +41,10 @@ class JsonLines:
     def evaluation(self, record: EvaluationRecord) -> None:
         if record.final:
             row = rows.evaluation_row(record)
-            workdir.append(self._metrics, encode(row))
-            if record.split == "val":
-                self._validation = row
+            # A run that ended after this line, and before its checkpoint had the figures, comes to it again.
+            if self._validation is None or self._validation["step"] != record.step:
+                workdir.append(self._metrics, encode(row))
+            self._validation = row
 
     def end(self, run: RunEnd) -> None:
         # A resumed run may end before its next evaluation: its last one then stands in the lines that were kept.
