@@ -36,7 +36,7 @@ def value_and_gradients(
     convolution: Callable, images: jax.Array, kernel: jax.Array, stride: int, padding: int
 ) -> tuple:
     value, gradient = jax.vjp(lambda x, k: convolution(x, k, stride, padding), images, kernel)
-    return value, *gradient(jax.random.normal(jax.random.key(1), value.shape, value.dtype))
+    return value, *gradient(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
 
 
 def assert_same(images: np.ndarray, kernel: np.ndarray, stride: int, padding: int) -> None:

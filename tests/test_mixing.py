@@ -231,8 +231,9 @@ def trained(devices: int):
         Topology.create(devices),
         optax.sgd(1.0),
     )
-    params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 12, 12, 3), jnp.float64))
-    params = randomized(params)
+    initial = objective.model.init(jax.random.key(0), jnp.zeros((1, 12, 12, 3), jnp.float64))
+    # Statistics too: of another type after the first step, they would have it compiled a second time.
+    params, model_state = jax.tree.map(lambda x: x.astype(jnp.float64), (randomized(initial[0]), initial[1]))
     state = topology.replicate(TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params)))
     step, losses = make_train_step(objective, optimizer, topology), []
     for number in range(3):

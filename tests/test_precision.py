@@ -84,7 +84,9 @@ def config(tmp_path: Path) -> Config:
         ("cpu", "bfloat16", "bfloat16"),
     ],
 )
-def test_a_run_takes_the_precision_of_its_devices_unless_told(platform, asked, taken, config, monkeypatch):
+def test_a_run_takes_the_precision_of_its_devices_unless_told(
+    platform, asked, taken, config, monkeypatch, quick_compile
+):
     monkeypatch.setattr(Topology, "platform", platform)
     recipe = Recipe.of(config.replace(train={"precision": asked}))
     assert recipe.config.train.precision == taken

@@ -110,7 +110,7 @@ def test_bottleneck_block_equals_numpy(in_features, stride, train):
 
 
 @pytest.mark.parametrize(("name", "train"), [("resnet18", True), ("resnet50", True), ("resnet50", False)])
-def test_network_equals_numpy(name, train):
+def test_network_equals_numpy(name, train, quick_compile):
     rng = np.random.default_rng(1)
     images, weights = rng.standard_normal((6, 32, 32, 3)), rng.standard_normal((6, 5))
     with jax.enable_x64(True):
@@ -124,9 +124,9 @@ def test_network_equals_numpy(name, train):
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 2), (5, 8), (8, 5), (9, 9)])
 def test_max_pool_equals_select_and_scatter(height, width):
-    images = jax.random.normal(jax.random.key(0), (2, height, width, 3))  # no ties
-
-    weights = jax.random.normal(jax.random.key(1), (2, (height + 1) // 2, (width + 1) // 2, 3))
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((2, height, width, 3), np.float32)  # no ties
+    weights = rng.standard_normal((2, (height + 1) // 2, (width + 1) // 2, 3), np.float32)
 
     @functools.partial(jax.jit, static_argnums=0)
     def value_and_gradients(pool, images):
@@ -154,7 +154,7 @@ def test_max_pool_shares_a_tie():
 @pytest.mark.parametrize("zero_init", [True, False])
 def test_zero_initialized_last_scale_makes_each_block_the_identity(block, last, zero_init):
     model = shallow(block, zero_init_last_scale=zero_init, kernel_init=nn.initializers.ones)
-    images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
+    images = np.random.default_rng(0).standard_normal((2, 8, 8, 3), np.float32)
     variables = jax.jit(model.init)(jax.random.key(1), images)
     for path, scale in jax.tree_util.tree_leaves_with_path(variables["params"]):
         if path[-1].key == "scale":
@@ -181,12 +181,13 @@ def test_stems(stem, kernel, sides):
     assert logits.shape == (2, 10)
 
 
-def test_bfloat16_computes_narrow_and_keeps_wide():
-    images = jax.random.normal(jax.random.key(0), (8, 8, 8, 3))
+def test_bfloat16_computes_narrow_and_keeps_wide(quick_compile):
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((8, 8, 8, 3), np.float32)
     narrow, wide = shallow(dtype=jnp.bfloat16), shallow()
     shapes = jax.eval_shape(narrow.init, jax.random.key(1), images)
     variables = jax.tree.map(lambda leaf, drawn: drawn.astype(leaf.dtype), shapes, randomized(shapes))
-    weights = jax.random.normal(jax.random.key(2), (8, 5))
+    weights = rng.standard_normal((8, 5), np.float32)
     logits, stats, (gradients, _) = value_and_gradients(narrow, variables, images, weights, train=True)
     assert {leaf.dtype for leaf in jax.tree.leaves((variables, logits, stats, gradients))} == {jnp.dtype("float32")}
 
@@ -195,7 +196,7 @@ def test_bfloat16_computes_narrow_and_keeps_wide():
     assert not jnp.array_equal(logits, expected), "bfloat16 was not used"
 
 
-def test_sync_batch_norm_on_four_devices_equals_one_device():
+def test_sync_batch_norm_on_four_devices_equals_one_device(quick_compile):
     rng = np.random.default_rng(3)
     images, weights = rng.standard_normal((8, 8, 8, 3)), rng.standard_normal((8, 5))
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))

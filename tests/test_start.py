@@ -258,6 +258,7 @@ def start(home: Path, workdir: Path, *words: str) -> dict[str, Any]:
         free.pop(name, None)
     free["HOME"] = str(home)
     command = [sys.executable, "-c", textwrap.dedent(CHILD), "train", "digits", "--workdir", str(workdir), *words]
+    command += ["--model.name", "resnet10", "--model.width", "4"]
     command += ["--train.batch-size", "4", "--eval.batch-size", "4", "--train.duration", "3 steps"]
     command += ["--log.every", "1 step", "--parallel.cpu-devices", "2"]
     done = subprocess.run(command, env=free, capture_output=True, text=True, timeout=250, check=False)

@@ -1,6 +1,5 @@
 """`jaxddp launch -- train`: the processes of a job compute what one would, or say why they cannot."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +7,19 @@ from pathlib import Path
 
 import pytest
 from ilsvrc import write_csv
-from started import BRIEF, HANGING, STEPS, TRAIN, Launched, checkpoint_steps, close, lines, losses, result
+from started import (
+    BRIEF,
+    HANGING,
+    STEPS,
+    TRAIN,
+    Launched,
+    checkpoint_steps,
+    close,
+    environment,
+    lines,
+    losses,
+    result,
+)
 
 # Process 1 of a job is told something else; the launcher itself tells all the same.
 TWISTED = """
@@ -143,13 +154,13 @@ def test_the_launch_script_on_the_python_api_trains(tree, tmp_path):
     script = Path(__file__).parents[2] / "launch" / "main.py"
     recipe = ["--model", "resnet10", "--width", "2", "--image-size", "16", "--batch-size", "4", "--epochs", "0.5"]
     command = [sys.executable, str(script), "--data", str(tree), "--workdir", str(tmp_path), *recipe]
-    environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = environment(JAX_NUM_CPU_DEVICES="1")
     done = subprocess.run(
-        [*command, "--gpus", "0", "--processes", "2"], env=environ, capture_output=True, text=True, timeout=200
+        [*command, "--gpus", "0", "--processes", "2"], env=env, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     assert "[0] validation top-1: 0." in done.stdout or "[0] validation top-1: 1." in done.stdout
     assert result(tmp_path)["processes"] == 2
-    bad = subprocess.run([*command, "--nodes", "2"], env=environ, capture_output=True, text=True, timeout=60)
+    bad = subprocess.run([*command, "--nodes", "2"], env=env, capture_output=True, text=True, timeout=60)
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)
     assert "--nodes 2: give --coordinator HOST:PORT" in bad.stderr
