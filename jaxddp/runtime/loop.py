@@ -85,7 +85,6 @@ def fit(
         run.start(listeners, start)
         if not validated:
             run.validate(done, state, saved=True)
-            meter.resume()
         stream = chunks(done)
         with Profile(profile, plan.traced(done), meter.paused) as traced:
             while done < plan.total_steps:
@@ -155,8 +154,6 @@ class _Run:
         if stop and (validates or not self.plan.last(step)):
             self._leave(step)
         self.validate(step, state, saved=saves)
-        if saves or validates:
-            self.meter.resume()
 
     def _validates(self, step: int) -> bool:
         return self.evaluator is not None and self.plan.evaluates(step)
@@ -164,6 +161,7 @@ class _Run:
     def _save(self, step: int, state: TrainState) -> None:
         if self.checkpoints:
             self.checkpoints.save(step, state, self.meter.progress())
+        self.meter.resume()
 
     def _leave(self, step: int) -> None:
         if self.checkpoints:
@@ -204,3 +202,4 @@ class _Run:
         tell({name: value for name, value in self.validation.items() if name != "count"}, total)
         if self.checkpoints and saved:
             self.checkpoints.validated(step, self.validation)
+        self.meter.resume()
