@@ -44,4 +44,4 @@ format: setup
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv runs data/digits
+	rm -rf .venv runs/demo data/digits

@@ -34,7 +34,7 @@ from jaxddp.parallel.job import join
 from jaxddp.parallel.preemption import stop_on_sigterm
 from jaxddp.parallel.topology import Device, Topology
 from jaxddp.parallel.xla_options import compiler_options
-from jaxddp.run.resume import CONFIG_FILE, check_shared, claim, held
+from jaxddp.run.resume import CONFIG_FILE, check_shared, claim, held, latest_step
 from jaxddp.run.setup import RunSetup, prepare
 from jaxddp.run.setup import train as train_setup
 from jaxddp.runtime import workdir as files
@@ -177,7 +177,7 @@ def train(
     directory = files.create(Path(workdir))
     check_shared(directory)
     with held(directory), Checkpoints(directory / "checkpoints") as checkpoints, stop_on_sigterm() as stop:
-        step = checkpoints.latest()
+        step = latest_step(checkpoints)
         # Once there was none.
         known = step is not None and (directory / CONFIG_FILE).exists()
         claim(directory, _recipe(setup, config), {"train": setup.table.fingerprint}, resuming=known)
@@ -229,4 +229,5 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Table, count: in
         np.concatenate(parts)[:count]
         for parts in zip(*[(np.asarray(b.image), np.asarray(b.label), p) for b, p in batches], strict=True)
     )
-    return prediction_grid(images, labels, probabilities, table.class_names)
+    # A listing without labels has no classes of its own.
+    return prediction_grid(images, labels, probabilities, table.class_names or setup.table.class_names)

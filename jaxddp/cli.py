@@ -1,5 +1,6 @@
 """The terminal's door: parse, delegate, print, and turn an error that the user can mend into one line."""
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         return _run(arguments)
+    except BrokenPipeError:
+        # As of `--help | head`. What is printed now, or at the exit, would raise once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except JaxddpError as error:
         return _end(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -100,6 +105,9 @@ def _run(arguments: list[str]) -> int:
         raise InputError(f"unknown command {command!r}; {choices(command, commands)}")
     if command not in of_a_config:
         return commands[command](rest)
+    if rest and rest[0] in ("-h", "--help"):
+        print(usage)
+        return 0
     if not rest or rest[0].startswith("-"):
         print(usage, file=sys.stderr)
         raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
@@ -107,7 +115,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _train(name: str, arguments: list[str]) -> int:
-    default = Train(load(name), Path("runs") / Path(name).stem)
+    default = Train(load(name), _workdir_of(name))
     options = parse(Train, default, f"jaxddp train {name}", arguments)
     from jaxddp.run.recipe import train_recipe
     from jaxddp.runtime.listeners.curves_file import CURVES
@@ -119,7 +127,7 @@ def _train(name: str, arguments: list[str]) -> int:
 
 
 def _evaluate(name: str, arguments: list[str]) -> int:
-    default = Eval(load(name), Path("runs") / Path(name).stem)
+    default = Eval(load(name), _workdir_of(name))
     options = parse(Eval, default, f"jaxddp eval {name}", arguments)
     from jaxddp.run.recipe import evaluate_recipe
 
@@ -128,10 +136,15 @@ def _evaluate(name: str, arguments: list[str]) -> int:
     return 0
 
 
+def _workdir_of(name: str) -> Path:
+    """Where a run of this config is, if nothing else is said: that of a config.json beside it."""
+    return Path(name).parent if name.endswith(".json") else Path("runs") / Path(name).stem
+
+
 def _doctor(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         name, rest = arguments[0], arguments[1:]
-        default = DoctorOfConfig(load(name), Path("runs") / Path(name).stem)
+        default = DoctorOfConfig(load(name), _workdir_of(name))
         options = parse(DoctorOfConfig, default, f"jaxddp doctor {name}", rest)
         config = options.config
     else:

@@ -235,6 +235,15 @@ def test_predictions_are_shown_with_what_is_wrong_about_them():
     assert figure._repr_png_().startswith(b"\x89PNG")
 
 
+def test_images_without_labels_are_shown_with_the_classes_of_training(tmp_path):
+    root = write_tree(tmp_path / "tree", classes=5, images=2, test=3, size=6)
+    data = jaxddp.DataConfig(image_size=6, resize=6, crop="whole")
+    setup = prepare_training(linear_model(), jaxddp.train_solutions(root), 2, SGD, 2, data=data)
+    figure = jaxddp.show_predictions(setup.state, setup, jaxddp.test_listing(root))
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert len(titles) == 3 and not any("\nis " in title for title in titles)
+
+
 def test_files_and_arrays_go_through_the_same_door(tmp_path):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=5, size=20)
     data = jaxddp.DataConfig(image_size=16, resize=16, crop="whole", augment=jaxddp.AugmentConfig(pad=1))

@@ -66,7 +66,7 @@ def finished(root, tmp_path_factory) -> Path:
     arguments = train(root, workdir, "--train.duration", "12 steps", "--parallel.cpu-devices", "4")
     done = subprocess.run([sys.executable, "-m", "jaxddp", *arguments], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert "curves.png" in done.stdout
+    assert "curves.png" in done.stdout and f"writing to {workdir}\n" in done.stdout
     return workdir
 
 
@@ -165,10 +165,18 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     (workdir / "config.json").write_text(json.dumps(config))
     message = fails([*arguments, "--optimizer.step-factor", "0.5"], capfd)
     assert "optimizer.step_factor was 0.1 and is now 0.5" in message
-    assert main(train(root, workdir, "--train.duration", "14 steps")) == 0
+    # Neither how it is measured nor what is kept belongs to the recipe.
+    more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", "--log.tensorboard"]
+    assert main(train(root, workdir, "--train.duration", "14 steps", *more)) == 0
     assert json.loads((workdir / "result.json").read_text())["step"] == 14
     (workdir / "config.json").write_text("{")
     assert "config.json: cannot be read" in fails(arguments, capfd)
+
+
+def test_the_config_of_a_run_finds_its_checkpoints(finished, capfd):
+    config = str(finished / "config.json")
+    known = f"{finished / 'checkpoints'}: no checkpoint '7'; there are steps"
+    assert known in fails(["eval", config, "--step", "7", "--parallel.cpu-devices", "None"], capfd)
 
 
 def test_a_checkpoint_of_another_architecture(finished, root, capfd):
@@ -327,4 +335,7 @@ def test_help_names_commands_and_configs(capfd):
     assert main(["--help"]) == 0
     text = capfd.readouterr().out
     assert "jaxddp train CONFIG" in text and "imagenet_resnet50" in text
+    for command in ("train", "eval"):
+        assert main([command, "--help"]) == 0
+        assert capfd.readouterr().out == text
     assert main([]) == 2

@@ -194,6 +194,15 @@ def test_a_validation_that_a_resumed_run_comes_to_again_has_one_line(tmp_path: P
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
+def test_result_of_a_resumed_run_keeps_an_evaluation_that_was_not_finite(tmp_path: Path) -> None:
+    first = JsonLines(tmp_path)
+    first.start(run_start(0))
+    first.evaluation(evaluation_record(4, metrics={"loss": math.nan, "top1": 0.5}))
+    drive(JsonLines(tmp_path), start=5, evaluate=())
+    result = strict_json((tmp_path / "result.json").read_text())
+    assert result["val"] == {"loss": None, "top1": 0.5, "count": 77}
+
+
 def test_result_has_no_val_where_nothing_was_evaluated(tmp_path: Path) -> None:
     drive(JsonLines(tmp_path), evaluate=())
     assert strict_json((tmp_path / "result.json").read_text())["val"] is None

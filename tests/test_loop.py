@@ -13,6 +13,7 @@ from small import SmallNet, largest_difference, linear_model, random_table
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.data.order import SampleOrder
 from jaxddp.engine.objective import cross_entropy
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.parallel.topology import Topology
 from jaxddp.run.setup import RunSetup, prepare, train
@@ -297,10 +298,31 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
     setup, checkpoints = setup_of(), Checkpoints(tmp_path / "c")
     checkpoints.save(1, setup.state, {})
     bad = setup.state.replace(params=jax.tree.map(lambda x: x * np.nan, setup.state.params))
-    with pytest.raises(NonFiniteError, match="step 2: .* the last good checkpoint is step 1"):
+    with pytest.raises(NonFiniteError, match="step 2: .* not saved; the last good one is step 1"):
         checkpoints.save(2, bad, {})
     checkpoints.wait()
     assert checkpoints.latest() == 1
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path):
+    import resource
+
+    state = TrainState(np.int32(0), {"w": np.random.default_rng(0).random(1_000_000)}, {}, ())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    expected = f"^{tmp_path}: cannot be written \\(File too large\\); choose another place$"
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        checkpoints = Checkpoints(tmp_path)
+        checkpoints.save(1, state, {})
+        with pytest.raises(InputError, match=expected):
+            checkpoints.wait()
+        # What ended the run before is not hidden by it.
+        with pytest.raises(NonFiniteError) as raised, checkpoints:
+            checkpoints.save(2, state, {})
+            raise NonFiniteError("step 3")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.__notes__ == [f"then: {tmp_path}: cannot be written (File too large); choose another place"]
 
 
 def test_listeners_hear_of_a_failure():

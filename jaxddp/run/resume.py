@@ -27,6 +27,7 @@ _MEND = "restore it, or start in another --workdir"
 _MOVED = ("data.path", "data.name")
 _FREE = (
     *("train.duration", "eval.every", "checkpoint.every", "log.every", "log.profile", "parallel."),
+    *("eval.batch_size", "checkpoint.keep", "log.tensorboard"),
     *("data.max_bad_images", "data.local_cache", "data.data_dir", *_MOVED),
 )
 _log = logging.getLogger("jaxddp.run")
@@ -38,7 +39,7 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
     Raises:
         InputError: "must" without a checkpoint, or "never" where one would be lost.
     """
-    latest = checkpoints.latest()
+    latest = latest_step(checkpoints)
     if resume == "must" and latest is None:
         raise InputError(f"{checkpoints.directory}: no checkpoint to resume from; check --workdir, or --resume auto")
     if resume == "never" and latest is not None:
@@ -47,6 +48,12 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
             "choose another --workdir, remove it, or --resume auto"
         )
     return latest
+
+
+def latest_step(checkpoints: Checkpoints) -> int | None:
+    """The step of the latest checkpoint as process 0 sees it: a network file system may show others an older one."""
+    seen = exchange("latest checkpoint", str(checkpoints.latest()))[0]
+    return None if seen == str(None) else int(seen)
 
 
 def check_shared(directory: Path) -> None:

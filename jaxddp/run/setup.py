@@ -208,6 +208,7 @@ def train(
         device_kind=setup.topology.device_kind,
         params=state.params,
         traced=plan.traced(int(state.step)) if plan.profile and profile else None,
+        workdir=checkpoints.directory.parent if checkpoints else None,
     )
     return fit(
         program,
@@ -219,7 +220,7 @@ def train(
         checkpoints=checkpoints,
         # What one process prints and writes, all would print and write.
         listeners=listeners if first else (),
-        learning_rate=learning_rate or schedule,
+        learning_rate=learning_rate,
         progress=progress,
         validated=validated,
         should_stop=should_stop,

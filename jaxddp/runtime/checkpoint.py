@@ -1,8 +1,8 @@
 """Checkpoints through Orbax: (arrays, step), saved while training goes on; the last few are kept, and the best."""
 
-import json
 import logging
-import math
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,14 +14,11 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_pol
 
 from jaxddp.engine.state import TrainState, abstract_like, all_finite
 from jaxddp.errors import InputError, NonFiniteError
-from jaxddp.parallel.job import is_first
 from jaxddp.runtime import workdir
+from jaxddp.runtime.figures import Figures
 
-FIGURES_FILE = "figures.json"
-_BEST_BY = "top1"
-
-Figures = dict[int, dict[str, float | None]]
-"""Step to what was measured there; None for what was not finite."""
+# TensorStore, which writes the arrays, raises ValueError with this in its text.
+_OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 
 
 class Checkpoints:
@@ -36,14 +33,14 @@ class Checkpoints:
         read_only: leave everything as it is, since a run may be writing there at this moment.
 
     Raises:
-        InputError: `keep` below 1.
+        InputError: `keep` below 1, or what is there cannot be read or written.
     """
 
     def __init__(self, directory: Path, *, keep: int = 2, read_only: bool = False):
         if keep < 1:
             raise InputError(f"checkpoint.keep={keep}: keep at least 1, or a run could not resume")
         self.directory = Path(directory).resolve()
-        self._figures = _read_figures(self.directory / FIGURES_FILE)
+        self._figures = Figures(self.directory)
         writing = {
             "preservation_policy": keep_policy.AnyPreservationPolicy(
                 [keep_policy.LatestN(n=keep), _Best(self._figures)]
@@ -52,7 +49,7 @@ class Checkpoints:
             "cleanup_tmp_directories": True,
         }
         reading = {"read_only": True, "create": False, "save_interval_steps": 0}
-        with _unwarned() if read_only else nullcontext():
+        with _unwarned() if read_only else nullcontext(), _writing(self.directory):
             self._manager = _Manager(
                 self.directory,
                 options=ocp.CheckpointManagerOptions(**(reading if read_only else writing)),
@@ -70,7 +67,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step of the checkpoint with the highest validation top-1; of equal ones the latest; None without any."""
-        return _best(self._figures, self.steps())
+        return self._figures.best(self.steps())
 
     def step(self, which: str) -> int:
         """Resolve "latest", "best" or a number.
@@ -94,17 +91,18 @@ class Checkpoints:
 
         Raises:
             NonFiniteError: the state holds a NaN or an infinity; the checkpoints already there stay as they are.
+            InputError: this one, or the one before, cannot be written.
         """
         if not bool(all_finite((state.params, state.model_state, state.opt_state))):
-            raise NonFiniteError(
-                f"step {step}: the state is not finite and was not saved; "
-                f"the last good checkpoint is step {self.latest()}"
+            good = (
+                "there is no checkpoint yet" if self.latest() is None else f"the last good one is step {self.latest()}"
             )
+            raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")
         # One of that step may have been there before, and been removed.
-        if self._figures.pop(step, None) is not None:
-            self._write_figures()
+        self._figures.forget(step)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
-        self._manager.save(step, args=items, force=True)
+        with _writing(self.directory):
+            self._manager.save(step, args=items, force=True)
 
     def validated(self, step: int, figures: Mapping[str, float]) -> None:
         """Keep the validation figures of a checkpoint; `top1` decides which one is best.
@@ -112,12 +110,7 @@ class Checkpoints:
         Raises:
             InputError: they cannot be written.
         """
-        self._figures[step] = {name: float(value) if math.isfinite(value) else None for name, value in figures.items()}
-        self._write_figures()
-
-    def _write_figures(self) -> None:
-        if is_first():
-            workdir.replace(self.directory / FIGURES_FILE, json.dumps(self._figures, indent=2).encode())
+        self._figures.put(step, figures)
 
     def is_validated(self, step: int) -> bool:
         """Whether the figures of this checkpoint are known."""
@@ -140,18 +133,37 @@ class Checkpoints:
         return restored["state"], restored["progress"]
 
     def wait(self) -> None:
-        """Return when all that was saved is on disk; an error of the background writing shows here."""
-        self._manager.wait_until_finished()
+        """Return when all that was saved is on disk; an `InputError` of the background writing shows here."""
+        with _writing(self.directory):
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Finish what is being written: another manager of the directory would take it for rubbish."""
-        self._manager.close()
+        with _writing(self.directory):
+            self._manager.close()
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            self.close()
+        except InputError as another:
+            if error is None:
+                raise
+            error.add_note(f"then: {another}")
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Turns what Orbax and TensorStore raise of files that cannot be written into an InputError."""
+    with workdir.readable_errors(directory):
+        try:
+            yield
+        except ValueError as error:
+            if (code := _OS_ERROR.search(str(error))) is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 @contextmanager
@@ -180,24 +192,8 @@ class _Best(keep_policy.PreservationPolicy):
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         steps = [checkpoint.step for checkpoint in checkpoints]
-        best = _best(self.figures, steps)
+        best = self.figures.best(steps)
         return [step == best for step in steps]
-
-
-def _best(figures: Figures, steps: Sequence[int]) -> int | None:
-    measured = [(figure, step) for step in steps if (figure := figures.get(step, {}).get(_BEST_BY)) is not None]
-    return max(measured, default=(0, None))[1]
-
-
-def _read_figures(path: Path) -> Figures:
-    try:
-        return {int(step): dict(figures) for step, figures in json.loads(path.read_text()).items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path}: cannot be read ({error}); remove it: only which checkpoint is the best will be forgotten"
-        ) from None
 
 
 def _check_same_shapes(where: str, saved: Any, like: TrainState) -> None:

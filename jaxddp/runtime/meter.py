@@ -96,7 +96,7 @@ class Meter:
             if not math.isfinite(value[0, 0]):
                 raise NonFiniteError(
                     f"step {step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
-                    "Lower optimizer.learning_rate or lengthen optimizer.warmup"
+                    "Lower the learning rate, or lengthen its warm-up"
                 )
             self._epoch_values = self._epoch_values + value
             self._check_substituted(step)

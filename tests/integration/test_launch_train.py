@@ -81,7 +81,7 @@ def test_a_checkpoint_of_two_processes_restores_on_one_and_on_four(
     more = ["--resume", "must", "--parallel.cpu-devices", str(devices), "--checkpoint.every", "3 steps"]
     run = start(Launched, tmp_path, processes, words(workdir, *more))
     run.ends_well()
-    assert "resuming at step 3\n" in run.out
+    assert "resuming at step 3 | " in run.out
     is_the_same_run(workdir, reference, processes=processes)
 
 

@@ -53,7 +53,9 @@ class JsonLines:
         result: rows.Row = {"status": run.status, "step": run.step}
         result |= {"devices": self._run.devices, "processes": self._run.processes, "val": None}
         if validation:
-            result["val"] = {name: float(validation[name]) for name in names} | {"count": int(validation["count"])}
+            # A line that was kept says null of what was not finite.
+            figures = {name: None if validation[name] is None else float(validation[name]) for name in names}
+            result["val"] = figures | {"count": int(validation["count"])}
         result |= {name: value for name, value in asdict(run.used).items() if value is not None}
         if run.reason:
             result["reason"] = run.reason
