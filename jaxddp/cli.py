@@ -72,18 +72,23 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 2 bad input, 75 preempted after saving, 1 another failure."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(arguments)
-    except BrokenPipeError:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except JaxddpError as error:
+        return _end(str(error), error.exit_code, error)
+    except BrokenPipeError as error:
         # As of `--help | head`. What is printed now, or at the exit, would raise once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except JaxddpError as error:
-        return _end(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _end("interrupted; the same command resumes from the last checkpoint", 130)
+        return _end("nobody reads what it prints", 1, error)
+    except KeyboardInterrupt as error:
+        return _end("interrupted; the same command resumes from the last checkpoint", 130, error)
 
 
-def _end(line: str, code: int) -> int:
+def _end(line: str, code: int, error: BaseException) -> int:
+    # Such as a checkpoint that could not be written, which ended nothing.
+    line = "; ".join([line, *getattr(error, "__notes__", ())])
     # A process that has not come as far as this module has joined no job.
     if "jaxddp.parallel.job" in sys.modules:
         from jaxddp.parallel.job import abandon
@@ -137,8 +142,8 @@ def _evaluate(name: str, arguments: list[str]) -> int:
 
 
 def _workdir_of(name: str) -> Path:
-    """Where a run of this config is, if nothing else is said: that of a config.json beside it."""
-    return Path(name).parent if name.endswith(".json") else Path("runs") / Path(name).stem
+    """Where a run of this config is, if nothing else is said: that of a config.json around it."""
+    return Path(name).parent if Path(name).name == "config.json" else Path("runs") / Path(name).stem
 
 
 def _doctor(arguments: list[str]) -> int:
@@ -176,8 +181,8 @@ def _data(arguments: list[str]) -> int:
 
     try:
         return run(arguments)
-    except KeyboardInterrupt:
-        return _end("interrupted; what it was writing is not there", 130)
+    except KeyboardInterrupt as error:
+        return _end("interrupted; what it was writing is not there", 130, error)
 
 
 def _launch(arguments: list[str]) -> int:

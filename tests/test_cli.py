@@ -12,7 +12,7 @@ import pytest
 from ilsvrc import IMAGES, write_tree
 from small import largest_difference
 
-from jaxddp.cli import main
+from jaxddp.cli import _workdir_of, main
 from jaxddp.config import load
 from jaxddp.run.recipe import Recipe
 from jaxddp.runtime.checkpoint import Checkpoints
@@ -177,6 +177,35 @@ def test_the_config_of_a_run_finds_its_checkpoints(finished, capfd):
     config = str(finished / "config.json")
     known = f"{finished / 'checkpoints'}: no checkpoint '7'; there are steps"
     assert known in fails(["eval", config, "--step", "7", "--parallel.cpu-devices", "None"], capfd)
+
+
+def test_a_run_writes_beside_its_own_config_alone():
+    places = {name: str(_workdir_of(name)) for name in ("digits", "runs/a/config.json", "recipes/big.json", "b/c.py")}
+    assert list(places.values()) == ["runs/digits", "runs/a", "runs/big", "runs/c"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "digits", "--help"]])
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_nobody_reads_the_help_to_its_end(words, unbuffered):
+    read, write = os.pipe()
+    os.close(read)
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "jaxddp", *words]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, env=env)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "jaxddp: nobody reads what it prints\n")
+
+
+def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
+    def interrupted(arguments):
+        error = KeyboardInterrupt()
+        error.add_note("then: x/checkpoints: cannot be written (No space left on device)")
+        raise error
+
+    monkeypatch.setattr("jaxddp.cli._run", interrupted)
+    assert fails(["train", "digits"], capfd, code=130).endswith(
+        "checkpoint; then: x/checkpoints: cannot be written (No space left on device)"
+    )
 
 
 def test_a_checkpoint_of_another_architecture(finished, root, capfd):

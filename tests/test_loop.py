@@ -16,6 +16,7 @@ from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.parallel.topology import Topology
+from jaxddp.run.resume import latest_step, resume_step
 from jaxddp.run.setup import RunSetup, prepare, train
 from jaxddp.runtime.checkpoint import Checkpoints
 from jaxddp.runtime.plan import Plan
@@ -244,10 +245,10 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
 
 
 @pytest.mark.parametrize("text", ("{", "null", "3", '{"12": 5}', '{"a": {}}'))
-def test_figures_that_cannot_be_read_are_named(text, tmp_path):
+def test_figures_that_are_damaged_are_named(text, tmp_path):
     Checkpoints(tmp_path).close()
     (tmp_path / "figures.json").write_text(text)
-    with pytest.raises(InputError, match=r"figures.json: cannot be read \(.*\); remove it: only which checkpoint"):
+    with pytest.raises(InputError, match=r"figures.json: is damaged \(.*\); remove it, and keep a copy"):
         Checkpoints(tmp_path)
 
 
@@ -325,6 +326,25 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path):
     assert raised.value.__notes__ == [f"then: {tmp_path}: cannot be written (File too large); choose another place"]
 
 
+def test_waiting_in_vain_for_another_process_is_no_matter_of_files(tmp_path, monkeypatch):
+    def waits_in_vain():
+        raise TimeoutError("Timed out while waiting for a barrier")
+
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(checkpoints._manager, "wait_until_finished", waits_in_vain)
+    with pytest.raises(TimeoutError, match="waiting for a barrier"):
+        checkpoints.wait()
+
+
+def test_processes_resume_from_the_checkpoint_that_the_first_sees(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(4, setup_of().state, {})
+    checkpoints.wait()
+    for first, expected in (("8", 8), ("None", None)):
+        monkeypatch.setattr("jaxddp.run.resume.exchange", lambda _, mine, first=first: [first, mine])
+        assert latest_step(checkpoints) == resume_step(checkpoints, "auto") == expected
+
+
 def test_listeners_hear_of_a_failure():
     class Broken(Recorder):
         def step(self, record):
@@ -348,6 +368,9 @@ def test_batches_that_miss_an_example_are_found_out():
 
 def test_the_schedule_of_the_notebook_multiplies_the_updates():
     objective = setup_of().objective(cross_entropy())
-    half = train(setup_of(optimizer=optax.sgd(0.1)), objective, plan_of(3), schedule=lambda step: 0.5)
+    recorder, optimizer = Recorder(), optax.sgd(0.1)
+    half = train(setup_of(optimizer=optimizer), objective, plan_of(3), schedule=lambda _: 0.5, listeners=[recorder])
+    # Of the caller's optimizer nobody knows the rate; the factor is none.
+    assert recorder.steps and all(record.learning_rate is None for record in recorder.steps)
     plain = train(setup_of(optimizer=optax.sgd(0.05)), objective, plan_of(3))
     assert largest_difference(jax.device_get(half.params), jax.device_get(plain.params)) < 1e-7

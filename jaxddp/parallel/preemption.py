@@ -16,7 +16,7 @@ _questions = itertools.count(1)
 
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
-    """Catch SIGTERM in the block; what it gives says, asked after a step or several, whether to save and stop.
+    """Catch SIGTERM in the block; what it gives says, asked between steps and batches, whether to save and stop.
 
     Among several processes JAX's coordination service has caught it already, and lets all of them stop at one
     question, whichever of them was told. For that all must ask at the same places.

@@ -23,7 +23,8 @@ LOCK_FILE = ".lock"
 _SHARED_SECONDS = 5
 _MEND = "restore it, or start in another --workdir"
 
-# What a resumed run may change: how long, how often, and on what. All else is the recipe.
+# What a resumed run may change: how long, how often, on what, what is kept, and how it is measured. All else is the
+# recipe.
 _MOVED = ("data.path", "data.name")
 _FREE = (
     *("train.duration", "eval.every", "checkpoint.every", "log.every", "log.profile", "parallel."),

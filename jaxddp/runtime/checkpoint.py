@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Checkpoints:
             "cleanup_tmp_directories": True,
         }
         reading = {"read_only": True, "create": False, "save_interval_steps": 0}
-        with _unwarned() if read_only else nullcontext(), _writing(self.directory):
+        with _reading(self.directory) if read_only else _writing(self.directory):
             self._manager = _Manager(
                 self.directory,
                 options=ocp.CheckpointManagerOptions(**(reading if read_only else writing)),
@@ -151,7 +151,9 @@ class Checkpoints:
         except InputError as another:
             if error is None:
                 raise
-            error.add_note(f"then: {another}")
+            # That of `wait`, as a rule, comes once more.
+            if str(another) != str(error):
+                error.add_note(f"then: {another}")
 
 
 @contextmanager
@@ -167,13 +169,18 @@ def _writing(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _unwarned() -> Iterator[None]:
-    """Orbax warns of a directory that it may only read, though it was asked to."""
+def _reading(directory: Path) -> Iterator[None]:
+    """Turns what Orbax raises of files that cannot be read into an InputError.
+
+    It also warns of a directory that it may only read, though it was asked to, and is kept from it.
+    """
     log = logging.getLogger("absl")
     before = log.level
     log.setLevel(logging.ERROR)
     try:
         yield
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be read ({error.strerror}); check --workdir") from error
     finally:
         log.setLevel(before)
 

@@ -17,7 +17,7 @@ class Figures:
     """The figures of each step that was validated; every process knows them, the first one writes.
 
     Raises:
-        InputError: the file holds something else.
+        InputError: the file cannot be read, or holds something else.
     """
 
     def __init__(self, directory: Path):
@@ -52,7 +52,9 @@ def _read(path: Path) -> dict[int, dict[str, float | None]]:
         return {int(step): dict(figures) for step, figures in json.loads(path.read_text()).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    except (ValueError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path}: cannot be read ({error}); remove it: only which checkpoint is the best will be forgotten"
+            f"{path}: is damaged ({error}); remove it, and keep a copy of the best checkpoint: it will not be known"
         ) from None

@@ -15,6 +15,8 @@ def readable_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, TimeoutError) and error.errno is None:
+            raise  # Of a wait for another process, not of a file.
         reason = error.strerror or type(error).__name__
         advice = "free some space there" if reason == os.strerror(errno.ENOSPC) else "choose another place"
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error
