@@ -1,5 +1,8 @@
 """Errors that a user can act on: one line that says where, what value, and what was expected."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class JaxddpError(Exception):
     """Base of the errors that the terminal shows as one line, without a traceback.
@@ -36,3 +39,20 @@ class Preempted(JaxddpError):
     """The scheduler asked the run to end; its state was saved, and a later start resumes it."""
 
     exit_code = 75
+
+
+@contextmanager
+def noted_on(error: BaseException | None) -> Iterator[None]:
+    """An InputError of the block must not hide the error that ended what came before: it becomes a note on that one.
+
+    Args:
+        error: None where nothing went wrong before; then the InputError is raised.
+    """
+    try:
+        yield
+    except InputError as another:
+        if error is None:
+            raise
+        # What ended it may be raised once more as it is closed.
+        if str(another) != str(error):
+            error.add_note(f"then: {another}")

@@ -192,6 +192,8 @@ def test_a_validation_that_a_resumed_run_comes_to_again_has_one_line(tmp_path: P
     resumed.start(run_start(4))
     resumed.evaluation(evaluation_record(4, 77))
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    resumed.evaluation(evaluation_record(4, 77, split="test"))
+    assert [line["split"] for line in metrics_lines(tmp_path)[-2:]] == ["val", "test"]
 
 
 def test_result_of_a_resumed_run_keeps_an_evaluation_that_was_not_finite(tmp_path: Path) -> None:

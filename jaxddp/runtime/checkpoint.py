@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 from jaxddp.engine.state import TrainState, abstract_like, all_finite
-from jaxddp.errors import InputError, NonFiniteError
+from jaxddp.errors import InputError, NonFiniteError, noted_on
 from jaxddp.runtime import workdir
 from jaxddp.runtime.figures import Figures
 
@@ -146,14 +146,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        try:
+        with noted_on(error):
             self.close()
-        except InputError as another:
-            if error is None:
-                raise
-            # That of `wait`, as a rule, comes once more.
-            if str(another) != str(error):
-                error.add_note(f"then: {another}")
 
 
 @contextmanager

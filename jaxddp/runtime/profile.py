@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, noted_on
 from jaxddp.runtime import workdir
 
 FOLDER = "profile"
@@ -84,10 +84,5 @@ class Profile:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        try:
+        with noted_on(error):
             self.stop()
-        except InputError as another:
-            # It must not hide why the run ended.
-            if error is None:
-                raise
-            error.add_note(f"then {another}")

@@ -41,10 +41,12 @@ class JsonLines:
     def evaluation(self, record: EvaluationRecord) -> None:
         if record.final:
             row = rows.evaluation_row(record)
+            known = self._validation or {}
             # A run that ended after this line, and before its checkpoint had the figures, comes to it again.
-            if self._validation is None or self._validation["step"] != record.step:
+            if (known.get("split"), known.get("step")) != (record.split, record.step):
                 workdir.append(self._metrics, encode(row))
-            self._validation = row
+            if record.split == "val":
+                self._validation = row
 
     def end(self, run: RunEnd) -> None:
         # A resumed run may end before its next evaluation: its last one then stands in the lines that were kept.
