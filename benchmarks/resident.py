@@ -38,12 +38,12 @@ from jaxddp.duration import Cadence
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_train_step
+from jaxddp.experiment.setup import RunSetup
 from jaxddp.models.resnet import resnet
-from jaxddp.run.setup import RunSetup
-from jaxddp.runtime.listeners.history import History
-from jaxddp.runtime.loop import fit
-from jaxddp.runtime.plan import Plan
-from jaxddp.runtime.records import RunStart
+from jaxddp.training.events import RunStart
+from jaxddp.training.listeners.history import History
+from jaxddp.training.loop import fit
+from jaxddp.training.plan import Plan
 
 EXAMPLES, CLASSES, SIZE, WIDTH = 10_000, 10, 32, 16
 FEWER_FROM_FILES = 10

@@ -47,11 +47,11 @@ from jaxddp.config import DataConfig
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_train_step
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.job.membership import exchange
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import resnet
-from jaxddp.parallel.job import exchange
-from jaxddp.parallel.topology import Topology
-from jaxddp.run.setup import RunSetup
 
 SIZE, WIDTH, LOCAL_BATCH = 32, 16, 32
 Statistic = Callable[[list[float]], float]

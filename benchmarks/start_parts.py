@@ -26,7 +26,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     from jaxddp.cli import Train
     from jaxddp.commands.parse import parse
     from jaxddp.config import load
-    from jaxddp.run import recipe, setup
+    from jaxddp.experiment import recipe, setup
 
     options = parse(Train, Train(load(name), Path(workdir)), "start", overrides)
     seconds["imports"] = time.monotonic() - since

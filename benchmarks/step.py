@@ -51,15 +51,15 @@ from jaxddp.engine import step as engine_step
 from jaxddp.engine.objective import Objective, cross_entropy
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep, make_train_step
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.job.environment import find_job
+from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.resnet import resnet
-from jaxddp.parallel.environment import find_job
-from jaxddp.parallel.topology import AXIS, Topology
-from jaxddp.run.setup import RunSetup
-from jaxddp.runtime.checkpoint import Checkpoints
-from jaxddp.runtime.listeners.jsonl import JsonLines
-from jaxddp.runtime.loop import Chunk, fit, single_steps
-from jaxddp.runtime.plan import Plan
-from jaxddp.runtime.records import RunStart
+from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.events import RunStart
+from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.loop import Chunk, fit, single_steps
+from jaxddp.training.plan import Plan
 
 EXAMPLES, CLASSES, SIZE, WIDTH = 4096, 10, 32, 16
 LOOP_BATCH, LOCAL_BATCH = 128, 32

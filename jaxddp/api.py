@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import jaxddp.files as files
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
@@ -22,29 +23,28 @@ from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_soluti
 from jaxddp.data.opening import Table
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable
+from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.objective import Loss, cross_entropy, top_k
+from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
+from jaxddp.experiment.resume import CONFIG_FILE, check_shared, claim, held, latest_step
+from jaxddp.experiment.setup import RunSetup, prepare
+from jaxddp.experiment.setup import train as train_setup
+from jaxddp.job.environment import find_job
+from jaxddp.job.membership import join
+from jaxddp.job.preemption import stop_on_sigterm
+from jaxddp.measure.profile import FOLDER
+from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import resnet
-from jaxddp.parallel.compilation_cache import keep_compiled_programs
-from jaxddp.parallel.environment import find_job
-from jaxddp.parallel.job import join
-from jaxddp.parallel.preemption import stop_on_sigterm
-from jaxddp.parallel.topology import Device, Topology
-from jaxddp.parallel.xla_options import compiler_options
-from jaxddp.run.resume import CONFIG_FILE, check_shared, claim, held, latest_step
-from jaxddp.run.setup import RunSetup, prepare
-from jaxddp.run.setup import train as train_setup
-from jaxddp.runtime import workdir as files
-from jaxddp.runtime.checkpoint import Checkpoints
-from jaxddp.runtime.listeners.history import History
-from jaxddp.runtime.listeners.jsonl import JsonLines
-from jaxddp.runtime.listeners.screen import progress
-from jaxddp.runtime.plan import Plan
-from jaxddp.runtime.profile import FOLDER
-from jaxddp.runtime.records import Listener
+from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.events import Listener
+from jaxddp.training.listeners.display import progress
+from jaxddp.training.listeners.history import History
+from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +104,7 @@ def prepare_training(
         data: how images become input (sizes, crops, augmentation, normalization), and whether the training set is kept
             on the devices (`cache="device"`). The default leaves arrays as they are but for normalizing, and takes
             files through random-area crops and flips to 224 pixels.
-        xla_options: for the compiled step, as NAME=VALUE; `jaxddp.parallel.xla_options` has some to try.
+        xla_options: for the compiled step, as NAME=VALUE; `jaxddp.engine.compiler_options` has some to try.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets.
@@ -141,7 +141,7 @@ def train(
         loss: any function of (logits, labels), of each example or averaged over them.
         val: measured each `eval_every` and at the end.
         schedule: multiplies the optimizer's updates, as a function of the step (0 first).
-        listeners: told of the start, logged steps, evaluations and the end; see `jaxddp.runtime.records.Listener`. A
+        listeners: told of the start, logged steps, evaluations and the end; see `jaxddp.training.events.Listener`. A
             live progress display where absent; () watches in silence.
         evaluators: functions of the state, whose figures join each evaluation's.
         workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
@@ -216,7 +216,7 @@ def topk_accuracy(state: TrainState, setup: RunSetup, table: Table, k: Sequence[
 def show_predictions(state: TrainState, setup: RunSetup, table: Table, count: int = 12) -> "Figure":
     """The first `count` examples of a table with label, prediction and probability, as a figure for a notebook."""
     # A machine that only trains needs no matplotlib.
-    from jaxddp.runtime.pictures import prediction_grid
+    from jaxddp.training.image_grid import prediction_grid
 
     predict = make_predict(setup.objective(softmax_cross_entropy), setup.topology)
     batches: list[tuple[Batch, np.ndarray]] = []

@@ -14,7 +14,7 @@ from jaxddp.errors import InputError, JaxddpError
 from jaxddp.wording import choices
 
 if TYPE_CHECKING:
-    from jaxddp.cluster.doctor import Row
+    from jaxddp.cluster.doctor import CheckRow
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
@@ -90,8 +90,8 @@ def _end(line: str, code: int, error: BaseException) -> int:
     # Such as a checkpoint that could not be written, which ended nothing.
     line = "; ".join([line, *getattr(error, "__notes__", ())])
     # A process that has not come as far as this module has joined no job.
-    if "jaxddp.parallel.job" in sys.modules:
-        from jaxddp.parallel.job import abandon
+    if "jaxddp.job.membership" in sys.modules:
+        from jaxddp.job.membership import abandon
 
         abandon(line, code)
     print(f"jaxddp: {line}", file=sys.stderr, flush=True)
@@ -122,9 +122,9 @@ def _run(arguments: list[str]) -> int:
 def _train(name: str, arguments: list[str]) -> int:
     default = Train(load(name), _workdir_of(name))
     options = parse(Train, default, f"jaxddp train {name}", arguments)
-    from jaxddp.run.recipe import train_recipe
-    from jaxddp.runtime.listeners.curves_file import CURVES
-    from jaxddp.runtime.listeners.screen import progress
+    from jaxddp.experiment.recipe import train_recipe
+    from jaxddp.training.listeners.curves import CURVES
+    from jaxddp.training.listeners.display import progress
 
     train_recipe(options.config, options.workdir, resume=options.resume, listeners=[progress()])
     print(f"curves: {options.workdir / CURVES}  figures: {options.workdir / 'metrics.jsonl'}")
@@ -134,7 +134,7 @@ def _train(name: str, arguments: list[str]) -> int:
 def _evaluate(name: str, arguments: list[str]) -> int:
     default = Eval(load(name), _workdir_of(name))
     options = parse(Eval, default, f"jaxddp eval {name}", arguments)
-    from jaxddp.run.recipe import evaluate_recipe
+    from jaxddp.experiment.recipe import evaluate_recipe
 
     for figure, value in evaluate_recipe(options.config, options.workdir, options.step).items():
         print(f"{figure}: {value}")
@@ -162,7 +162,7 @@ def _doctor(arguments: list[str]) -> int:
     return int(any(row.verdict == "fail" for row in rows))
 
 
-def _show(rows: "list[Row]") -> None:
+def _show(rows: "list[CheckRow]") -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

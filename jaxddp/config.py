@@ -41,6 +41,8 @@ class AugmentConfig:
     cutmix: float = 0.0
     """The alpha of the Beta distribution that weighs an image and its neighbour, blended or with one's box in the
     other; 0 none, both: half of the pairs each."""
+    then: tuple[str, ...] = ()
+    """Further augmentations by name, in this order, after those above and before images are mixed."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,13 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class LossConfig:
+    """What is minimized."""
+
+    name: str = "cross_entropy"
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer and its schedule; batch norm and biases are never decayed."""
 
@@ -132,6 +141,8 @@ class EvalConfig:
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
     batch_size: int = 256
+    metrics: tuple[str, ...] = ("top1", "top5")
+    """What is measured beside the loss, in training too; a top-k of no fewer than all classes is left out."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +158,16 @@ class LogConfig:
     """What is watched."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("50 steps"))
-    tensorboard: bool = True
+    to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
+    """The loggers: "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters" lists
+    the network's in parameters.txt, "tensorboard" writes event files."""
     profile: Duration | None = None
     """Trace this much ("10 steps") for TensorBoard's profiler, from a few steps after the first on, into the work
     directory's profile/; nothing where absent."""
+
+    def __post_init__(self) -> None:
+        # A terminal's `--log.to jsonl,tensorboard` is one word.
+        object.__setattr__(self, "to", tuple(name for word in self.to for name in word.split(",") if name))
 
 
 @dataclass(frozen=True)
@@ -179,6 +196,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

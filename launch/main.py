@@ -23,8 +23,8 @@ import optax
 import jaxddp
 from jaxddp.cluster.launcher import Launch, launch
 from jaxddp.errors import JaxddpError
-from jaxddp.parallel.environment import find_job
-from jaxddp.parallel.job import abandon
+from jaxddp.job.environment import find_job
+from jaxddp.job.membership import abandon
 
 
 def train(args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxddp.cluster import allreduce
-from jaxddp.parallel.topology import Topology
+from jaxddp.mesh import Topology
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])

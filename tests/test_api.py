@@ -18,7 +18,7 @@ from small import CLASSES, SmallNet, largest_difference, linear_model, random_ta
 import jaxddp
 from jaxddp import InputError, prepare_training, train
 from jaxddp.errors import Preempted
-from jaxddp.run.resume import held
+from jaxddp.experiment.resume import held
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 SGD = optax.sgd(0.05, momentum=0.9)

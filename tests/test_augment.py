@@ -11,15 +11,15 @@ import optax
 import pytest
 from small import linear_model, random_batch, random_table
 
+from jaxddp.augment.erasing import ASPECT, cutout, erase, erased_box
+from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import SampleOrder
-from jaxddp.engine.augment.erasing import ASPECT, cutout, erase, erased_box
-from jaxddp.engine.images import Inputs, Preprocess
 from jaxddp.errors import InputError
-from jaxddp.parallel.topology import Topology
-from jaxddp.run.setup import prepare
+from jaxddp.experiment.setup import prepare
+from jaxddp.mesh import Topology
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

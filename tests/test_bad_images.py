@@ -11,17 +11,17 @@ from small import linear_model
 from jaxddp.cli import main
 from jaxddp.config import Config, load
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.run.recipe import train_recipe
+from jaxddp.experiment.recipe import train_recipe
 
 WORDS = ["--model.width", "4", "--train.batch-size", "8", "--eval.batch-size", "8", "--log.every", "1 step"]
-WORDS += ["--log.no-tensorboard", "--train.duration", "2 epochs"]
+WORDS += ["--log.to", "jsonl,curves,parameters", "--train.duration", "2 epochs"]
 BAD = (3, 10)
 
 
 @pytest.fixture(autouse=True)
 def quick_network(monkeypatch: pytest.MonkeyPatch):
     """What is tested is the input; a linear network compiles in no time."""
-    monkeypatch.setattr("jaxddp.run.recipe.resnet", lambda *_, **__: linear_model())
+    monkeypatch.setattr("jaxddp.experiment.recipe.resnet", lambda *_, **__: linear_model())
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def substituting(root: Path) -> Config:
         eval={"batch_size": 8},
         # Schedule and warm-up are shares of a run, and a shorter run would have others.
         optimizer={"schedule": "constant", "warmup": "0 steps"},
-        log={"every": "1 step", "tensorboard": False},
+        log={"every": "1 step", "to": ("jsonl", "curves")},
     )
 
 

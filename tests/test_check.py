@@ -315,10 +315,10 @@ def test_an_interrupt_ends_the_reading_with_the_images_under_way(tmp_path):
 
 
 def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, capfd, monkeypatch):
-    from jaxddp.curate.display import Display
+    from jaxddp.curate.progress_bar import ProgressBar
 
     root = write_tree(tmp_path / "set", classes=2, images=4, val=2)
-    monkeypatch.setattr(Display, "advance", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(ProgressBar, "advance", lambda *_: signal.raise_signal(signal.SIGINT))
     code, _, error = run([root, "--manifest", tmp_path / "m.jsonl"], capfd)
     assert code == 130 and error.startswith("jaxddp: interrupted")
     assert [path.name for path in tmp_path.iterdir()] == ["set"]

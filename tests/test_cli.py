@@ -14,13 +14,13 @@ from small import largest_difference
 
 from jaxddp.cli import _workdir_of, main
 from jaxddp.config import load
-from jaxddp.run.recipe import Recipe
-from jaxddp.runtime.checkpoint import Checkpoints
+from jaxddp.experiment.recipe import Recipe
+from jaxddp.training.checkpoints import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"
 SMALL = ["--model.name", "resnet10", "--model.width", "2", "--train.label-smoothing", "0.1"]
 SMALL += ["--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1"]
-SMALL += ["--train.batch-size", "8", "--eval.batch-size", "8", "--log.no-tensorboard"]
+SMALL += ["--train.batch-size", "8", "--eval.batch-size", "8", "--log.to", "jsonl,curves,parameters"]
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     message = fails([*arguments, "--optimizer.step-factor", "0.5"], capfd)
     assert "optimizer.step_factor was 0.1 and is now 0.5" in message
     # Neither how it is measured nor what is kept belongs to the recipe.
-    more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", "--log.tensorboard"]
+    more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", "--log.to", "jsonl"]
     assert main(train(root, workdir, "--train.duration", "14 steps", *more)) == 0
     assert json.loads((workdir / "result.json").read_text())["step"] == 14
     (workdir / "config.json").write_text("{")

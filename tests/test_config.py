@@ -19,9 +19,9 @@ from jaxddp.config import Config, config_names, load
 from jaxddp.duration import Cadence, Duration
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.errors import InputError
+from jaxddp.experiment.recipe import Recipe
+from jaxddp.experiment.setup import train
 from jaxddp.overrides import flatten
-from jaxddp.run.recipe import Recipe
-from jaxddp.run.setup import train
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -209,7 +209,7 @@ def test_an_unknown_key_is_answered_with_the_nearest(change, key, nearest):
 
 
 def test_a_key_like_no_other_is_answered_with_all_there_are():
-    with pytest.raises(InputError, match="unknown config key 'log.zzz'; there are: every, profile, tensorboard"):
+    with pytest.raises(InputError, match="unknown config key 'log.zzz'; there are: every, profile, to"):
         Config().replace(log={"zzz": 1})
 
 

@@ -17,24 +17,25 @@ from hypothesis import strategies as st
 from jax import lax
 from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, random_table
 
+from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cluster import rehearsal
 from jaxddp.config import Config
 from jaxddp.data.order import SampleOrder
-from jaxddp.engine.cost import Cost, Program, compile_with_cost
-from jaxddp.engine.flops import count_flops
-from jaxddp.engine.images import Preprocess
 from jaxddp.engine.objective import Objective, cross_entropy
-from jaxddp.engine.peaks import peak
+from jaxddp.engine.program import Program
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_train_step
 from jaxddp.errors import Preempted
+from jaxddp.experiment.setup import RunSetup, prepare, train
+from jaxddp.measure.cost import Cost, compile_with_cost
+from jaxddp.measure.flops import count_flops
+from jaxddp.measure.peaks import peak
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.convolution import convolve
 from jaxddp.models.resnet import resnet
-from jaxddp.parallel.topology import Topology
-from jaxddp.run.setup import RunSetup, prepare, train
-from jaxddp.runtime.listeners.jsonl import JsonLines
-from jaxddp.runtime.plan import Plan
+from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.plan import Plan
 
 TABLE, BATCH = random_table(64), 16
 
@@ -218,7 +219,7 @@ def test_a_state_whose_dtype_changes_is_trained_as_under_jit():
 def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
     setup, asked = setup_of(2, cache=cache), []
     monkeypatch.setattr(
-        "jaxddp.engine.cost.compile_with_cost", lambda *given: asked.append(given) or compile_with_cost(*given)
+        "jaxddp.measure.cost.compile_with_cost", lambda *given: asked.append(given) or compile_with_cost(*given)
     )
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         run(setup, steps=9)

@@ -14,7 +14,7 @@ from ilsvrc import IMAGES, write_tree
 
 from jaxddp.cli import main
 from jaxddp.cluster import allreduce, checks
-from jaxddp.cluster.doctor import Report, Row, doctor, merge
+from jaxddp.cluster.doctor import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.errors import InputError
 
@@ -39,7 +39,7 @@ def small_config(tree: Path, **changes) -> Config:
     return load("digits").replace(**{"data": data, **small, **changes})
 
 
-def by_check(rows: list[Row]) -> dict[str, Row]:
+def by_check(rows: list[CheckRow]) -> dict[str, CheckRow]:
     assert len({row.check for row in rows}) == len(rows)
     return {row.check: row for row in rows}
 
@@ -136,9 +136,9 @@ def test_any_exception_is_a_row_of_one_line():
     def broken() -> checks.Finding:
         raise RuntimeError("no such\ndriver")
 
-    report = Report()
+    report = Checklist()
     assert report.add("devices", broken) is None
-    assert report.rows == [Row("devices", "fail", "RuntimeError: no such driver")]
+    assert report.rows == [CheckRow("devices", "fail", "RuntimeError: no such driver")]
 
 
 def test_an_incomplete_environment_is_a_row(monkeypatch):
@@ -156,18 +156,18 @@ def test_gpus_that_jax_does_not_see_are_a_warning(monkeypatch):
 
 # --- Rows of several processes become one report ---
 
-FINE, BAD = Row("images", "ok", "fine"), Row("images", "fail", "bad")
+FINE, BAD = CheckRow("images", "ok", "fine"), CheckRow("images", "fail", "bad")
 
 
 @pytest.mark.parametrize(
     ("reports", "expected"),
     [
         ([[FINE], [FINE]], [FINE]),
-        ([[FINE], [BAD]], [FINE, Row("images", "fail", "process 1: bad")]),
-        ([[FINE], [BAD], [FINE], [BAD]], [FINE, Row("images", "fail", "processes 1, 3: bad")]),
+        ([[FINE], [BAD]], [FINE, CheckRow("images", "fail", "process 1: bad")]),
+        ([[FINE], [BAD], [FINE], [BAD]], [FINE, CheckRow("images", "fail", "processes 1, 3: bad")]),
         ([[BAD], [BAD]], [BAD]),
         ([[BAD], [FINE]], [BAD]),
-        ([[], [BAD]], [Row("images", "fail", "process 1: bad")]),
+        ([[], [BAD]], [CheckRow("images", "fail", "process 1: bad")]),
     ],
 )
 def test_merging(reports, expected):
@@ -175,7 +175,9 @@ def test_merging(reports, expected):
 
 
 @given(
-    st.lists(st.lists(st.builds(Row, st.sampled_from("ab"), st.sampled_from(["ok", "warn", "fail"]), st.just("x")))),
+    st.lists(
+        st.lists(st.builds(CheckRow, st.sampled_from("ab"), st.sampled_from(["ok", "warn", "fail"]), st.just("x")))
+    ),
 )
 def test_no_failure_is_lost_in_merging(reports):
     reports = [[], *reports]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from jaxddp.errors import InputError
-from jaxddp.parallel.environment import Job, find_job
-from jaxddp.parallel.rendezvous import meet
+from jaxddp.job.environment import Job, find_job
+from jaxddp.job.rendezvous import meet
 
 JOB = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
 TORCHRUN = {"MASTER_ADDR": "h0", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}
@@ -103,9 +103,9 @@ def test_half_a_job_is_an_error_that_says_what_is_missing(environ, expected):
 PROGRAM = """
 import os, signal, sys, time, numpy as np, jax, jax.numpy as jnp
 from jaxddp.errors import InputError
-from jaxddp.parallel.environment import find_job
-from jaxddp.parallel.job import Limits, abandon, agree, join
-from jaxddp.parallel.topology import Topology
+from jaxddp.job.environment import find_job
+from jaxddp.job.membership import Limits, abandon, agree, join
+from jaxddp.mesh import Topology
 
 try:
     join(find_job(), Limits(start=float(os.environ.get("START", "20")), silence=float(os.environ.get("SILENCE", "10"))))
@@ -219,8 +219,8 @@ def test_an_exception_ends_the_others_with_its_cause(tmp_path):
 
 SCRIPT = """# A script of one's own, which catches nothing.
 from jaxddp.errors import {error}
-from jaxddp.parallel.environment import find_job
-from jaxddp.parallel.job import agree, join
+from jaxddp.job.environment import find_job
+from jaxddp.job.membership import agree, join
 join(find_job())
 if {where}: raise {error}("train.csv:7: empty ImageId")
 agree({"all": "well"})

@@ -19,13 +19,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nbclient import NotebookClient
 
+import jaxddp.files as files
 from jaxddp.errors import InputError
-from jaxddp.runtime import workdir
-from jaxddp.runtime.listeners import curves, curves_file, lines, overview, rows, screen, tensorboard
-from jaxddp.runtime.listeners.history import History
-from jaxddp.runtime.listeners.jsonl import JsonLines
-from jaxddp.runtime.listeners.plain import PlainLines
-from jaxddp.runtime.records import EpochFigures, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
+from jaxddp.measure.usage import Used
+from jaxddp.training import curves_figure as curves
+from jaxddp.training import rows
+from jaxddp.training.events import EpochFigures, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.listeners import curves as curves_file
+from jaxddp.training.listeners import display as screen
+from jaxddp.training.listeners import lines, tensorboard
+from jaxddp.training.listeners import parameters as overview
+from jaxddp.training.listeners.history import History
+from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.listeners.plain import PlainLines
 
 BATCH, EXAMPLES, TOTAL = 32, 100, 10  # epochs end at steps 4, 7 and 10
 
@@ -281,14 +287,14 @@ def test_a_work_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> Non
 
 def test_a_replacement_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "result.json"
-    workdir.replace(path, b"old")
+    files.replace(path, b"old")
 
     def full(handle: int) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match=re.escape(f"{path}: cannot be written (No space left on device)")):
-        workdir.replace(path, b"new")
+        files.replace(path, b"new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
     assert path.read_bytes() == b"old"
 
@@ -520,7 +526,7 @@ WATCHED = f"""
 import sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 from test_listeners import drive
-from jaxddp.runtime.listeners.screen import progress
+from jaxddp.training.listeners.display import progress
 
 drive(progress(), start=2)
 """
@@ -574,7 +580,7 @@ def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
 def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from jaxddp.runtime.listeners import progress
+    from jaxddp.training.listeners import live as progress
 
     class Frames:
         def __init__(self) -> None:
@@ -593,7 +599,7 @@ def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_FRAMES", 0)
     frames = Frames()
-    drive(progress.Progress(frames))
+    drive(progress.LiveDisplay(frames))
     during = [frame for frame in frames.drawn if "val" in frame]
     assert [re.search(r"val .* (\d+/77  loss .*%)", frame)[1] for frame in during] == [
         "32/77  loss 0.6796 top-1 23.53%",
@@ -604,7 +610,7 @@ def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.Mon
     assert all("train" in frame and "ETA" in frame for frame in frames.drawn)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_FRAMES", 3600)
     frames = Frames()
-    drive(progress.Progress(frames))
+    drive(progress.LiveDisplay(frames))
     # Many records a second do not cost as many frames: only ends of epochs and evaluations are drawn at once.
     assert len(frames.drawn) < 10
 
@@ -615,12 +621,12 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
             return True
 
     monkeypatch.setenv("TERM", "xterm")
-    assert type(screen.progress(Terminal())).__name__ == "Progress"
+    assert type(screen.progress(Terminal())).__name__ == "LiveDisplay"
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(screen.progress(Terminal()), PlainLines)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delitem(sys.modules, "jaxddp.runtime.listeners.progress")
-    monkeypatch.delattr("jaxddp.runtime.listeners.progress")
+    monkeypatch.delitem(sys.modules, "jaxddp.training.listeners.live")
+    monkeypatch.delattr("jaxddp.training.listeners.live")
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert isinstance(screen.progress(Terminal()), PlainLines)
 
@@ -631,10 +637,10 @@ def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None
         for name in ("clu", "tensorflow"):
             sys.modules[name] = None
         from pathlib import Path
-        from jaxddp.runtime.listeners.history import History
-        from jaxddp.runtime.listeners.jsonl import JsonLines
-        from jaxddp.runtime.listeners.screen import progress
-        from jaxddp.runtime.records import RunStart
+        from jaxddp.training.listeners.history import History
+        from jaxddp.training.listeners.jsonl import JsonLines
+        from jaxddp.training.listeners.display import progress
+        from jaxddp.training.events import RunStart
         history = History()
         for listener in (history, JsonLines(Path({str(tmp_path)!r})), progress()):
             listener.start(RunStart(0, 10, 32, 100, 1, 1))
@@ -650,7 +656,7 @@ def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None
 
 
 def test_a_notebook_gets_one_display_and_a_history_that_shows_itself(tmp_path: Path) -> None:
-    watched = WATCHED.replace("drive(progress(), start=2)", "from jaxddp.runtime.listeners.history import History")
+    watched = WATCHED.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.history import History")
     code = watched + "history = History()\ndrive(progress(), history)\nhistory"
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(code), nbformat.v4.new_code_cell("'matplotlib.pyplot' in sys.modules")]

@@ -15,11 +15,11 @@ from jaxddp.data.order import SampleOrder
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.parallel.topology import Topology
-from jaxddp.run.resume import latest_step, resume_step
-from jaxddp.run.setup import RunSetup, prepare, train
-from jaxddp.runtime.checkpoint import Checkpoints
-from jaxddp.runtime.plan import Plan
+from jaxddp.experiment.resume import latest_step, resume_step
+from jaxddp.experiment.setup import RunSetup, prepare, train
+from jaxddp.mesh import Topology
+from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.plan import Plan
 
 TABLE = random_table(50)
 VAL = random_table(23, seed=1)
@@ -341,7 +341,7 @@ def test_processes_resume_from_the_checkpoint_that_the_first_sees(tmp_path, monk
     checkpoints.save(4, setup_of().state, {})
     checkpoints.wait()
     for first, expected in (("8", 8), ("None", None)):
-        monkeypatch.setattr("jaxddp.run.resume.exchange", lambda _, mine, first=first: [first, mine])
+        monkeypatch.setattr("jaxddp.experiment.resume.exchange", lambda _, mine, first=first: [first, mine])
         assert latest_step(checkpoints) == resume_step(checkpoints, "auto") == expected
 
 

@@ -9,15 +9,15 @@ import optax
 import pytest
 from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, randomized
 
+from jaxddp.augment.mixing import cutmix_kept, mixup_weight
+from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
-from jaxddp.engine.augment.mixing import cutmix_kept, mixup_weight
-from jaxddp.engine.images import Inputs, Preprocess
 from jaxddp.engine.objective import Objective, cross_entropy, top_k_metrics
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_eval_step, make_train_step
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.parallel.topology import Topology
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

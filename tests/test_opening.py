@@ -159,14 +159,14 @@ def test_a_set_of_tensorflow_datasets_by_path_and_by_name(tmp_path: Path, monkey
 
 
 def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
-    from jaxddp.run.recipe import evaluate_recipe, train_recipe
+    from jaxddp.experiment.recipe import evaluate_recipe, train_recipe
 
-    monkeypatch.setattr("jaxddp.run.recipe.resnet", lambda *_, **__: linear_model())
+    monkeypatch.setattr("jaxddp.experiment.recipe.resnet", lambda *_, **__: linear_model())
     config = Config().replace(
         data={"path": str(write_idx(tmp_path / "data")), "image_size": SIZE, "crop": "whole"},
         train={"batch_size": 4, "duration": "2 steps"},
         eval={"batch_size": 4},
-        log={"tensorboard": False},
+        log={"to": ("jsonl", "curves")},
         parallel={"devices": 2},
     )
     train_recipe(config, tmp_path / "run")

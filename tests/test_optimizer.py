@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxddp.config import Config, OptimizerConfig
 from jaxddp.engine.optimizer import decayed, make_optimizer, make_schedule
 from jaxddp.errors import InputError
-from jaxddp.runtime.plan import Plan
+from jaxddp.training.plan import Plan
 
 PEAK = 0.8
 LONGEST = 300

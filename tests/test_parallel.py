@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxddp.errors import InputError
-from jaxddp.parallel.topology import Topology, simulate_cpu_devices
+from jaxddp.mesh import Topology, simulate_cpu_devices
 
 
 def test_placing_a_batch_gives_each_device_its_rows():

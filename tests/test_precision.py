@@ -16,10 +16,10 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.order import SampleOrder
 from jaxddp.engine.step import make_train_step
 from jaxddp.errors import InputError
+from jaxddp.experiment.recipe import Recipe, train_recipe
+from jaxddp.experiment.setup import RunSetup, prepare
+from jaxddp.mesh import Topology
 from jaxddp.models.resnet import resnet
-from jaxddp.parallel.topology import Topology
-from jaxddp.run.recipe import Recipe, train_recipe
-from jaxddp.run.setup import RunSetup, prepare
 
 SIZE, BATCH = 8, 8
 
@@ -70,7 +70,7 @@ def config(tmp_path: Path) -> Config:
         model={"name": "resnet10", "width": 2, "stem": "small"},
         train={"batch_size": BATCH, "duration": "1 step"},
         eval={"batch_size": BATCH, "every": "0 steps"},
-        log={"tensorboard": False},
+        log={"to": ("jsonl", "curves")},
         parallel={"devices": 1},
     )
 

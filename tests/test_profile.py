@@ -24,13 +24,13 @@ from jaxddp.data.order import SampleOrder
 from jaxddp.duration import Duration
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.errors import InputError, NonFiniteError
-from jaxddp.parallel.topology import Topology
-from jaxddp.run.setup import prepare, train
-from jaxddp.runtime.checkpoint import Checkpoints
-from jaxddp.runtime.listeners import lines
-from jaxddp.runtime.plan import Plan
-from jaxddp.runtime.profile import STEP_NAME, Profile
-from jaxddp.runtime.records import RunStart
+from jaxddp.experiment.setup import prepare, train
+from jaxddp.measure.profile import STEP_NAME, Profile
+from jaxddp.mesh import Topology
+from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.events import RunStart
+from jaxddp.training.listeners import lines
+from jaxddp.training.plan import Plan
 
 TABLE = random_table(50)
 
@@ -172,7 +172,7 @@ def test_a_trace_that_cannot_be_written_is_one_line_and_hides_nothing(tmp_path, 
 
 def test_the_profiler_has_no_part_in_the_speed(tmp_path, monkeypatch):
     """On a clock that ticks at each look and that the profiler moves far."""
-    from jaxddp.runtime import meter
+    from jaxddp.training import meter
 
     now = [0.0]
 
@@ -248,7 +248,7 @@ def test_the_opening_says_what_is_traced():
 
 def test_at_the_terminal_a_trace_lies_in_the_work_directory_and_is_no_part_of_the_recipe(tmp_path, monkeypatch, capfd):
     root, workdir = write_tree(tmp_path / "tree", classes=3, images=13, val=11, size=20), tmp_path / "w"
-    monkeypatch.setattr("jaxddp.run.recipe.resnet", lambda *_, **__: linear_model())
+    monkeypatch.setattr("jaxddp.experiment.recipe.resnet", lambda *_, **__: linear_model())
     words = train_words(root, workdir, "--log.every", "2 steps")
     assert main([*words, "--train.duration", "5 steps", "--log.profile", "2 steps"]) == 0
     assert "tracing steps 4 to 5" in capfd.readouterr().out

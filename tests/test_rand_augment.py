@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from jaxddp.engine.augment.rand_augment import FILL, OPERATIONS, Drawn, operate, rand_augment
+from jaxddp.augment.rand_augment import FILL, OPERATIONS, Drawn, operate, rand_augment
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -14,26 +14,26 @@ from test_cli import SMALL, fails, metrics
 from test_loop import Recorder, exploding
 
 import jaxddp
+from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig, load
 from jaxddp.data.arrays import ArrayTable, array_batches
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import stacked_columns
-from jaxddp.engine.images import Preprocess
 from jaxddp.engine.objective import Objective, cross_entropy, top_k_metrics
-from jaxddp.engine.resident import loops_are_slow, make_resident_steps
+from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_train_step
 from jaxddp.errors import NonFiniteError, Preempted
+from jaxddp.experiment.recipe import train_recipe
+from jaxddp.experiment.resident_images import LONGEST_CHUNK, load_images
+from jaxddp.experiment.setup import prepare, train
+from jaxddp.job.preemption import stop_on_sigterm
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.parallel.preemption import stop_on_sigterm
-from jaxddp.parallel.topology import Topology
-from jaxddp.run.recipe import train_recipe
-from jaxddp.run.resident import LONGEST_CHUNK, load_images
-from jaxddp.run.setup import prepare, train
-from jaxddp.runtime.checkpoint import Checkpoints
-from jaxddp.runtime.plan import Plan
+from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.plan import Plan
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 STEPS = 45
@@ -235,7 +235,7 @@ def test_chunks_are_cut_where_something_is_due_and_nowhere_else(sizes, total, ev
 
 def test_the_notebook_keeps_the_set_on_the_devices(monkeypatch):
     loads = []
-    monkeypatch.setattr("jaxddp.run.setup.load_images", lambda *args: loads.append(args) or load_images(*args))
+    monkeypatch.setattr("jaxddp.experiment.setup.load_images", lambda *args: loads.append(args) or load_images(*args))
     arguments = (SmallNet(), TABLE, 4, optax.sgd(0.05), 2)
     plain = AugmentConfig(flip=False)
     setup = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain, cache="device"), epochs=2)
@@ -266,7 +266,7 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, tmp_pat
                 raise KeyboardInterrupt
 
     # A ResNet takes long to compile, and has convolutions: it would take its steps one by one on a CPU.
-    monkeypatch.setattr("jaxddp.run.recipe.resnet", lambda *_, **__: linear_model())
+    monkeypatch.setattr("jaxddp.experiment.recipe.resnet", lambda *_, **__: linear_model())
     assert main(train_words(root, tmp_path / "streamed")) == 0
     device = ("--data.cache", "device")
     config = load("digits").replace(
@@ -274,7 +274,7 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, tmp_pat
         model={"name": "resnet10", "width": 2},
         train={"batch_size": 8, "duration": "12 steps", "label_smoothing": 0.1},
         eval={"batch_size": 8},
-        log={"every": "2 steps", "tensorboard": False},
+        log={"every": "2 steps", "to": ("jsonl", "curves")},
         checkpoint={"every": "3 steps"},
     )
     with pytest.raises(KeyboardInterrupt):

@@ -9,11 +9,11 @@ import pytest
 from ilsvrc import write_tree
 from PIL import Image
 
+from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.curate.show import denormalized, show
 from jaxddp.data.batch import Batch
-from jaxddp.engine.images import Preprocess
 from jaxddp.errors import InputError
 
 
@@ -40,7 +40,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options)
 
 
 def test_the_images_are_those_of_the_step(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from jaxddp.run.recipe import Recipe
+    from jaxddp.experiment.recipe import Recipe
 
     recipe = Recipe.of(config)
     for step in (1, 5):

@@ -20,8 +20,8 @@ from ilsvrc import write_tree
 
 import jaxddp
 from jaxddp.cache_folder import CACHE_VARIABLE
-from jaxddp.parallel import compilation_cache
-from jaxddp.parallel.compilation_cache import PROGRAMS, keep_compiled_programs
+from jaxddp.engine import program_cache as compilation_cache
+from jaxddp.engine.program_cache import PROGRAMS, keep_compiled_programs
 
 DEFAULTS = {
     "jax_compilation_cache_dir": None,
@@ -215,9 +215,9 @@ import numpy as np
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))
 
-import jaxddp.run.recipe as recipe
+import jaxddp.experiment.recipe as recipe
 from jaxddp.cli import main
-from jaxddp.runtime.listeners.jsonl import JsonLines
+from jaxddp.training.listeners.jsonl import JsonLines
 
 class Network(nn.Module):
     # A ResNet would take half a minute to compile.
@@ -280,7 +280,7 @@ def on_arrays(tmp_path_factory):
     words = ["--data.path", str(folder / "set.npz"), "--data.image-size", "8", "--data.resize", "8"]
     begin = functools.partial(start, folder / "home")
     (folder / "home").mkdir()
-    cold = begin(folder / "cold", *words, "--log.no-tensorboard")
+    cold = begin(folder / "cold", *words, "--log.to", "jsonl,curves,parameters")
     return cold, begin(folder / "warm", *words), folder / "home/.cache/jaxddp" / PROGRAMS
 
 
@@ -310,7 +310,7 @@ def test_training_on_arrays_imports_nothing_that_it_does_not_use(on_arrays):
 def test_training_on_files_imports_tensorflow_without_keras(tmp_path):
     root = write_tree(tmp_path / "tree", classes=2, images=4, val=4, size=10)
     small = ["--data.path", str(root), "--data.image-size", "8", "--data.resize", "8"]
-    seen = start(tmp_path, tmp_path / "run", *small, "--log.no-tensorboard")
+    seen = start(tmp_path, tmp_path / "run", *small, "--log.to", "jsonl,curves,parameters")
     # TensorFlow itself asks for SciPy where it is installed.
     assert UNUSED & set(seen["imported"]) - {"scipy"} == {"tensorflow"}
     assert seen["keras on demand"] == 3

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, randomized
 
+from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
-from jaxddp.engine.images import Preprocess
 from jaxddp.engine.objective import Objective, cross_entropy, top_k, top_k_metrics
 from jaxddp.engine.state import TrainState, create_state
 from jaxddp.engine.step import make_eval_step, make_train_step
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import resnet
-from jaxddp.parallel.topology import Topology
 
 DEVICES = (1, 2, 3, 4, 8)
 PLAIN = SmallNet(dtype=jnp.float64)

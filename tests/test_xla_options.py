@@ -10,18 +10,18 @@ from test_cli import SMALL, fails
 
 from jaxddp.config import Config
 from jaxddp.data.order import SampleOrder
+from jaxddp.engine import compiler_options as xla_options
+from jaxddp.engine.compiler_options import accepted, compiler_options, options_of_one_call
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import create_state
 from jaxddp.engine.step import make_train_step
 from jaxddp.errors import InputError
+from jaxddp.experiment.recipe import Recipe
+from jaxddp.experiment.setup import RunSetup, prepare
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import resnet
-from jaxddp.parallel import xla_options
-from jaxddp.parallel.topology import Topology
-from jaxddp.parallel.xla_options import accepted, compiler_options, options_of_one_call
-from jaxddp.run.recipe import Recipe
-from jaxddp.run.setup import RunSetup, prepare
-from jaxddp.runtime.plan import Plan
+from jaxddp.training.plan import Plan
 
 TABLE, BATCH = random_table(64), 16
 NO_FUSION = "xla_disable_hlo_passes=fusion"

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax_case import lay_out, local_images, read_weights, run
 
-from jaxddp.parallel.topology import AXIS
+from jaxddp.mesh import AXIS
 
 # Linen declares paddings as strings alone.
 MARGINS: Any = ((1, 1), (1, 1))

@@ -14,13 +14,13 @@ from jaxddp.data.opening import open_tables
 from jaxddp.data.order import SampleOrder
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.optimizer import make_optimizer, make_schedule
+from jaxddp.engine.program_cache import keep_compiled_programs
+from jaxddp.experiment.setup import prepare, train
+from jaxddp.mesh import Topology
 from jaxddp.models.resnet import resnet
-from jaxddp.parallel.compilation_cache import keep_compiled_programs
-from jaxddp.parallel.topology import Topology
-from jaxddp.run.setup import prepare, train
-from jaxddp.runtime.listeners.history import History
-from jaxddp.runtime.plan import Plan
-from jaxddp.runtime.records import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.listeners.history import History
+from jaxddp.training.plan import Plan
 
 
 class Clock:

@@ -16,8 +16,8 @@ from case import Task
 from jax_case import write_weights
 from jaxddp_parts import Parts, make_parts
 
-from jaxddp.engine.flops import count_flops
 from jaxddp.engine.step import make_train_step
+from jaxddp.measure.flops import count_flops
 
 RUNS, REPEATS = 5, 10
 

@@ -2,7 +2,7 @@
 `benchmarks/gpu.py`.
 
 - 1x1 convolutions as products of matrices, which `jaxddp.models.convolution` has on CPUs alone;
-- XLA's options that `jaxddp.parallel.xla_options` holds to be worth trying;
+- XLA's options that `jaxddp.engine.compiler_options` holds to be worth trying;
 - a state that is not donated;
 - images that lie on the device: one step in a dispatch, and several.
 """
@@ -28,15 +28,15 @@ from jax_case import all_images
 from jaxddp_parts import Parts, make_parts
 
 from jaxddp.data.source import stacked_columns
-from jaxddp.engine.cost import compile_with_cost
+from jaxddp.engine.compiler_options import WORTH_TRYING, compiler_options
 from jaxddp.engine.objective import MetricSums
-from jaxddp.engine.resident import make_resident_steps
+from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
+from jaxddp.measure.cost import compile_with_cost
+from jaxddp.mesh import AXIS
 from jaxddp.models import resnet
 from jaxddp.models.convolution import convolve
-from jaxddp.parallel.topology import AXIS
-from jaxddp.parallel.xla_options import WORTH_TRYING, compiler_options
 
 BASE = "the step as it is"
 LONGEST_CHUNK = 32

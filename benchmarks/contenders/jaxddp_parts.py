@@ -12,7 +12,7 @@ from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.run.setup import RunSetup
+from jaxddp.experiment.setup import RunSetup
 
 
 @dataclass(frozen=True)

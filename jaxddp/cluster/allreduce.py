@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.errors import InputError
-from jaxddp.parallel.topology import AXIS, Topology
+from jaxddp.mesh import AXIS, Topology
 
 REPEATS = 9
 _CYCLE = 5

@@ -10,17 +10,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+import jaxddp.files as files
 from jaxddp.cluster.allreduce import bus_bandwidth, check_sum, time_all_reduce
 from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.errors import InputError
+from jaxddp.experiment.recipe import join_job
+from jaxddp.experiment.resume import check_shared
+from jaxddp.job.environment import Job, find_job
+from jaxddp.job.membership import agree
+from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
-from jaxddp.parallel.environment import Job, find_job
-from jaxddp.parallel.job import agree
-from jaxddp.parallel.topology import Topology
-from jaxddp.run.recipe import join_job
-from jaxddp.run.resume import check_shared
-from jaxddp.runtime import workdir
 from jaxddp.wording import size
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -130,8 +130,8 @@ def work_directory(directory: Path, needed: int | None) -> Finding:
     Args:
         needed: bytes that a run's checkpoints will take at most, where known.
     """
-    workdir.create(directory)
-    with workdir.readable_errors(directory), tempfile.TemporaryFile(dir=directory) as file:
+    files.create(directory)
+    with files.readable_errors(directory), tempfile.TemporaryFile(dir=directory) as file:
         file.write(b"\0" * 4096)
         file.flush()
         os.fsync(file.fileno())

@@ -15,14 +15,14 @@ from jaxddp.cluster import checks
 from jaxddp.cluster.checks import Finding, Verdict
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.errors import JaxddpError
-from jaxddp.parallel.job import exchange, is_first
-from jaxddp.parallel.topology import Topology
+from jaxddp.job.membership import exchange, is_first
+from jaxddp.mesh import Topology
 
 _LONGEST_REASON = 500
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """One line of the report."""
 
     check: str
@@ -31,32 +31,32 @@ class Row:
 
 
 @dataclass
-class Report:
+class Checklist:
     """The rows so far."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[CheckRow] = field(default_factory=list)
 
     def add(self, check: str, look: Callable[..., Finding], *arguments: Any) -> Any | None:
         """Make a check and note its row; returns the value that it found, None where it failed."""
         try:
             found = look(*arguments)
         except JaxddpError as error:
-            self.rows.append(Row(check, "fail", str(error)))
+            self.rows.append(CheckRow(check, "fail", str(error)))
             return None
         except Exception as error:
             reason = " ".join(str(error).split())[:_LONGEST_REASON]
-            self.rows.append(Row(check, "fail", f"{type(error).__name__}: {reason}"))
+            self.rows.append(CheckRow(check, "fail", f"{type(error).__name__}: {reason}"))
             return None
-        self.rows.append(Row(check, found.verdict, found.detail))
+        self.rows.append(CheckRow(check, found.verdict, found.detail))
         return found.value
 
 
-def doctor(config: Config | None, workdir: Path | None) -> list[Row]:
+def doctor(config: Config | None, workdir: Path | None) -> list[CheckRow]:
     """Check the machine; with a config also its data, its step and what it will write; with a work directory also that.
 
     In a job all processes must call it, and all get the same rows.
     """
-    report = Report()
+    report = Checklist()
     parallel = config.parallel if config else ParallelConfig()
     job = next(iter(report.add("environment", checks.environment) or []), None)
     report.add("coordinator", checks.coordinator, job, parallel)
@@ -73,7 +73,7 @@ def doctor(config: Config | None, workdir: Path | None) -> list[Row]:
     return _merged(report.rows, topology)
 
 
-def _rehearse(report: Report, config: Config, topology: Topology | None, process: int) -> Any | None:
+def _rehearse(report: Checklist, config: Config, topology: Topology | None, process: int) -> Any | None:
     """Returns the setup of the config's run, if it came to be."""
     from jaxddp.cluster import rehearsal
 
@@ -89,7 +89,7 @@ def _rehearse(report: Report, config: Config, topology: Topology | None, process
 
 
 def _look_at_directory(
-    report: Report, config: Config | None, workdir: Path, setup: Any | None, topology: Topology | None
+    report: Checklist, config: Config | None, workdir: Path, setup: Any | None, topology: Topology | None
 ) -> None:
     needed = None
     if config is not None and setup is not None:
@@ -106,20 +106,20 @@ def _all_can(topology: Topology | None, ready: bool) -> bool:
     return topology is not None and all(word == str(True) for word in exchange("doctor: ready", str(ready)))
 
 
-def _merged(rows: Sequence[Row], topology: Topology | None) -> list[Row]:
+def _merged(rows: Sequence[CheckRow], topology: Topology | None) -> list[CheckRow]:
     if topology is None:
         return list(rows)
     words = exchange("doctor: rows", json.dumps([(row.check, row.verdict, row.detail) for row in rows]))
-    return merge([[Row(*each) for each in json.loads(word)] for word in words])
+    return merge([[CheckRow(*each) for each in json.loads(word)] for word in words])
 
 
-def merge(reports: Sequence[Sequence[Row]]) -> list[Row]:
+def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
     """The first process's rows, and under each what the same check complained of elsewhere."""
     first, merged = reports[0], []
     names = dict.fromkeys(row.check for rows in reports for row in rows)
     for name in names:
         own = [row for row in first if row.check == name]
-        elsewhere: dict[Row, list[str]] = {}
+        elsewhere: dict[CheckRow, list[str]] = {}
         for process, rows in enumerate(reports[1:], start=1):
             for row in rows:
                 if row.check == name and row.verdict != "ok" and row not in own:
@@ -127,7 +127,7 @@ def merge(reports: Sequence[Sequence[Row]]) -> list[Row]:
         merged += own
         for row, processes in elsewhere.items():
             who = f"process{'es' * (len(processes) > 1)} {', '.join(processes)}"
-            merged.append(Row(name, row.verdict, f"{who}: {row.detail}"))
+            merged.append(CheckRow(name, row.verdict, f"{who}: {row.detail}"))
     return merged
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
 from jaxddp.cluster.output import say
 from jaxddp.cluster.ports import is_loopback, listen_anywhere, listen_at, split_address
-from jaxddp.cluster.workers import Job, Worker, caught_signals
+from jaxddp.cluster.workers import Worker, WorkerGroup, caught_signals
 from jaxddp.errors import InputError
 from jaxddp.wording import nearest
 
@@ -78,7 +78,7 @@ def launch(options: Launch, command: Sequence[str]) -> int:
         command: the words of `jaxddp` (`train digits`), or of any program; `python` is the one that runs here.
 
     Returns:
-        An exit code: see `jaxddp.cluster.workers.Job.watch`.
+        An exit code: see `jaxddp.cluster.workers.WorkerGroup.watch`.
 
     Raises:
         InputError: options that do not fit each other or this machine, or a command that is not there.
@@ -88,7 +88,7 @@ def launch(options: Launch, command: Sequence[str]) -> int:
     gpus, cores = _shares(options)
     logs = options.logs or _default_logs(command)
     first_rank = (options.nr or 0) * len(gpus)
-    with caught_signals() as received, Job(options.grace, options.save_grace) as job:
+    with caught_signals() as received, WorkerGroup(options.grace, options.save_grace) as group:
         # Let go of once process 0 holds it, so that after its death nobody waits at a door that none will open.
         with _listener(options) or nullcontext() as listener:
             shared = _job_environment(options, len(gpus), listener)
@@ -98,8 +98,8 @@ def launch(options: Launch, command: Sequence[str]) -> int:
                 environ = shared | _own_environment(options, rank, own_gpus, door)
                 log = logs / f"process-{rank}.log"
                 inherited = [door.fileno()] if door else []
-                job.workers.append(Worker.start(rank, program, environ, log, cores=own_cores, pass_fds=inherited))
-        return job.watch(received)
+                group.workers.append(Worker.start(rank, program, environ, log, cores=own_cores, pass_fds=inherited))
+        return group.watch(received)
 
 
 def _program(command: Sequence[str]) -> list[str]:

@@ -13,14 +13,14 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import Table, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.engine.cost import compile_with_cost
 from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_train_step
 from jaxddp.errors import InputError
-from jaxddp.run.batches import image_shape, make_substitutes
-from jaxddp.run.recipe import Recipe
-from jaxddp.run.setup import RunSetup
+from jaxddp.experiment.batches import image_shape, make_substitutes
+from jaxddp.experiment.recipe import Recipe
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.measure.cost import compile_with_cost
 from jaxddp.wording import size
 
 SAMPLE_IMAGES = 512

@@ -98,7 +98,7 @@ class Worker:
 
 
 @dataclass
-class Job:
+class WorkerGroup:
     """The workers of one machine, watched until all have ended; none of them outlives its `with` block.
 
     Attributes:
@@ -113,7 +113,7 @@ class Job:
     _asked: signal.Signals | None = None
     _plan: list[tuple[float, signal.Signals]] = field(default_factory=list)
 
-    def __enter__(self) -> "Job":
+    def __enter__(self) -> "WorkerGroup":
         return self
 
     def __exit__(self, *_: object) -> None:

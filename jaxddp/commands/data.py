@@ -85,12 +85,12 @@ def run(arguments: list[str]) -> int:
 def _check(arguments: list[str]) -> int:
     options = parse(Check, Check(tyro.MISSING), "jaxddp data check", arguments)
     from jaxddp.curate.check import check
-    from jaxddp.curate.display import Display
     from jaxddp.curate.manifest import manifest_place, write_manifest
+    from jaxddp.curate.progress_bar import ProgressBar
 
     tables = _open(options)
     place = manifest_place(Path(options.path), options.manifest)
-    with Display(sum(map(len, tables.values()))) as display:
+    with ProgressBar(sum(map(len, tables.values()))) as display:
         report = check(tables, threads=options.threads, progress=display)
     write_manifest(report, place)
     print(*report.lines(), f"manifest: {place}", sep="\n")
@@ -112,12 +112,12 @@ def _show(arguments: list[str]) -> int:
 
 def _pack(arguments: list[str]) -> int:
     options = parse(Pack, Pack(tyro.MISSING, tyro.MISSING), "jaxddp data pack", arguments)
-    from jaxddp.curate.display import Display
     from jaxddp.curate.pack import Packing, pack
+    from jaxddp.curate.progress_bar import ProgressBar
 
     packing = Packing(options.short_side, options.quality)
     tables = _open(options)
-    with Display(sum(map(len, tables.values()))) as display:
+    with ProgressBar(sum(map(len, tables.values()))) as display:
         manifest = pack(tables, options.out, packing, display)
     for split, written in manifest["splits"].items():
         size = sum(written["files"].values()) / 1e6

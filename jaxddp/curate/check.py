@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Protocol
 
 from jaxddp.curate.look import Look, look_at
-from jaxddp.curate.report import Report, Split, Table
+from jaxddp.curate.report import CheckedSplit, CheckReport, Table
 from jaxddp.errors import InputError
 
 # Small enough that threads end together, large enough that handing them out is no work.
@@ -20,7 +20,7 @@ _AHEAD = 2
 _LEAST_THREADS = 8
 
 
-class Progress(Protocol):
+class CheckProgress(Protocol):
     """Whoever wants to know how far the check has come."""
 
     def advance(self, looked: int, faults: int) -> None:
@@ -32,7 +32,9 @@ class Progress(Protocol):
         ...
 
 
-def check(tables: Mapping[str, Table], *, threads: int | None = None, progress: Progress | None = None) -> Report:
+def check(
+    tables: Mapping[str, Table], *, threads: int | None = None, progress: CheckProgress | None = None
+) -> CheckReport:
     """Reads every image of every split once, and compares them all.
 
     Faults are told in the order of the rows, and the report is the same on any number of threads. No more encoded
@@ -55,7 +57,7 @@ def check(tables: Mapping[str, Table], *, threads: int | None = None, progress: 
         # Pillow warns of images that are near the limit of pixels; what is beyond it is a fault here.
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")
         for name, table in tables.items():
-            split = Split(name, table)
+            split = CheckedSplit(name, table)
             splits.append(split)
             with closing(_looks(table, threads)) as looks:
                 for row, look in enumerate(looks):
@@ -65,7 +67,7 @@ def check(tables: Mapping[str, Table], *, threads: int | None = None, progress: 
                         if look.fault is not None:
                             progress.fault(f"{split.name_of(row)}: {look.fault}")
                         progress.advance(looked, faults)
-    return Report.of(splits)
+    return CheckReport.of(splits)
 
 
 def _looks(table: Table, threads: int) -> Generator[Look]:

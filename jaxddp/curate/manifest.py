@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxddp.curate.report import Report, Split
+from jaxddp.curate.report import CheckedSplit, CheckReport
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.errors import InputError
-from jaxddp.runtime.workdir import readable_errors, replace
+from jaxddp.files import readable_errors, replace
 
 VERSION = 1
 
@@ -33,7 +33,7 @@ def manifest_place(root: Path, wanted: Path | None) -> Path:
     return place
 
 
-def write_manifest(report: Report, place: Path) -> None:
+def write_manifest(report: CheckReport, place: Path) -> None:
     """Writes it whole, or not at all.
 
     The first line holds `manifest`, the version of the form, and `splits`, the figures of each with its table's
@@ -46,14 +46,14 @@ def write_manifest(report: Report, place: Path) -> None:
     replace(place, _lines(report))
 
 
-def _lines(report: Report) -> Iterator[bytes]:
+def _lines(report: CheckReport) -> Iterator[bytes]:
     yield _line({"manifest": VERSION, "splits": report.summary()})
     for split in report.splits:
         for row in range(len(split.table)):
             yield _line(_image(split, row))
 
 
-def _image(split: Split, row: int) -> dict[str, Any]:
+def _image(split: CheckedSplit, row: int) -> dict[str, Any]:
     table, column = split.table, split.columns[row]
     arrays = isinstance(table, ArrayTable)
     digest = column["sha256"].tobytes()

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from jaxddp.curate.check import Progress
+import jaxddp.files as files
+from jaxddp.curate.check import CheckProgress
 from jaxddp.data.formats.packed import FEATURE, MANIFEST, PackedSplit, shard_name
 from jaxddp.data.images.pillow import open_sound
 from jaxddp.data.images.verify import verify
 from jaxddp.data.opening import Table
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
-from jaxddp.runtime import workdir
 
 SHARD_BYTES = 1 << 30
 _RECORD_OVERHEAD = 16
@@ -51,7 +51,7 @@ def pack(
     tables: Mapping[str, Table],
     out: Path,
     packing: Packing,
-    progress: Progress | None = None,
+    progress: CheckProgress | None = None,
 ) -> dict[str, Any]:
     """Write a packed copy of the splits, in a directory that appears when it is whole; returns its manifest.
 
@@ -59,24 +59,24 @@ def pack(
         InputError: the directory exists or cannot be written, images are in memory and not in files, or one of them
             cannot be used: names it.
     """
-    files = {split: table for split, table in tables.items() if isinstance(table, ExampleTable)}
-    if len(files) < len(tables):
+    of_files = {split: table for split, table in tables.items() if isinstance(table, ExampleTable)}
+    if len(of_files) < len(tables):
         raise InputError("the images of this data set are few files already, read at once; train on it as it is")
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
-    making = workdir.create(out.parent) / f".{out.name}.{os.getpid()}.tmp"
-    with workdir.readable_errors(out):
+    making = files.create(out.parent) / f".{out.name}.{os.getpid()}.tmp"
+    with files.readable_errors(out):
         making.mkdir()
     try:
-        first = next(iter(files.values()))
+        first = next(iter(of_files.values()))
         manifest = {
             "classes": {"ids": first.class_ids, "names": first.class_names, "indices": first.class_indices},
             "short_side": packing.short_side,
             "quality": packing.quality,
-            "splits": _pack_splits(files, making, packing, progress),
+            "splits": _pack_splits(of_files, making, packing, progress),
         }
-        workdir.replace(making / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-        with workdir.readable_errors(out):
+        files.replace(making / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+        with files.readable_errors(out):
             making.rename(out)
     finally:
         shutil.rmtree(making, ignore_errors=True)
@@ -107,7 +107,7 @@ def packed_image(data: bytes, packing: Packing) -> bytes:
 
 
 def _pack_splits(
-    tables: Mapping[str, ExampleTable], folder: Path, packing: Packing, progress: Progress | None
+    tables: Mapping[str, ExampleTable], folder: Path, packing: Packing, progress: CheckProgress | None
 ) -> dict[str, Any]:
     before, written = 0, {}
     for split, table in tables.items():
@@ -130,7 +130,7 @@ def _pack_split(
 
     shard, offset = np.zeros(len(table), np.int32), np.zeros(len(table), np.int64)
     try:
-        with closing(_Shards(tf, folder, split)) as shards:
+        with closing(_ShardWriter(tf, folder, split)) as shards:
             for row, image in enumerate(_packed_images(table, packing)):
                 record = _example(tf, image, int(table.label[row]), bytes(table.id[row]))
                 shard[row], offset[row] = shards.write(record.SerializeToString())
@@ -143,7 +143,7 @@ def _pack_split(
     return {"examples": len(table), "fingerprint": table.fingerprint, "files": sizes}
 
 
-class _Shards:
+class _ShardWriter:
     """The record files of a split, each begun when the one before it is full."""
 
     def __init__(self, tf: Any, folder: Path, split: str):

@@ -23,7 +23,7 @@ _NAMED = 3
 """How many classes a line names."""
 
 
-class Split:
+class CheckedSplit:
     """One split and what was found in it.
 
     Attributes:
@@ -82,16 +82,16 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """All splits, with a note on each image whose content another one before it has.
 
     A `duplicate` lies in the same split and class; a `contradiction` is of another class; a `leak` of another split.
     """
 
-    splits: tuple[Split, ...]
+    splits: tuple[CheckedSplit, ...]
 
     @classmethod
-    def of(cls, splits: Sequence[Split]) -> "Report":
+    def of(cls, splits: Sequence[CheckedSplit]) -> "CheckReport":
         """The report of splits in which every row was looked at."""
         for split, row, first_split, first_row in _repeats(splits):
             found, before = split.class_of(row), first_split.class_of(first_row)
@@ -117,7 +117,7 @@ class Report:
         return [line for name, figures in self.summary().items() for line in _lines(name, figures)]
 
 
-def _repeats(splits: Sequence[Split]) -> list[tuple[Split, int, Split, int]]:
+def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, CheckedSplit, int]]:
     """(split, row, split and row of the first with that content) of every sound image that is not the first."""
     rows = [np.array([row for row in range(len(s.table)) if row not in s.faults], np.int64) for s in splits]
     digests = np.concatenate([s.columns["sha256"][some] for s, some in zip(splits, rows, strict=True)])
@@ -132,7 +132,7 @@ def _repeats(splits: Sequence[Split]) -> list[tuple[Split, int, Split, int]]:
     ]
 
 
-def _figures(split: Split) -> dict[str, Any]:
+def _figures(split: CheckedSplit) -> dict[str, Any]:
     kinds, counts = np.unique(split.columns["kind"], return_counts=True)
     per_class = split.per_class
     figures: dict[str, Any] = {
@@ -154,7 +154,7 @@ def _figures(split: Split) -> dict[str, Any]:
     return figures
 
 
-def _lacking(first: Split, split: Split) -> dict[str, Any]:
+def _lacking(first: CheckedSplit, split: CheckedSplit) -> dict[str, Any]:
     """The classes with images in the first split and none in this one."""
     if split is first or not len(split.class_ids):
         return {}

@@ -5,15 +5,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
+import jaxddp.files as files
+from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
-from jaxddp.engine.images import Inputs, Preprocess
 from jaxddp.errors import InputError
-from jaxddp.run.batches import make_preprocess, make_substitutes, train_batches
-from jaxddp.run.recipe import Recipe
-from jaxddp.runtime import workdir
-from jaxddp.runtime.listeners.curves import png
-from jaxddp.runtime.pictures import input_grid, short
+from jaxddp.experiment.batches import make_preprocess, make_substitutes, train_batches
+from jaxddp.experiment.recipe import Recipe
+from jaxddp.training.curves_figure import png
+from jaxddp.training.image_grid import input_grid, short
 
 
 def show(config: Config, step: int, count: int, out: Path) -> str:
@@ -42,9 +42,9 @@ def show(config: Config, step: int, count: int, out: Path) -> str:
     inputs = jax.jit(lambda batch: preprocess(batch, train=True))(batch)
     pixels = denormalized(preprocess, inputs)[:count]
     picture = input_grid(pixels, _titles(batch, inputs, table.class_names, len(pixels)))
-    with workdir.readable_errors(out):
+    with files.readable_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    workdir.replace(out, png(picture))
+    files.replace(out, png(picture))
     return f"{len(pixels)} of {order.batch_size} images of step {step}"
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxddp.augment.preprocess import Preprocess
 from jaxddp.data.batch import Batch
-from jaxddp.engine.images import Preprocess
 from jaxddp.models.adapt import Model
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]

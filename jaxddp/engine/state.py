@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxddp.engine.compiler_options import options_of_one_call
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import Model
-from jaxddp.parallel.topology import Topology
-from jaxddp.parallel.xla_options import options_of_one_call
 
 
 class TrainState(flax.struct.PyTreeNode):

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.parallel.topology import AXIS, Topology
+from jaxddp.mesh import AXIS, Topology
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, MetricSums]]
 EvalStep = Callable[[TrainState, Batch], MetricSums]
@@ -40,7 +40,7 @@ def make_train_step(
 
     Args:
         seed, schedule: see `make_local_step`.
-        compiler_options: XLA's, see `jaxddp.parallel.xla_options`.
+        compiler_options: XLA's, see `jaxddp.engine.compiler_options`.
     """
     local_step = make_local_step(objective, optimizer, topology, seed=seed, schedule=schedule)
     step = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())

@@ -20,7 +20,7 @@ TRAIN = [
     "train", "digits", "--model.name", "resnet10", "--model.width", "2", "--model.batch-norm", "sync",
     "--model.no-zero-init-last-scale",
     "--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1",
-    "--train.batch-size", "8", "--eval.batch-size", "8", "--log.no-tensorboard", "--log.every", "1 step",
+    "--train.batch-size", "8", "--eval.batch-size", "8", "--log.to", "jsonl,curves,parameters", "--log.every", "1 step",
     # Plain SGD at a constant rate: a gradient that is off by a factor cannot hide, and a series does not depend on
     # how long the run is to be. At this rate the losses move by 1% and more, and rounding stays rounding (at 0.1 it
     # does not).

@@ -12,7 +12,7 @@ SOON = 40
 FAILING = """
 import itertools, os, sys
 from jaxddp.cli import main
-from jaxddp.parallel.topology import Topology
+from jaxddp.mesh import Topology
 
 if os.environ["JAX_PROCESS_ID"] == "1":
     place, calls = Topology.place, itertools.count()
@@ -28,7 +28,7 @@ STOPPED_AS_A_VALIDATION_BEGINS = """
 import os, signal, sys, time
 import numpy as np, optax
 import jaxddp
-from jaxddp.runtime.evaluate import Evaluator
+from jaxddp.training.evaluation import Evaluator
 
 evaluate, begun = Evaluator.__call__, []
 def slowly(*arguments):

@@ -48,9 +48,9 @@ PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 SUM = """
 import os, pathlib, sys, time
 import jax, numpy as np
-from jaxddp.parallel.environment import find_job
-from jaxddp.parallel.job import join
-from jaxddp.parallel.topology import Topology
+from jaxddp.job.environment import find_job
+from jaxddp.job.membership import join
+from jaxddp.mesh import Topology
 
 term, together, folder = float(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3])
 (folder / str(os.getpid())).touch()

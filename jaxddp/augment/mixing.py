@@ -1,0 +1,88 @@
+"""Images and labels of pairs are mixed: mixup and cutmix, of a batch with its keys.
+
+Examples pair up with their neighbours in the batch (position XOR 1). A device's slice of an even number begins at an
+even position, so both of a pair lie on one device, and the pairs are the same on any number of devices.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxddp.augment.box import centered
+
+
+class Mixing(NamedTuple):
+    """How much each example of a batch is still itself."""
+
+    label: jax.Array
+    """int32[B], the label of the partner."""
+    weight: jax.Array
+    """float32[B], the weight of the example's own label; the partner's has the rest."""
+
+
+def mix(
+    keys: jax.Array, images: jax.Array, labels: jax.Array, mask: jax.Array, *, mixup: float, cutmix: float
+) -> tuple[jax.Array, Mixing]:
+    """Each image with a part of its partner's, and the two labels' weights.
+
+    Where both are given, a pair takes one of the two with equal chance. An example whose partner is padding stays as
+    it is.
+
+    Args:
+        keys: [B], of the examples; B even.
+        images: float[B, H, W, C], finite.
+        labels: int32[B].
+        mask: float32[B], 0 for padding.
+        mixup, cutmix: alpha of each one's Beta distribution, 0 for none; not both 0.
+    """
+    choice, draw = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
+    if mixup and cutmix:
+        bit = jax.vmap(jax.random.bernoulli)(choice)
+        # Made of both keys, it is the same for both, whichever of them comes first.
+        take_box = bit ^ _partners(bit)
+        boxed, blended = _boxed(draw, images, cutmix), _blended(draw, mixup)
+        weight = jnp.where(take_box, boxed[0], blended[0])
+        own = jnp.where(take_box[:, None, None], boxed[1], blended[1])
+    else:
+        weight, own = _blended(draw, mixup) if mixup else _boxed(draw, images, cutmix)
+    both = (mask > 0) & (_partners(mask) > 0)
+    weight, own = jnp.where(both, weight, 1), jnp.where(both[:, None, None], own, 1)
+    own = own[..., None].astype(images.dtype)
+    mixed = own * images + (1 - own) * _partners(images)
+    return mixed, Mixing(jnp.where(both, _partners(labels), labels), weight)
+
+
+def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
+    """Lambda of Zhang et al. 2018 (arXiv:1710.09412): float32[], Beta(alpha, alpha)."""
+    return jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
+
+
+def cutmix_kept(key: jax.Array, alpha: float, height: int, width: int) -> jax.Array:
+    """bool[height, width]: the pixels that stay an image's own (Yun et al. 2019, arXiv:1905.04899).
+
+    With lambda from Beta(alpha, alpha), a box whose sides are sqrt(1 - lambda) of the image's, its centre anywhere, is
+    the partner's. What the borders cut off makes the share that is kept larger than lambda; labels take that share.
+    """
+    weight_key, place_key = jax.random.split(key)
+    side = jnp.sqrt(1 - mixup_weight(weight_key, alpha))
+    box_height, box_width = (side * height).astype(jnp.int32), (side * width).astype(jnp.int32)
+    return ~centered(place_key, height, width, box_height, box_width).mask(height, width)
+
+
+def _blended(keys: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
+    """Own weights, float32[B], and own shares of the pixels, float32[B, 1, 1]."""
+    weight = jax.vmap(lambda key: mixup_weight(key, alpha))(keys)
+    return weight, weight[:, None, None]
+
+
+def _boxed(keys: jax.Array, images: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
+    """Own weights, float32[B], and own shares of the pixels, float32[B, H, W]."""
+    _, height, width, _ = images.shape
+    own = jax.vmap(lambda key: cutmix_kept(key, alpha, height, width))(keys).astype(jnp.float32)
+    return own.mean((1, 2)), own
+
+
+def _partners(column: jax.Array) -> jax.Array:
+    """Each pair changes places."""
+    return column.reshape(-1, 2, *column.shape[1:])[:, ::-1].reshape(column.shape)

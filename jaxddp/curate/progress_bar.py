@@ -1,0 +1,57 @@
+"""How checking and packing show themselves: a bar on standard error, faults on standard output."""
+
+import sys
+import time
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from rich import progress
+from rich.console import Console
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class ProgressBar(AbstractContextManager["ProgressBar"]):
+    """A bar where standard error is a terminal, else a plain line every few seconds.
+
+    Args:
+        total: how many images there are in all.
+    """
+
+    def __init__(self, total: int):
+        self._total = total
+        self._begin = self._last = time.monotonic()
+        self._bar: progress.Progress | None = None
+        if sys.stderr.isatty():
+            self._bar = progress.Progress(
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[pace]}"),
+                progress.TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+                # Faults go above the bar where both share a terminal, and into the file or pipe where they do not.
+                redirect_stdout=sys.stdout.isatty(),
+            )
+            self._task = self._bar.add_task("", total=total, pace="")
+
+    def __enter__(self) -> "ProgressBar":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, looked: int, faults: int) -> None:
+        now = time.monotonic()
+        pace = f"{looked / max(now - self._begin, 1e-9):,.0f} images/s, {faults:,} cannot be used"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=looked, pace=pace)
+        elif now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
+            print(f"{looked:,} of {self._total:,} images, {pace}", file=sys.stderr, flush=True)
+
+    def fault(self, line: str) -> None:
+        print(line, flush=True)

@@ -1,0 +1,72 @@
+"""What a compiled program costs: its floating-point operations, and the memory that a device needs for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxddp.measure.flops import count_flops
+from jaxddp.measure.peaks import peak
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each device, as the compiler laid them out."""
+
+    arguments: int
+    output: int
+    temporary: int
+    reused: int
+    """Of the output, what takes the place of arguments (a donated state)."""
+
+    @property
+    def needed(self) -> int:
+        return self.arguments + self.output - self.reused + self.temporary
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run of a program; of a program that takes several steps in a loop, of one of them.
+
+    Attributes:
+        flops_of: floating-point operations by dtype, over all devices of all processes; see `count_flops`.
+        memory: on each device; None where the backend does not say.
+    """
+
+    flops_of: Mapping[str, int]
+    memory: Memory | None
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations over all devices."""
+        return sum(self.flops_of.values())
+
+    def utilization(self, seconds: float, num_devices: int, device_kind: str) -> float | None:
+        """Model FLOP utilization (Chowdhery et al. 2022, arXiv:2204.02311, appendix B): the share of a time in which
+        devices at their peak would have done the same; None where a peak is not known, or nothing was counted.
+        """
+        at_peak = 0.0
+        for dtype, flops in self.flops_of.items():
+            best = peak(device_kind, dtype)
+            if best is None:
+                return None
+            at_peak += flops / best
+        return at_peak / (num_devices * seconds) if at_peak else None
+
+
+def compile_with_cost(function: Any, *arguments: Any) -> tuple[Any, Cost]:
+    """Compile a jitted function for arguments, or for their shapes; the executable does what the function does."""
+    traced = function.trace(*arguments)
+    compiled = traced.lower().compile()
+    return compiled, Cost(dict(count_flops(traced.jaxpr)), _memory(compiled))
+
+
+def _memory(compiled: Any) -> Memory | None:
+    found = compiled.memory_analysis()
+    if found is None:
+        return None
+    return Memory(
+        found.argument_size_in_bytes,
+        found.output_size_in_bytes,
+        found.temp_size_in_bytes,
+        found.alias_size_in_bytes,
+    )

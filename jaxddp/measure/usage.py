@@ -1,0 +1,50 @@
+"""How well the steps of a run use the devices."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxddp.measure.cost import Cost
+from jaxddp.mesh import Topology
+
+
+@dataclass(frozen=True)
+class Used:
+    """What the steps ask of the devices, and how much of them they use; None where nobody knows.
+
+    `flops_per_step` are the floating-point operations of one step over all devices. `flops_utilization` is the model
+    FLOP utilization: their share of what the devices could do at their peak. `peak_memory` is the most, in bytes, that
+    any device of the first process has held so far; on a CPU, that the process has.
+    """
+
+    flops_per_step: int | None = None
+    flops_utilization: float | None = None
+    peak_memory: int | None = None
+
+
+UNKNOWN = Used()
+
+
+class Costed(Protocol):
+    """A program that knows what it costs once it is compiled."""
+
+    cost: Cost | None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Asked at a record. What nobody knows (a CPU's peak; anything before the first step) is None."""
+
+    program: Costed
+    topology: Topology
+    batch_size: int
+
+    def __call__(self, images_per_second: float | None) -> Used:
+        """What is used at a speed, over all devices. The memory is that of this process's own devices."""
+        cost, memory = self.program.cost, self.topology.peak_memory()
+        if cost is None:
+            return Used(peak_memory=memory)
+        utilization = None
+        if images_per_second:
+            seconds = self.batch_size / images_per_second
+            utilization = cost.utilization(seconds, self.topology.num_devices, self.topology.device_kind)
+        return Used(cost.flops, utilization, memory)

@@ -1,0 +1,179 @@
+"""The devices of a run as one mesh, and how host memory becomes arrays on it."""
+
+import resource
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxddp.errors import InputError
+
+AXIS = "data"
+
+Device: TypeAlias = Any
+"""A `jax.Device`; jax declares that name in a way that type checkers take for a variable."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The mesh: one axis, "data", of devices ordered by process, so that a process holds one slice of every batch."""
+
+    mesh: Mesh
+
+    @classmethod
+    def create(cls, devices: int | Sequence[Device] | None = None) -> "Topology":
+        """Lay out the devices of all processes.
+
+        Args:
+            devices: how many to use, the same number on every process; or which; all where absent.
+
+        Raises:
+            InputError: more devices than there are, or unequal shares of the processes that have any.
+        """
+        if devices is None or isinstance(devices, int):
+            devices = _first(devices)
+        ordered = sorted(devices, key=lambda d: (d.process_index, d.id))
+        if not ordered:
+            raise InputError("devices=[]: give at least one device")
+        _check_even(ordered)
+        return cls(Mesh(np.array(ordered), (AXIS,), axis_types=(AxisType.Auto,)))
+
+    @property
+    def num_devices(self) -> int:
+        return self.mesh.size
+
+    @property
+    def process_index(self) -> int:
+        return jax.process_index()
+
+    @property
+    def process_count(self) -> int:
+        return jax.process_count()
+
+    @property
+    def device_kind(self) -> str:
+        """What the devices are: "cpu", "NVIDIA H200"."""
+        return self.mesh.devices.flat[0].device_kind
+
+    @property
+    def platform(self) -> str:
+        """JAX's name for their kind: "cpu", "gpu"."""
+        return self.mesh.devices.flat[0].platform
+
+    def free_memory(self) -> int | None:
+        """Bytes that JAX may still take on the fullest device of this process; None where the backend does not say."""
+        free = []
+        for device in self.mesh.local_devices:
+            stats = device.memory_stats() or {}
+            if "bytes_limit" not in stats:
+                return None
+            free.append(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+        return min(free)
+
+    def peak_memory(self) -> int | None:
+        """Bytes that the fullest device of this process has held at most; None where the backend does not say.
+
+        A CPU device lives in this process: there it is the most that the process has held, with all else that it holds.
+        """
+        if self.platform == "cpu":
+            # Kilobytes, but on macOS.
+            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            return held if sys.platform == "darwin" else 1024 * held
+        stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
+        return max((each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each), default=None)
+
+    def connect(self) -> None:
+        """Have the devices of all processes meet in a sum, once, before any process compiles for long.
+
+        In the first collective, gloo waits 30 s for the others, and in those that follow as long as it takes. A process
+        that finds its program in the compilation cache may come minutes before one that compiles it.
+        """
+        if self.process_count > 1:
+            ones = self.place(np.ones(len(self.mesh.local_devices), np.float32))
+            jax.block_until_ready(jax.jit(jnp.sum, out_shardings=self.replicated)(ones))
+
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, P())
+
+    @property
+    def sharded(self) -> NamedSharding:
+        return NamedSharding(self.mesh, P(AXIS))
+
+    def check_batch_size(self, batch_size: int, key: str = "train.batch_size") -> None:
+        """Raises:
+        InputError: the global batch cannot be divided among the devices; says which sizes can.
+        """
+        if batch_size < 1 or batch_size % self.num_devices:
+            below = batch_size // self.num_devices * self.num_devices
+            near = " or ".join(str(size) for size in (below, below + self.num_devices) if size > 0)
+            raise InputError(f"{key}={batch_size} cannot be divided among {self.num_devices} devices; {near} would do")
+
+    def slices(self, batch_size: int) -> list[tuple[Device, slice]]:
+        """Which rows of a global batch each device gets, in mesh order."""
+        size = batch_size // self.num_devices
+        return [(device, slice(i * size, (i + 1) * size)) for i, device in enumerate(self.mesh.devices.flat)]
+
+    def place(self, local_batch: Any) -> Any:
+        """This process's slice of a batch, a pytree of NumPy arrays, becomes global arrays; copying is asynchronous."""
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self.sharded, x), local_batch)
+
+    def replicate(self, tree: Any) -> Any:
+        """The same values on every device; every process must hold the same (see `jaxddp.job.membership.agree`)."""
+
+        def put(x: Any) -> jax.Array:
+            x = np.asarray(x)
+            return jax.make_array_from_process_local_data(self.replicated, x, x.shape)
+
+        return jax.tree.map(put, tree)
+
+
+def _check_even(devices: Sequence[Device]) -> None:
+    """A batch is cut into equal parts, one for each process."""
+    counts = Counter(device.process_index for device in devices)
+    most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    if counts[most] != counts[least]:
+        raise InputError(
+            f"devices: process {most} has {counts[most]} devices and process {least} has {counts[least]}; "
+            "give each as many"
+        )
+
+
+def _first(count: int | None) -> list[Device]:
+    """The first devices of each process, `count` in all."""
+    everything, processes = jax.devices(), jax.process_count()
+    if count is None:
+        return everything
+    if count < 1 or count > len(everything) or count % processes:
+        shared = f", and a multiple of {processes} processes" if processes > 1 else ""
+        raise InputError(f"parallel.devices={count}: expected 1 to {len(everything)}{shared}")
+    mine: list[Device] = []
+    for process in range(processes):
+        mine += [device for device in everything if device.process_index == process][: count // processes]
+    return mine
+
+
+def simulate_cpu_devices(count: int) -> None:
+    """Make this process see `count` devices on its CPU, and no other.
+
+    Raises:
+        InputError: JAX has already started with another number of devices.
+    """
+    if count < 1:
+        raise InputError(f"parallel.cpu_devices={count}: expected at least 1")
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        if jax.local_device_count() != count:
+            raise InputError(
+                f"parallel.cpu_devices={count}: JAX already runs with {jax.local_device_count()} devices here; "
+                "ask for them before the first computation"
+            ) from error

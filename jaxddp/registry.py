@@ -1,0 +1,83 @@
+"""What is built in, by kind and name: a module of the kind's folder adds its own, and no list names it.
+
+    @LOSSES.add("cross_entropy")
+    def cross_entropy_of(config: Config) -> Loss: ...
+
+A file that lies in the folder is found. It must be quick to import: what is heavy is imported where it is used. What an
+entry is, its protocol, is said beside each registry below; a recipe file's hooks have the same signatures.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jaxddp.errors import InputError
+from jaxddp.wording import choices
+
+Entry = TypeVar("Entry")
+
+
+class Registry:
+    """The entries of one kind.
+
+    Args:
+        key: the config key whose values are the names, for messages.
+        package: the folder whose modules add the entries, as a dotted name.
+    """
+
+    def __init__(self, key: str, package: str):
+        self._key, self._package = key, package
+        self._entries: dict[str, Any] = {}
+        self._complete = False
+
+    def add(self, name: str) -> Callable[[Entry], Entry]:
+        """A decorator that keeps what it decorates under a name."""
+
+        def keep(entry: Entry) -> Entry:
+            if self._entries.setdefault(name, entry) is not entry:
+                raise ValueError(f"{self._key}: {name!r} is added twice, by {self._entries[name]} and {entry}")
+            return entry
+
+        return keep
+
+    def get(self, name: str) -> Any:
+        """The entry of a name.
+
+        Raises:
+            InputError: there is none; says the nearest name, and all of them.
+        """
+        self._look()
+        if name not in self._entries:
+            raise InputError(f"{self._key}={name!r} is unknown; {choices(str(name), self._entries)}")
+        return self._entries[name]
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        self._look()
+        return sorted(self._entries)
+
+    def _look(self) -> None:
+        if self._complete:
+            return
+        for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
+            importlib.import_module(f"{self._package}.{module.name}")
+        self._complete = True
+
+
+MODELS = Registry("model.name", "jaxddp.models")
+"""`(config, num_classes) -> model`: whatever `jaxddp.models.adapt.adapt` takes."""
+LOSSES = Registry("loss.name", "jaxddp.losses")
+"""`(config) -> loss`; see `jaxddp.engine.loss`."""
+METRICS = Registry("eval.metrics", "jaxddp.metrics")
+"""`(logits float[B, K], labels int32[B]) -> float[B]`."""
+OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers")
+"""`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
+SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules")
+"""`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `jaxddp.schedules.steps.Steps`."""
+AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")
+"""`(settings: AugmentConfig) -> (key, image) -> image`, of one image; see `jaxddp.augment.preprocess`."""
+LOGGERS = Registry("log.to", "jaxddp.training.listeners")
+"""`(config, workdir) -> listener`; see `jaxddp.training.events.Listener`."""
+FORMATS = Registry("data.path", "jaxddp.data.formats")
+"""A `jaxddp.data.opening.Format`: whether a place holds such a data set, and how it becomes a source."""

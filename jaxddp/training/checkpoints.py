@@ -1,0 +1,218 @@
+"""Checkpoints through Orbax: (arrays, step), saved while training goes on; the last few are kept, and the best."""
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
+
+import jaxddp.files as files
+from jaxddp.engine.state import TrainState, abstract_like, all_finite
+from jaxddp.errors import InputError, NonFiniteError, noted_on
+from jaxddp.training.validations import Figures
+
+# TensorStore, which writes the arrays, raises ValueError with this in its text.
+_OS_ERROR = re.compile(r"os_error_code='(\d+)'")
+
+
+class Checkpoints:
+    """The checkpoints of one work directory.
+
+    A checkpoint becomes visible only when all of it is on disk (Orbax writes beside it and renames), so a run killed at
+    any moment resumes from a whole one. It is saved before it is validated, and its figures come to it in a file beside
+    all of them. On many hosts the directory is one that all of them share.
+
+    Args:
+        keep: how many of the latest are kept, beside the best by validation top-1.
+        read_only: leave everything as it is, since a run may be writing there at this moment.
+
+    Raises:
+        InputError: `keep` below 1, or what is there cannot be read or written.
+    """
+
+    def __init__(self, directory: Path, *, keep: int = 2, read_only: bool = False):
+        if keep < 1:
+            raise InputError(f"checkpoint.keep={keep}: keep at least 1, or a run could not resume")
+        self.directory = Path(directory).resolve()
+        self._figures = Figures(self.directory)
+        writing = {
+            "preservation_policy": keep_policy.AnyPreservationPolicy(
+                [keep_policy.LatestN(n=keep), _Best(self._figures)]
+            ),
+            # What a killed run left half written.
+            "cleanup_tmp_directories": True,
+        }
+        reading = {"read_only": True, "create": False, "save_interval_steps": 0}
+        with _reading(self.directory) if read_only else _writing(self.directory):
+            self._manager = _Manager(
+                self.directory,
+                options=ocp.CheckpointManagerOptions(**(reading if read_only else writing)),
+                # Named here, so that a manager that has not saved yet can read what another process saved.
+                item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
+            )
+
+    def steps(self) -> list[int]:
+        """The steps of all whole checkpoints, in order."""
+        return sorted(self._manager.all_steps())
+
+    def latest(self) -> int | None:
+        """The step of the latest whole checkpoint, or None."""
+        return self._manager.latest_step()
+
+    def best(self) -> int | None:
+        """The step of the checkpoint with the highest validation top-1; of equal ones the latest; None without any."""
+        return self._figures.best(self.steps())
+
+    def step(self, which: str) -> int:
+        """Resolve "latest", "best" or a number.
+
+        Raises:
+            InputError: there is no such checkpoint; says which there are.
+        """
+        known = self.steps()
+        named = {"latest": self.latest(), "best": self.best()}
+        step = named[which] if which in named else int(which) if which.isdecimal() else None
+        if step not in known:
+            there = f"there are steps {', '.join(map(str, known))}" if known else "there is none"
+            raise InputError(f"{self.directory}: no checkpoint {which!r}; {there} (or say latest or best)")
+        return step
+
+    def save(self, step: int, state: TrainState, progress: Mapping[str, Any]) -> None:
+        """Copy the state to host memory and write it in the background.
+
+        Args:
+            progress: small plain values that belong to the moment, kept as JSON.
+
+        Raises:
+            NonFiniteError: the state holds a NaN or an infinity; the checkpoints already there stay as they are.
+            InputError: this one, or the one before, cannot be written.
+        """
+        if not bool(all_finite((state.params, state.model_state, state.opt_state))):
+            good = (
+                "there is no checkpoint yet" if self.latest() is None else f"the last good one is step {self.latest()}"
+            )
+            raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")
+        # One of that step may have been there before, and been removed.
+        self._figures.forget(step)
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
+        with _writing(self.directory):
+            self._manager.save(step, args=items, force=True)
+
+    def validated(self, step: int, figures: Mapping[str, float]) -> None:
+        """Keep the validation figures of a checkpoint; `top1` decides which one is best.
+
+        Raises:
+            InputError: they cannot be written.
+        """
+        self._figures.put(step, figures)
+
+    def is_validated(self, step: int) -> bool:
+        """Whether the figures of this checkpoint are known."""
+        return step in self._figures
+
+    def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """The state and the progress saved at a step, laid out over the devices as `like` is.
+
+        Raises:
+            InputError: the checkpoint is of another architecture or optimizer; names the first array that differs. Or
+                it is no longer there.
+        """
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_like(like)), progress=ocp.args.JsonRestore())
+        try:
+            saved = self._manager.item_metadata(step)["state"]
+            _check_same_shapes(f"{self.directory / str(step)}", saved, like)
+            restored = self._manager.restore(step, args=items)
+        except FileNotFoundError:
+            raise InputError(f"{self.directory / str(step)}: is no longer there; a run goes on, so try again") from None
+        return restored["state"], restored["progress"]
+
+    def wait(self) -> None:
+        """Return when all that was saved is on disk; an `InputError` of the background writing shows here."""
+        with _writing(self.directory):
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Finish what is being written: another manager of the directory would take it for rubbish."""
+        with _writing(self.directory):
+            self._manager.close()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        with noted_on(error):
+            self.close()
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Turns what Orbax and TensorStore raise of files that cannot be written into an InputError."""
+    with files.readable_errors(directory):
+        try:
+            yield
+        except ValueError as error:
+            if (code := _OS_ERROR.search(str(error))) is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+
+
+@contextmanager
+def _reading(directory: Path) -> Iterator[None]:
+    """Turns what Orbax raises of files that cannot be read into an InputError.
+
+    It also warns of a directory that it may only read, though it was asked to, and is kept from it.
+    """
+    log = logging.getLogger("absl")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be read ({error.strerror}); check --workdir") from error
+    finally:
+        log.setLevel(before)
+
+
+class _Manager(ocp.CheckpointManager):
+    def reached_preemption(self, step: int) -> bool:
+        """Orbax would ask JAX by the number of the step, and JAX forget the questions that the loop counts up."""
+        return False
+
+
+class _Best(keep_policy.PreservationPolicy):
+    """Keeps the best of the checkpoints by what is known of them when another is saved."""
+
+    def __init__(self, figures: Figures):
+        self.figures = figures
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        best = self.figures.best(steps)
+        return [step == best for step in steps]
+
+
+def _check_same_shapes(where: str, saved: Any, like: TrainState) -> None:
+    there, here = _shapes(saved), _shapes(like)
+    for name in sorted(there.keys() | here.keys()):
+        if there.get(name) != here.get(name):
+            raise InputError(
+                f"{where}: a checkpoint of another architecture or optimizer: "
+                f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here; "
+                "use the config that wrote it, or another --workdir"
+            )
+
+
+def _shapes(tree: Any) -> dict[str, str]:
+    """Path to `dtype[shape]`, the same for a saved tree (nested dicts) and a live one (named fields)."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in leaves
+        if hasattr(leaf, "shape")
+    }

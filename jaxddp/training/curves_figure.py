@@ -1,0 +1,130 @@
+"""The curves of a run: loss, top-1, learning rate and speed over epochs, drawn with matplotlib's objects.
+
+Nothing here touches pyplot or its global settings, so a notebook's own figures stay as they are.
+"""
+
+import io
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from jaxddp.training import rows
+
+# Okabe and Ito's blue and vermilion: told apart by readers with any kind of colour vision.
+# https://jfly.uni-koeln.de/color/
+TRAIN, VAL, INK, GRID = "#0072B2", "#D55E00", "#404040", "#E4E4E4"
+
+SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), ("data_wait_fraction", "data wait")]
+"""What the small panels show, of what there is; a notebook's optimizer keeps its learning rate to itself."""
+
+LABEL_GAP = 0.06
+"""The least distance between two labels, as a part of the panel's height."""
+
+
+class Picture(Figure):
+    """A figure that a notebook shows without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        return png(self)
+
+
+def png(picture: Figure) -> bytes:
+    """The picture as PNG; the same curves give the same bytes."""
+    file = io.BytesIO()
+    picture.savefig(file, format="png", dpi=144, metadata={"Software": None})
+    return file.getvalue()
+
+
+def figure(series: rows.Series) -> Picture:
+    """Loss and top-1 of training (each logged step thin, epochs bold) and validation, above two of SMALL.
+
+    The loss has a logarithmic axis where its epochs span more than a factor of 100. Without `top1` its panel is left
+    out.
+    """
+    measures = [name for name in ("loss", "top1") if name == "loss" or any(name in columns for columns in series)]
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, hspace=0.02)
+    picture = Picture(figsize=(5.5 * len(measures), 5), layout=layout, facecolor="white")
+    grid = picture.add_gridspec(2, len(measures), height_ratios=(4, 1))
+    small = [(name, title) for name, title in SMALL if name in series.train] or SMALL
+    for column, (measure, (name, title)) in enumerate(zip(measures, small, strict=False)):
+        upper = picture.add_subplot(grid[0, column])
+        lower = picture.add_subplot(grid[1, column], sharex=upper)
+        _measure_panel(upper, series, measure)
+        _small_panel(lower, series.train, name, title)
+        upper.set_xlim(left=0)
+        upper.tick_params(labelbottom=False)
+    return picture
+
+
+def _measure_panel(axes: Axes, series: rows.Series, name: str) -> None:
+    percent = name == "top1"
+    _style(axes, "top-1 accuracy" if percent else name)
+    thin = {"linewidth": 0.8, "alpha": 0.4} if name in series.epochs else {"linewidth": 1.8}
+    steps = _line(axes, series.train, name, TRAIN, **thin)
+    epochs = _line(axes, series.epochs, name, TRAIN, linewidth=1.8)
+    last = {"train": epochs or steps, "val": _line(axes, series.val, name, VAL, linewidth=1.8)}
+    ends = {label: end for label, end in last.items() if end}
+    if not ends:
+        axes.text(0.5, 0.5, "nothing logged yet", transform=axes.transAxes, color=INK, ha="center")
+    elif percent:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -0.004), min(high, 1.01))
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    elif _spread(series.epochs, series.val) > 100:
+        axes.set_yscale("log")
+    _label_ends(axes, ends, "{:.1%}" if percent else "{:.3g}")
+
+
+def _small_panel(axes: Axes, train: rows.Columns, name: str, title: str) -> None:
+    _style(axes, title)
+    axes.set_xlabel("epoch", color=INK)
+    _line(axes, train, name, INK, linewidth=1.2)
+    peak = float(np.nanmax(train.get(name, np.zeros(0)), initial=0))
+    axes.set_ylim(0, 1.1 * peak or 1)
+    axes.set_yticks([0, peak], ["0", f"{peak:,.0f}" if peak >= 100 else f"{peak:.3g}"])
+
+
+def _spread(*parts: rows.Columns) -> float:
+    """How many times the largest loss is the smallest; 1 where there is none, or one that is not positive."""
+    losses = np.concatenate([columns.get("loss", np.zeros(0)) for columns in parts])
+    losses = losses[np.isfinite(losses)]
+    return float(losses.max() / losses.min()) if losses.size and losses.min() > 0 else 1.0
+
+
+def _style(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0, labelsize=9)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+
+
+def _line(axes: Axes, columns: rows.Columns, name: str, colour: str, **style: Any) -> tuple[float, float] | None:
+    """Draws a figure over epochs and returns its last point; few points are marked, for one alone makes no line."""
+    if name not in columns:
+        return None
+    x, y = columns["epoch"], columns[name]
+    finite = np.isfinite(y)
+    if not finite.any():
+        return None
+    few = finite.sum() <= 30 and style["linewidth"] > 1.5
+    marker = "o" if few or finite.sum() == 1 else ""
+    axes.plot(x, y, color=colour, marker=marker, markersize=4, solid_joinstyle="round", **style)
+    return float(x[finite][-1]), float(y[finite][-1])
+
+
+def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -> None:
+    """Writes each line's name and last value at the right edge, in its colour, moved apart where they would touch."""
+    axes.get_ylim()  # matplotlib sets the limits when somebody asks
+    to_panel = axes.transScale + axes.transLimits
+    height = -1.0
+    for label, end in sorted(ends.items(), key=lambda item: item[1][1]):
+        height = max(float(to_panel.transform(end)[1]), height + LABEL_GAP)
+        text, colour = f"{label} {number.format(end[1])}", {"train": TRAIN, "val": VAL}[label]
+        axes.text(1.01, height, text, transform=axes.transAxes, color=colour, fontsize=10, va="center")

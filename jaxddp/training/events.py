@@ -1,0 +1,110 @@
+"""What the loop tells its listeners: plain figures, already fetched from the devices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from jaxddp.measure.usage import UNKNOWN, Used
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What is known before the first step.
+
+    `start_step` is 0, or the step of the checkpoint that the run resumes; `total_steps` is the step at which it ends.
+    `params` is the parameter pytree (arrays, or shapes and dtypes), for an overview. `traced` are the steps, from 1,
+    that a profile traces; None where none was asked for.
+    """
+
+    start_step: int
+    total_steps: int
+    batch_size: int
+    num_examples: int
+    devices: int
+    processes: int
+    device_kind: str = "cpu"
+    workdir: Path | None = None
+    params: Any = None
+    traced: range | None = None
+
+
+@dataclass(frozen=True)
+class EpochFigures:
+    """An epoch of training that ended at a step: means over all of its examples, and its wall-clock seconds.
+
+    `number` counts finished epochs from 1.
+    """
+
+    number: int
+    metrics: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """The figures of one logged step. `metrics` are that step's own over the global batch: `loss`, `top1`, …
+
+    `images_per_second` and `data_wait_fraction` are of the steps since the last record, evaluation and saving excluded.
+    `epoch` is the position in the run in epochs. `epoch_end` is set where an epoch ended with this step. `used` is at
+    the speed of `images_per_second`.
+    """
+
+    step: int
+    epoch: float
+    metrics: Mapping[str, float]
+    learning_rate: float | None
+    images_per_second: float
+    data_wait_fraction: float
+    epoch_end: EpochFigures | None = None
+    used: Used = UNKNOWN
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """An evaluation in progress (`seen < total`, for a progress display) or finished (`seen == total`).
+
+    `metrics` are means over the `seen` examples so far. Padding is not seen: when finished, `seen` is the set's size.
+    """
+
+    step: int
+    epoch: float
+    metrics: Mapping[str, float]
+    seen: int
+    total: int
+    seconds: float
+    split: str = "val"
+
+    @property
+    def final(self) -> bool:
+        return self.seen >= self.total
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended. `validation` holds the last evaluation's figures, with `count`; empty where there was none.
+
+    `used` is at the speed of all the steps that this process trained, its first dispatch excluded, which compiles.
+    """
+
+    status: Literal["done", "preempted", "failed"]
+    step: int
+    seconds: float
+    validation: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    used: Used = UNKNOWN
+
+
+class Listener(Protocol):
+    """Anything that watches a run. Only the first process has listeners; none of the moments may change the state.
+
+    `start` comes first, `end` last, and once, however the run ended, to each listener whose `start` returned.
+    """
+
+    def start(self, run: RunStart) -> None: ...
+
+    def step(self, record: StepRecord) -> None: ...
+
+    def evaluation(self, record: EvaluationRecord) -> None: ...
+
+    def end(self, run: RunEnd) -> None: ...

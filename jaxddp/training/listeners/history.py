@@ -1,0 +1,61 @@
+"""A run's figures in memory, for a notebook: arrays to compute with, and a picture."""
+
+from typing import Any
+
+from jaxddp.training import rows
+from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+
+
+class History:
+    """Collects the figures of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
+
+    Each is a dict of arrays, one float64[n] a figure (`step` int64[n]; see `rows.Series`), empty where there was
+    nothing. In a notebook a history shows itself as its curves. Used again by a run that resumes, it goes on after
+    the restored step; used by a run from step 0, it begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[rows.Row] = []
+
+    @property
+    def train(self) -> rows.Columns:
+        """The logged steps."""
+        return rows.series(self._rows).train
+
+    @property
+    def epochs(self) -> rows.Columns:
+        """The finished epochs: means over their training examples, and `seconds`."""
+        return rows.series(self._rows).epochs
+
+    @property
+    def val(self) -> rows.Columns:
+        """The finished evaluations on the validation set."""
+        return rows.series(self._rows).val
+
+    def plot(self) -> Any:
+        """The curves as a matplotlib Figure. Needs matplotlib."""
+        from jaxddp.training import curves_figure as curves
+
+        return curves.figure(rows.series(self._rows))
+
+    def start(self, run: RunStart) -> None:
+        self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []
+
+    def step(self, record: StepRecord) -> None:
+        self._rows.append(rows.step_row(record))
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        if record.final:
+            self._rows.append(rows.evaluation_row(record))
+
+    def end(self, run: RunEnd) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        steps, epochs, val = rows.series(self._rows)
+        counts = f"{len(steps.get('step', ()))} logged steps, {len(epochs.get('step', ()))} epochs"
+        last = [f"{name} {val[name][-1]:.4g}" for name in ("loss", "top1") if name in val]
+        return f"History({counts}, {len(val.get('step', ()))} evaluations{': val ' if last else ''}{', '.join(last)})"
+
+    def _repr_png_(self) -> bytes | None:
+        return self.plot()._repr_png_() if self._rows else None

@@ -1,0 +1,87 @@
+"""`metrics.jsonl` and `result.json`: the figures of a run, for programs to read."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import jaxddp.files as files
+from jaxddp.training import rows
+from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+
+METRICS = "metrics.jsonl"
+RESULT = "result.json"
+
+
+class JsonLines:
+    """Writes `metrics.jsonl`, one object a line for every logged step and finished evaluation, and `result.json`.
+
+    Numbers have all their digits; one that is not finite is `null`, for JSON has no word for it. A line is handed to
+    the operating system before the next step. A run that resumes goes on in the file: lines past the restored step
+    and a torn last line are cut, the other bytes stay. A run from step 0 begins both files anew.
+
+    Raises:
+        InputError: a file cannot be written, or a line of a resumed `metrics.jsonl` is not one of ours.
+    """
+
+    def __init__(self, directory: Path):
+        self._metrics = directory / METRICS
+        self._result = directory / RESULT
+
+    def start(self, run: RunStart) -> None:
+        self._run = run
+        files.create(self._metrics.parent)
+        files.remove(self._result)
+        kept = _rewind(self._metrics, run.start_step)
+        self._validation = next((row for row in reversed(kept) if row["split"] == "val"), None)
+
+    def step(self, record: StepRecord) -> None:
+        files.append(self._metrics, encode(rows.step_row(record)))
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        if record.final:
+            row = rows.evaluation_row(record)
+            known = self._validation or {}
+            # A run that ended after this line, and before its checkpoint had the figures, comes to it again.
+            if (known.get("split"), known.get("step")) != (record.split, record.step):
+                files.append(self._metrics, encode(row))
+            if record.split == "val":
+                self._validation = row
+
+    def end(self, run: RunEnd) -> None:
+        # A resumed run may end before its next evaluation: its last one then stands in the lines that were kept.
+        validation = dict(run.validation or self._validation or {})
+        names = [name for name in validation if name not in ("step", "epoch", "split", "count", "seconds")]
+        result: rows.Row = {"status": run.status, "step": run.step}
+        result |= {"devices": self._run.devices, "processes": self._run.processes, "val": None}
+        if validation:
+            # A line that was kept says null of what was not finite.
+            figures = {name: None if validation[name] is None else float(validation[name]) for name in names}
+            result["val"] = figures | {"count": int(validation["count"])}
+        result |= {name: value for name, value in asdict(run.used).items() if value is not None}
+        if run.reason:
+            result["reason"] = run.reason
+        files.replace(self._result, encode(result))
+
+
+def encode(row: rows.Row) -> bytes:
+    """One line of JSON, newline included; numbers with all their digits, `null` for one that is not finite."""
+    return (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _rewind(path: Path, step: int) -> list[rows.Row]:
+    """Cuts what lies past `step` from the file at `path` and returns the rows that stay."""
+    if step == 0 or not path.exists():
+        files.replace(path, b"")
+        return []
+    kept = [(line, row) for line, row in rows.parse(path) if row["step"] <= step]
+    content = b"".join(line for line, _ in kept)
+    if len(content) != path.stat().st_size:
+        files.replace(path, content)
+    return [row for _, row in kept]

@@ -1,0 +1,147 @@
+"""The words of a run's progress, the same on every screen: plain text, no control characters."""
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jaxddp.measure.usage import Used
+from jaxddp.training.events import EpochFigures, EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.wording import size
+
+
+def opening(run: RunStart) -> list[str]:
+    """What is about to run: the size of the network and of the batch; the length of the run, and where its files go."""
+    scale = [f"{count_parameters(run.params):,} parameters"] if run.params is not None else []
+    devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
+    scale += [f"{run.num_examples:,} examples", f"global batch {run.batch_size:,} on {devices}"]
+    length = [f"{run.total_steps:,} steps ({total_epochs(run):.3g} epochs)"]
+    length += [f"resuming at step {run.start_step:,}"] if run.start_step else []
+    length += [f"writing to {run.workdir}"] if run.workdir else []
+    if run.traced is not None:
+        none = "no step left to trace (the first compiles)"
+        length += [f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else none]
+    return [" | ".join(scale), " | ".join(length)]
+
+
+def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
+    """One logged step; `remaining` is in seconds, None where nobody knows yet."""
+    position = f"step {record.step}/{run.total_steps}  epoch {record.epoch:.2f}/{total_epochs(run):.3g}"
+    return f"{position}  {figures(record.metrics)}  {pace(record)}  ETA {duration(remaining)}"
+
+
+def pace(record: StepRecord) -> str:
+    """The learning rate, the speed, the utilization where known, and the part of the time spent waiting for data."""
+    rate = "" if record.learning_rate is None else f"lr {record.learning_rate:.4g}  "
+    speed = "  ".join([f"{record.images_per_second:,.0f} images/s", *_utilization(record.used)])
+    return f"{rate}{speed}  data wait {record.data_wait_fraction:.0%}"
+
+
+def epoch(end: EpochFigures, evaluation: EvaluationRecord | None) -> str:
+    """A finished epoch: its training figures, those of an evaluation at its last step, and its seconds."""
+    line = f"epoch {end.number:3d}  train {figures(end.metrics)}"
+    line += "" if evaluation is None else f"  {evaluation.split} {figures(evaluation.metrics)}"
+    return f"{line}  {duration(end.seconds)}"
+
+
+def evaluation(record: EvaluationRecord) -> str:
+    """A finished evaluation that stands alone."""
+    figured = f"{record.split} {figures(record.metrics)}"
+    return f"step {record.step}  epoch {record.epoch:.2f}  {figured}  {record.seen:,} in {duration(record.seconds)}"
+
+
+def closing(run: RunEnd) -> str:
+    """How the run ended, and what it took of the devices."""
+    line = f"{run.status} at step {run.step:,} after {duration(run.seconds)}"
+    line += "; the same command resumes it" if run.status == "preempted" else ""
+    parts = [f"val {figures(run.validation)}"] if run.validation else []
+    parts += _utilization(run.used)
+    parts += [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
+    return "  ".join([line, *parts])
+
+
+def figures(metrics: Mapping[str, float]) -> str:
+    """`loss 0.4312 top-1 85.21%`: accuracies in percent, other figures to four digits."""
+    return " ".join(_figure(name, value) for name, value in metrics.items() if name != "count")
+
+
+def duration(seconds: float | None) -> str:
+    """`7.3s`, `4:07` or `2:04:07`; `--` where unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return "--"
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def total_epochs(run: RunStart) -> float:
+    """The length of the run in epochs."""
+    return run.total_steps * run.batch_size / run.num_examples
+
+
+def count_parameters(params: Any) -> int:
+    """How many numbers a pytree of arrays, or of shapes, holds."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+class EpochLines:
+    """Decides which lines stay on screen: an epoch waits for the evaluation at its last step, to share a line."""
+
+    def __init__(self, keep: Callable[[str], None]):
+        self._keep = keep
+        self._waiting: StepRecord | None = None
+
+    def step(self, record: StepRecord) -> None:
+        self.flush()
+        if record.epoch_end is not None:
+            self._waiting = record
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        if not record.final:
+            return
+        if self._waiting is not None and self._waiting.step == record.step:
+            self.flush(record)
+        else:
+            self.flush()
+            self._keep(evaluation(record))
+
+    def flush(self, record: EvaluationRecord | None = None) -> None:
+        """Shows the epoch that waits, if one does."""
+        if self._waiting is not None and self._waiting.epoch_end is not None:
+            self._keep(epoch(self._waiting.epoch_end, record))
+        self._waiting = None
+
+
+class Remaining:
+    """Estimates the seconds left, from the wall clock since the first logged step: evaluation and saving count too.
+
+    The first estimate, before there is a span to measure, comes from that step's speed, so compiling does not count.
+    """
+
+    def __init__(self, run: RunStart, clock: Callable[[], float] = time.monotonic):
+        self._run = run
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+
+    def seconds(self, record: StepRecord) -> float | None:
+        now = self._clock()
+        first_step, first_time = self._first = self._first or (record.step, now)
+        left = self._run.total_steps - record.step
+        if record.step > first_step:
+            return left * (now - first_time) / (record.step - first_step)
+        return left * self._run.batch_size / record.images_per_second if record.images_per_second > 0 else None
+
+
+def _utilization(used: Used) -> list[str]:
+    return [f"MFU {used.flops_utilization:.1%}"] if used.flops_utilization is not None else []
+
+
+def _figure(name: str, value: float) -> str:
+    accuracy = re.fullmatch(r"top(\d+)", name)
+    if accuracy:
+        return f"top-{accuracy[1]} {value:.2%}"
+    return f"{name} {value:.4f}" if 0.001 <= abs(value) < 1000 else f"{name} {value:.4g}"

@@ -1,0 +1,163 @@
+"""Live progress, drawn with rich: in a terminal, or in a notebook's cell."""
+
+import sys
+import time
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.listeners import lines
+
+SECONDS_BETWEEN_FRAMES = 0.1
+TRAIN, VAL = "blue", "dark_orange3"
+
+
+class Screen(Protocol):
+    """A place with lines that stay and a picture that is redrawn."""
+
+    def draw(self, picture: Table) -> None: ...
+
+    def keep(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TerminalScreen:
+    """The picture stands below the lines, and what the program prints meanwhile goes above it."""
+
+    def __init__(self, stream: TextIO):
+        # The caller knows that this is a terminal; FORCE_COLOR and the like shall not change what is drawn where.
+        self._console = Console(file=stream, force_terminal=True, force_jupyter=False, highlight=False)
+        self._live: Live | None = None
+
+    def draw(self, picture: Table) -> None:
+        if self._live is None:
+            # No thread of its own: frames come with records, and nothing is left behind by an abrupt end.
+            ours = self._console.file is sys.stdout
+            also_stderr = ours and sys.stderr.isatty()
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=ours,
+                redirect_stderr=also_stderr,
+            )
+            self._live.start()
+        self._live.update(picture, refresh=True)
+
+    def keep(self, line: str) -> None:
+        self._console.print(_styled(line), soft_wrap=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._live = None
+
+
+class NotebookScreen:
+    """The picture stands in one display of the cell, above the lines. Needs IPython, not ipywidgets."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def draw(self, picture: Table) -> None:
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display(picture, display_id=True)
+        else:
+            self._handle.update(picture)
+
+    def keep(self, line: str) -> None:
+        print(line)
+
+    def close(self) -> None:
+        self._handle = None
+
+
+def in_notebook() -> bool:
+    """Whether this is a Jupyter kernel."""
+    return Console().is_jupyter
+
+
+class LiveDisplay:
+    """Shows the run as it goes: a bar with the time left, the last figures, a second bar while an evaluation is on.
+
+    The line of each epoch, and of each evaluation between epochs, stays.
+    """
+
+    def __init__(self, screen: Screen):
+        self._screen = screen
+        self._epochs = lines.EpochLines(screen.keep)
+        self._training: tuple[RenderableType, ...] | None = None
+        self._figures = ""
+        self._last_frame = 0.0
+
+    def start(self, run: RunStart) -> None:
+        self._run = run
+        self._remaining = lines.Remaining(run)
+        for line in lines.opening(run):
+            self._screen.keep(line)
+        self._training = self._training_bar(run.start_step, run.start_step * run.batch_size / run.num_examples, None)
+        self._figures = "waiting for the first step"
+        self._draw()
+
+    def step(self, record: StepRecord) -> None:
+        self._epochs.step(record)
+        self._training = self._training_bar(record.step, record.epoch, self._remaining.seconds(record))
+        self._figures = f"{lines.figures(record.metrics)}  {lines.pace(record)}"
+        self._draw(at_once=record.epoch_end is not None)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        self._epochs.evaluation(record)
+        if record.final:
+            self._draw(at_once=True)
+        else:
+            done = f"{record.seen:,}/{record.total:,}  {lines.figures(record.metrics)}"
+            self._draw((Text(record.split, VAL), _bar(record.seen, record.total, VAL), Text(done)))
+
+    def end(self, run: RunEnd) -> None:
+        self._epochs.flush()
+        self._draw(at_once=True)
+        self._screen.close()
+        self._screen.keep(lines.closing(run))
+
+    def _training_bar(self, step: int, epoch: float, remaining: float | None) -> tuple[RenderableType, ...]:
+        total = self._run.total_steps
+        position = f"step {step:,}/{total:,}  epoch {epoch:.2f}/{lines.total_epochs(self._run):.3g}"
+        text = Text(f"{position}  ETA {lines.duration(remaining)}")
+        return Text("train", TRAIN), _bar(step, total, TRAIN), text
+
+    def _draw(self, *bars: tuple[RenderableType, ...], at_once: bool = False) -> None:
+        now = time.monotonic()
+        if not at_once and now - self._last_frame < SECONDS_BETWEEN_FRAMES:
+            return
+        self._last_frame = now
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
+        for bar in (self._training, *bars):
+            if bar is not None:
+                grid.add_row(*bar)
+        picture = Table.grid(expand=True)
+        picture.add_row(grid)
+        picture.add_row(Text(self._figures, no_wrap=True, overflow="ellipsis"))
+        self._screen.draw(picture)
+
+
+def _bar(done: int, total: int, style: str) -> ProgressBar:
+    return ProgressBar(total=max(total, 1), completed=done, complete_style=style, finished_style=style)
+
+
+def _styled(line: str) -> Text:
+    text = Text(line)
+    text.highlight_regex(r"\btrain\b", TRAIN)
+    text.highlight_regex(r"\bval\b", VAL)
+    text.highlight_regex(r"^epoch +\d+", "bold")
+    return text

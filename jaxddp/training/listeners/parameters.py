@@ -1,0 +1,46 @@
+"""The parameter overview: every parameter's name, shape, dtype and size, through clu."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+from clu import parameter_overview
+
+import jaxddp.files as files
+from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+
+PARAMETERS = "parameters.txt"
+
+
+def table(params: Any) -> str:
+    """The parameters of any pytree of arrays (or of shapes and dtypes) as a table, with the total number and bytes."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    return parameter_overview.get_parameter_overview(named, include_stats=False)
+
+
+class ParameterOverview:
+    """Writes the overview to `parameters.txt` when a run starts.
+
+    A file and not the screen: a ResNet-152 has 465 rows. The total stands in the progress's first line.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+
+    def __init__(self, directory: Path):
+        self._path = directory / PARAMETERS
+
+    def start(self, run: RunStart) -> None:
+        if run.params is not None:
+            files.create(self._path.parent)
+            files.replace(self._path, (table(run.params) + "\n").encode())
+
+    def step(self, record: StepRecord) -> None:
+        pass
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        pass
+
+    def end(self, run: RunEnd) -> None:
+        pass

@@ -1,0 +1,106 @@
+"""The figures of a run as rows: what a line of `metrics.jsonl` says, a history keeps and a plot is drawn from."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxddp.errors import InputError
+from jaxddp.training.events import EvaluationRecord, StepRecord
+
+Row = dict[str, Any]
+Columns = dict[str, np.ndarray]
+
+EPOCH_PREFIX = "epoch_"
+
+
+class Series(NamedTuple):
+    """The rows of a run as columns, each float64[n] (`step` is int64[n]); NaN where a row has no such figure."""
+
+    train: Columns
+    """Logged steps: `step`, `epoch` (position in the run, in epochs), `loss`, `top1`, `learning_rate`, …"""
+    epochs: Columns
+    """Finished epochs: `step`, `epoch`, and the means over the epoch's examples: `loss`, `top1`, …; `seconds`."""
+    val: Columns
+    """Finished evaluations: `step`, `epoch`, `loss`, `top1`, …; `count` (examples), `seconds`."""
+
+
+def step_row(record: StepRecord) -> Row:
+    """The row of a logged step. At an epoch's last step it has the epoch's own figures too, as `epoch_loss`, ….
+
+    Where the learning rate is unknown (an optimizer that the caller built), the row has none; nor a
+    `flops_utilization` or a `peak_memory` where nobody knows them.
+    """
+    row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": "train"}
+    row |= {name: float(value) for name, value in record.metrics.items()}
+    if record.learning_rate is not None:
+        row["learning_rate"] = float(record.learning_rate)
+    row["images_per_second"] = float(record.images_per_second)
+    row["data_wait_fraction"] = float(record.data_wait_fraction)
+    if record.used.flops_utilization is not None:
+        row["flops_utilization"] = float(record.used.flops_utilization)
+    if record.used.peak_memory is not None:
+        row["peak_memory"] = int(record.used.peak_memory)
+    if record.epoch_end is not None:
+        row |= {EPOCH_PREFIX + name: float(value) for name, value in record.epoch_end.metrics.items()}
+        row[EPOCH_PREFIX + "seconds"] = float(record.epoch_end.seconds)
+    return row
+
+
+def evaluation_row(record: EvaluationRecord) -> Row:
+    """The row of a finished evaluation."""
+    row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": record.split}
+    row |= {name: float(value) for name, value in record.metrics.items()}
+    return row | {"count": int(record.seen), "seconds": float(record.seconds)}
+
+
+def series(rows: Iterable[Row]) -> Series:
+    """Sorts rows into columns: the logged steps, the finished epochs and the evaluations on `val`."""
+    rows = list(rows)
+    train = [row for row in rows if row["split"] == "train"]
+    steps = [{name: value for name, value in row.items() if not name.startswith(EPOCH_PREFIX)} for row in train]
+    ends = [_epoch_figures(row) for row in train if EPOCH_PREFIX + "seconds" in row]
+    return Series(_columns(steps), _columns(ends), _columns(row for row in rows if row["split"] == "val"))
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a `metrics.jsonl`; a torn last line, the trace of a run that was killed, is left out.
+
+    Raises:
+        InputError: the file cannot be read, or a line is not a row.
+    """
+    return [row for _, row in parse(path)]
+
+
+def parse(path: Path) -> list[tuple[bytes, Row]]:
+    """As `read`, each row with the bytes of its line, newline included."""
+    try:
+        *lines, _torn = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give a run's metrics.jsonl") from error
+    return [(line + b"\n", _parse_line(path, number, line)) for number, line in enumerate(lines, 1)]
+
+
+def _parse_line(path: Path, number: int, line: bytes) -> Row:
+    try:
+        row = json.loads(line)
+        if isinstance(row["step"], int) and isinstance(row["split"], str):
+            return row
+    except (ValueError, KeyError, TypeError):
+        pass
+    shown = line[:60].decode(errors="replace").strip()
+    raise InputError(f"{path}:{number}: not a JSON object with a step and a split: {shown!r}; mend or remove the line")
+
+
+def _epoch_figures(row: Row) -> Row:
+    figures = {name.removeprefix(EPOCH_PREFIX): value for name, value in row.items() if name.startswith(EPOCH_PREFIX)}
+    return {"step": row["step"], "epoch": row["epoch"]} | figures
+
+
+def _columns(rows: Iterable[Row]) -> Columns:
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row if name != "split")
+    kinds = {"step": np.int64}
+    return {name: np.array([row.get(name) for row in rows], kinds.get(name, np.float64)) for name in names}
