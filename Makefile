@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: setup demo test lint types format clean
+.PHONY: setup demo test test-quick lint types format clean
 
 setup: $(STAMP)
 
@@ -27,10 +27,15 @@ demo: setup
 	@$(BIN)/python launch/digits.py data/digits
 	$(BIN)/jaxddp train digits --data.path data/digits --workdir runs/demo --parallel.cpu-devices 4
 
-# The integration tests start schedulers and hosts of their own, and want the machine for themselves.
+# Programs that tests compile are kept in ~/.cache/jaxddp-tests, for a second run. The integration tests start schedulers
+# and hosts of their own and wait for much, so two files of them at a time; nothing else runs beside them.
 test: setup
 	$(BIN)/python -m pytest -n 2 --ignore tests/integration
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration
+
+# For every edit, in two to three minutes on two cores: all but the integration tests and those marked slow.
+test-quick: setup
+	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore tests/integration
 
 lint: setup
 	$(BIN)/ruff check
@@ -45,3 +50,8 @@ format: setup
 
 clean:
 	rm -rf .venv runs/demo data/digits
+
+# The picture of README.md, from a run of its own.
+.PHONY: picture
+picture: demo
+	cp runs/demo/curves.png docs/curves.png

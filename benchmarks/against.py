@@ -1,4 +1,4 @@
-"""The step beside a rival's: fresh processes of either in turns, which must first compute the same losses."""
+"""Times the step beside another trainer's, in fresh processes that alternate and must first compute the same losses."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ from jax_case import write_weights
 
 OURS = "jaxddp"
 CONTENDERS = Path(__file__).with_name("contenders")
-# Where batch statistics are of few pixels, a difference of rounding grows with every step: so those rates are low.
+# Where batch statistics are over few pixels, rounding differences grow with every step; these rates are low enough.
 CASES = {
     "resnet18-32px-w32": Case("resnet18", "small", 32, 32, 32, classes=10),
     "resnet18-32px-w64": Case("resnet18", "small", 64, 32, 32, classes=10),
@@ -25,14 +25,14 @@ CASES = {
     "resnet50-128px": Case("resnet50", "imagenet", 64, 128, 16, learning_rate=1e-6),
 }
 TARGETS = {("torch", 2): 0.85, ("flax", 2): 2.0, ("flax", 1): 1.1}
-"""Images a second as a multiple of the rival's, on two processes, and in one with two devices."""
+"""Images per second as a multiple of the other's, on two processes, and in one with two devices."""
 LOSS_TOLERANCE = 2e-4
 
 
 def compare_rival(rival: str, names: list[str], rounds: int, steps: int, python: str) -> Iterator[tuple[str, Figures]]:
-    """Every case on two processes of a core each, and beside the rival that can, also in one process of two devices.
+    """Every case on two processes of a core each, and for Flax also in one process of two devices.
 
-    Each is given as soon as it is there: one that fails takes nothing from those before it.
+    Each result is yielded as soon as it is measured, so that a failing case loses none before it.
 
     Args:
         rival: "torch" or "flax".
@@ -58,7 +58,7 @@ def compare_case(rival: str, case: Case, processes: int, rounds: int, steps: int
             starts[name].append(start(name, task, processes, python))
             return starts[name][-1]["step"]
 
-        # JAX's contenders compile here, and find their program in the starts that follow.
+        # JAX's contenders compile here, and load their program in the starts that follow.
         check_losses(
             {name: start(name, replace(task, steps=1), processes, python)["losses"] for name in starts}, LOSS_TOLERANCE
         )
@@ -68,7 +68,7 @@ def compare_case(rival: str, case: Case, processes: int, rounds: int, steps: int
 
 
 def start(name: str, task: Task, processes: int, python: str) -> Figures:
-    """What a contender wrote, started by the launcher: every process has its share of the cores and huge pages."""
+    """The results of a contender. The launcher starts it, with huge pages and a share of the cores for each process."""
     described = task.out.with_name(f"{name}.task.json")
     task.write(described)
     task.out.unlink(missing_ok=True)

@@ -1,21 +1,21 @@
-"""What a GPU does with the training step: beside torch.compile, beside what the device can do, and lever by lever.
+"""The training step on a GPU: beside torch.compile, beside the limits of the device, and lever by lever.
 
     python benchmarks/gpu.py --torch PYTHON --cifar DIR
     python benchmarks/gpu.py --parts batches rounds --batches 256 512
     python benchmarks/gpu.py --small --torch PYTHON
 
-Parts, each of which starts fresh processes that have the GPU for themselves:
+Parts, each of which starts fresh processes, one at a time on the GPU:
 
 - gate: in float32, without TF32, both contenders must compute the same losses from equal weights and images.
 - batches: ResNet-50 at 224 pixels in bfloat16, at each of `--batches`; one that runs out of memory is left out.
 - rounds: both in turns, each at its own best batch.
 - cifar: seconds an epoch of CIFAR-10 on the device, and the time to 94% top-1. Left out without `--cifar`.
-- levers: what could make the step quicker, one by one, for that network and for a ResNet-18 at 32 pixels; see
+- levers: changes that could make the step quicker, one by one, for that network and a ResNet-18 at 32 pixels; see
   `contenders/jax_levers.py`.
 
-The figures at `--out` are extended by each part as it ends: a later start with other `--parts` goes on from there. All
+Each part adds its results to `--out` as it ends; a later start with other `--parts` continues from there. All
 but cifar and levers need an interpreter with torch (`--torch`). `--small` runs everything on a CPU with tiny networks,
-to see that it works; its figures say nothing. Has not been run on a GPU yet.
+as a test; its numbers mean nothing. It has not been run on a GPU yet.
 """
 
 import argparse
@@ -41,7 +41,7 @@ TOP1, TARGET = 0.94, 1.0
 
 @dataclass(frozen=True)
 class Scale:
-    """How large everything is.
+    """The sizes of a run of this benchmark.
 
     Attributes:
         gate_batch: few images, as float32 without TF32 is slow.
@@ -109,7 +109,7 @@ def main() -> None:
             report[part] = getattr(bench, part)()
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"figures: {out}\n\n{render(report)}")
+    print(f"results: {out}\n\n{render(report)}")
 
 
 def refuse(line: str) -> NoReturn:
@@ -118,18 +118,18 @@ def refuse(line: str) -> NoReturn:
 
 
 def earlier(path: Path, case: Case) -> Figures:
-    """The figures of an earlier start with the same network."""
+    """The results of an earlier start with the same network."""
     if path.is_file():
         found = json.loads(path.read_text())
         if found["case"] != asdict(case):
-            refuse(f"{path} holds figures of another network; give another --out")
+            refuse(f"{path} holds results of another network; give another --out")
         return found
     return {"case": asdict(case)}
 
 
 @dataclass
 class Bench:
-    """The parts, each of which returns its figures; `report` holds those of the parts before."""
+    """The parts, each of which returns its results; `report` holds those of the parts before."""
 
     scale: Scale
     children: Children
@@ -138,13 +138,13 @@ class Bench:
     report: Figures
 
     def facts(self) -> Figures:
-        """What the device can do, by JAX and by torch, and what the step asks; also writes the weights of all parts."""
+        """The limits of the device in JAX and torch, the FLOPs of the step; also writes the weights of all parts."""
         self.certain("jax_facts", self.scale.other)
         case = replace(self.scale.case, batch=self.scale.gate_batch)
         found = {OURS: self.certain("jax_facts", case)}
         here, before = found[OURS]["device"], self.report.get("facts", found)[OURS]["device"]
         if here != before:
-            refuse(f"these are figures of one {before}, and this is one {here}; give another --out")
+            refuse(f"its results are of one {before}, and this is one {here}; give another --out")
         return found | ({RIVAL: self.certain("torch_facts", case)} if self.children.has_torch() else {})
 
     def gate(self) -> Figures:
@@ -154,11 +154,11 @@ class Bench:
         return found
 
     def batches(self) -> Figures:
-        """Images a second of each contender at each batch; None: out of memory. Batches of earlier starts stay."""
+        """Images per second of each contender at each batch; None: out of memory. Batches of earlier starts stay."""
         found: Figures = self.report.get("batches", {OURS: {}, RIVAL: {}})
         for batch in self.scale.batches:
             for name, speeds in found.items():
-                # JSON has keys of letters alone.
+                # Keys in JSON are strings.
                 speeds[str(batch)] = self.speed(name, batch)
                 print(f"  {name} {batch}: {speeds[str(batch)]}", flush=True)
         return found
@@ -190,10 +190,10 @@ class Bench:
         steps, rounds = self.scale.steps, self.scale.rounds
         return {str(case): self.certain("jax_levers", case, steps, rounds) for case in cases}
 
-    # --- What they share ---
+    # --- Shared by the parts ---
 
     def best_batch(self, name: str) -> int:
-        """The quickest by images a second."""
+        """The batch with the most images per second."""
         speeds: Mapping[str, float | None] = self.report.get("batches", {}).get(name, {})
         measured = {int(batch): speed for batch, speed in speeds.items() if speed is not None}
         if not measured:
@@ -201,20 +201,20 @@ class Bench:
         return max(measured, key=lambda batch: measured[batch])
 
     def speed(self, name: str, batch: int) -> float | None:
-        """Images a second of a fresh process; None where it ran out of memory."""
+        """Images per second of a fresh process; None where it ran out of memory."""
         case = replace(self.scale.case, batch=batch)
         figures = self.children.start(f"{name}_step", case, self.scale.steps, self.scale.turns)
         return batch / figures["step"] if figures else None
 
     def certain(self, script: str, case: Case, steps: int = 1, turns: int = 1) -> Figures:
-        """The figures of a case that must fit into memory."""
+        """The results of a case that must fit into memory."""
         figures = self.children.start(script, case, steps, turns)
         if figures is None:
             sys.exit(f"{script} ran out of memory: {case}")
         return figures
 
     def made_cifar(self) -> Path:
-        """A few images of CIFAR's size whose colour is their class."""
+        """A few images of CIFAR's size whose color is their class."""
         rng, arrays = np.random.default_rng(0), {}
         colours = rng.integers(0, 256, (10, 1, 1, 3))
         for split, count in (("train", 64), ("val", 32)):

@@ -1,4 +1,4 @@
-"""Starts the contenders of `benchmarks/gpu.py`, one process at a time, so that each has the GPU for itself."""
+"""Starts the contenders of `benchmarks/gpu.py`, one process at a time on the GPU."""
 
 import json
 import os
@@ -20,7 +20,7 @@ OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "OutOfMemoryError", "out of memory")
 @dataclass(frozen=True)
 class Children:
     """Attributes:
-    folder: where they are given their tasks and write their figures.
+    folder: holds their tasks and their results.
     torch: the interpreter that has torch.
     environment: of all of them, beside this process's.
     """
@@ -30,7 +30,7 @@ class Children:
     environment: Mapping[str, str]
 
     def platform(self) -> str:
-        """JAX's: asked in another process, since one that has asked keeps most of a GPU's memory."""
+        """JAX's platform. Another process asks for it: a process that has asked keeps most of the GPU's memory."""
         command = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
         done = subprocess.run(command, env=self._environ(), capture_output=True, text=True, timeout=CHILD_SECONDS)
         return done.stdout.strip()
@@ -42,17 +42,17 @@ class Children:
             return False
 
     def start(self, script: str, case: Case, steps: int, turns: int) -> Figures | None:
-        """What a script of the contenders' folder wrote for a case; None where it ran out of memory."""
+        """What a script of the contenders' folder writes for a case; None where it runs out of memory."""
         task = Task(case, self.folder / f"{case.network}.npz", steps, turns, self.folder / "out.json")
         described = self.folder / "task.json"
         task.write(described)
         python = self.torch if script.startswith("torch") else sys.executable
-        # JAX's own default in float32 is TF32, where a GPU has it; torch's contender goes by the precision.
+        # JAX's default in float32 is TF32 where a GPU has it; torch's contender sets it from the precision.
         exact = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} if case.precision == "float32" else {}
         return self.run([python, str(CONTENDERS / f"{script}.py"), str(described)], task.out, exact)
 
     def run(self, command: list[str], out: Path, environment: Mapping[str, str] | None = None) -> Figures | None:
-        """What a command wrote to `out`; None where it ran out of memory. Any other failure ends this process."""
+        """What a command writes to `out`; None where it runs out of memory. Any other failure ends this process."""
         out.unlink(missing_ok=True)
         environ = {**self._environ(), **(environment or {})}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=CHILD_SECONDS)
@@ -63,7 +63,7 @@ class Children:
         sys.exit(f"{command[1]} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
 
     def _environ(self) -> dict[str, str]:
-        # One GPU, whatever the machine has: torch's contender uses the first alone.
+        # One GPU, whatever the machine has: torch's contender uses only the first.
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         root = os.pathsep.join([str(CONTENDERS.parent.parent), os.environ.get("PYTHONPATH", "")])
         return {**os.environ, "CUDA_VISIBLE_DEVICES": first, "PYTHONPATH": root, **self.environment}

@@ -1,12 +1,12 @@
-"""The figures of `benchmarks/gpu.py` as lines of text."""
+"""The results of `benchmarks/gpu.py` as lines of text."""
 
 from collections.abc import Iterator, Mapping
 
 from harness import Figures
 
-# Bytes that a training step of ResNet-50 moves for an image of 224 pixels in bfloat16, were every tensor read and
-# written once where an operation must: with cuDNN's convolutions and batch norm in passes of its own, and with batch
-# norm folded into the convolutions beside it. Of this network at width 64 alone.
+# Bytes that a training step of ResNet-50 moves for an image of 224 pixels in bfloat16 if every tensor is read and
+# written once where an operation must: with cuDNN's convolutions and batch norm in separate passes, and with batch norm
+# fused into the convolutions. Only for this network at width 64.
 BYTES_AN_IMAGE = {"batch norm apart": 347e6, "batch norm in the convolutions": 247e6}
 COUNTED_FOR = {"network": "resnet50", "width": 64, "size": 224, "precision": "bfloat16"}
 
@@ -85,5 +85,5 @@ def _lever(found: Figures) -> str:
 
 
 def _highest(facts: Mapping[str, Figures], key: str) -> float:
-    """Of what the libraries get out of the same device."""
+    """The highest value that a library reaches on the same device."""
     return max(found[key] for found in facts.values())

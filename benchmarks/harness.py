@@ -1,4 +1,4 @@
-"""What the benchmarks share: contenders take turns, and are told apart by medians and by the ratio in one run."""
+"""Shared by the benchmarks: contenders alternate, and are compared by medians and by the ratio in one run."""
 
 import json
 import os
@@ -7,19 +7,22 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 CHILD_SECONDS = 1200
 
 Figures = dict[str, Any]
+State = TypeVar("State")
 
 
 def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each turn; who begins changes from round to round, so that a drift of the machine's favours nobody."""
+    """Seconds of each turn. The order changes in every round, so that a drift of the machine favors no contender."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name in list(contenders)[:: 1 if number % 2 else -1]:
@@ -30,7 +33,7 @@ def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dic
 def compare(seconds: Mapping[str, list[float]], images: int, target: float | None = None) -> Figures:
     """Medians over the rounds, and the first contender's speed as a multiple of the last's, which may have a target.
 
-    Other programs only ever make a turn slower, so on a busy machine the ratio of the best turns is the steadier one.
+    Other programs only make a turn slower, so on a busy machine the ratio of the best turns varies least.
     """
     ours, other = seconds.values()
     return {
@@ -44,14 +47,40 @@ def compare(seconds: Mapping[str, list[float]], images: int, target: float | Non
 
 
 def check_losses(found: Mapping[str, list[float]], tolerance: float) -> None:
-    """Raises where contenders disagree: the faster of two that compute different things has won nothing."""
+    """Raises where contenders disagree: speeds compare only if they compute the same."""
     first, *others = found.values()
     for other in others:
         np.testing.assert_allclose(other, first, rtol=tolerance, err_msg=str(found))
 
 
+def random_images(count: int, size: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """uint8[count, size, size, 3] and labels int64[count]; the same at each call."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (count, size, size, 3), np.uint8), rng.integers(0, classes, count)
+
+
+def copy(state: State) -> State:
+    """A step consumes the state that it is given."""
+    return jax.block_until_ready(jax.tree.map(jnp.copy, state))
+
+
+def take_steps(step: Callable[[State, Any], tuple[State, Any]], state: State, batches: Iterable[Any]) -> State:
+    """The state after one step a batch; consumes the state that it is given."""
+    for batch in batches:
+        state, _ = step(state, batch)
+    return jax.block_until_ready(state)
+
+
+def time_steps(step: Callable[[State, Any], tuple[State, Any]], state: State, batches: Iterable[Any]) -> float:
+    """Seconds of one step a batch, from a copy of the state."""
+    state = copy(state)
+    begin = time.perf_counter()
+    take_steps(step, state, batches)
+    return time.perf_counter() - begin
+
+
 def in_processes(count: int, script: list[str]) -> Figures:
-    """Run a script as a job of CPU processes, each on its own core; returns what the first prints last, as JSON."""
+    """Run a script as a job of CPU processes, each on its own core; returns the last line of the first, JSON."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -80,7 +109,7 @@ def machine() -> Figures:
 
 
 def table(comparisons: Mapping[str, Figures]) -> str:
-    """Every contender's images a second, and under them the ratio with the spread of its rounds."""
+    """Images per second of every contender, and below them the ratio with the range over its rounds."""
     width = max(map(len, ["comparison", *comparisons])) + 2
     lines = [f"{'comparison':<{width}}{'contender':<18}{'images/s':>10}"]
     for comparison, found in comparisons.items():

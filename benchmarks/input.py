@@ -1,11 +1,11 @@
-"""How fast images come: the training stream beside a bare tf.data map and torch's data loader, on the same photographs.
+"""Speed of the input: the training stream beside a bare tf.data map and torch's data loader, on the same photographs.
 
     python benchmarks/input.py DIR
 
 DIR holds solution files (Kaggle's archive, or a part of it). Every contender reads the training images in random order,
 draws a crop of random area (8 to 100 percent) and aspect (3:4 to 4:3) and resizes it to 224 pixels, on two threads or
 in two workers. Ours and the bare maps give uint8, which is normalized on the device. One bare map resizes as tf.image
-does unasked, without antialiasing; the other as ours does, and so shows what the stream costs beside its images alone.
+does by default, without antialiasing; the other as ours does, which shows what the stream costs beside its images.
 torch's loaders give what their usual recipes give. `--torch PYTHON` names a Python with torch, and torchvision where
 its two recipes are wanted; what cannot run is named. Turns alternate; medians. The crops' mean area is printed too,
 since small crops are quick.
@@ -27,6 +27,7 @@ import numpy as np
 from harness import Figures, alternate, compare, machine, table
 from input_recipe import AREA, ASPECT, BATCH, SIZE, WORKERS
 
+from jaxddp.config import DataConfig
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed import read_packed
@@ -34,7 +35,7 @@ from jaxddp.data.images.resize import resize
 from jaxddp.data.images.windows import Crop, example_keys, random_area_window
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.storage.local import LocalFiles
-from jaxddp.data.stream import image_batches
+from jaxddp.data.stream import train_batches
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
 
@@ -62,12 +63,12 @@ class Contenders:
 
     def ours(self, images: ExampleTable) -> float:
         self.turns += 1
-        order, crop = SampleOrder(len(images), BATCH, seed=self.turns), Crop(area=AREA, aspect=ASPECT)
-        span: dict[str, Any] = {"start": 0, "stop": self.batches + 1, "seed": self.turns, "threads": WORKERS}
-        return self._timed(image_batches(images, order, crop, **span, image_size=SIZE))
+        order = SampleOrder(len(images), BATCH, seed=self.turns)
+        data, steps = DataConfig(image_size=SIZE, crop_area=AREA), range(self.batches + 1)
+        return self._timed(train_batches(images, order, data, steps, threads=WORKERS))
 
     def first_read(self) -> float:
-        """The same of files that this process has not met, each of which is read to its last pixel once."""
+        """The same for files that this process has not read yet, each of which is read to its last pixel once."""
         return self.ours(dataclasses.replace(self.photographs))
 
     def bare_map(self, resized: Callable[[Any, int], Any]) -> float:
@@ -126,7 +127,7 @@ def mean_area(photographs: ExampleTable) -> float:
 
 
 def contenders(benchmark: Contenders, python: str, packed: ExampleTable) -> dict[str, Callable[[], float]]:
-    """All that run here; a first turn of each warms the file cache up, and shows which cannot run."""
+    """All that can run here; a first turn of each warms the file cache, and shows which cannot run."""
     every: dict[str, Callable[[], float]] = {
         "ours": lambda: benchmark.ours(benchmark.photographs),
         "first read": benchmark.first_read,
@@ -160,7 +161,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=20, help=f"of {BATCH} images, in each turn")
     parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="a Python that has torch")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--json", type=Path, help="also write the results there")
     options = parser.parse_args()
     benchmark = Contenders(train_solutions(options.root), options.batches)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What all contenders of benchmarks/input.py have in common, for processes that must not import TensorFlow."""
+"""Shared by all contenders of benchmarks/input.py, some of which must not import TensorFlow."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""JPEG files to decode, for benchmarks that no data set comes with."""
+"""JPEG files to decode, for benchmarks without a data set."""
 
 from pathlib import Path
 

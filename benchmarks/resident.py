@@ -1,26 +1,26 @@
-"""What input costs a step once the training set lies on the device, and what that wins over a stream.
+"""What input costs a step when the training set is on the device, and what that saves over a stream.
 
     python benchmarks/resident.py
     python benchmarks/resident.py --rounds 9 --linear-batch 16
 
 Three comparisons, each of contenders that take turns in one process, on one device:
 
-- input: `fit` on images that lie on the device, beside the bare jitted step on one batch that is there already, for a
+- input: `fit` on images that lie on the device, beside the bare jitted step on one batch that is on the device, for a
   ResNet-18 of width 16 at 32 pixels. Input may cost 3% of a step: the target is 0.97 of the bare step's speed.
 - files: `fit` with softmax regression on the device's images, beside the stream that reads and decodes the same JPEG
   files of 32 pixels for every batch. Target: at least 5 times its speed.
-- arrays: the same beside batches gathered from the host's memory, undecoded. The smaller the batch, the less
-  of a step is computing and the more the way to the device.
+- arrays: the same beside batches gathered from the host's memory, undecoded. The smaller the batch, the
+  larger the share of a step that the transfer to the device takes.
 
 Before anything is timed, the contenders of the last two must compute the same losses.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 import tempfile
 import time
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,22 +28,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from harness import Figures, alternate, compare, machine, table
+from harness import Figures, alternate, compare, copy, machine, random_images, table, time_steps
 from photographs import photograph_table, write_photographs
 
-from jaxddp.api import AugmentConfig, DataConfig, prepare_training
+from jaxddp.api import AugmentConfig, DataConfig, prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.opening import Table
-from jaxddp.duration import Cadence
-from jaxddp.engine.objective import cross_entropy
-from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_train_step
+from jaxddp.data.source import Source
 from jaxddp.experiment.setup import RunSetup
-from jaxddp.models.resnet import resnet
-from jaxddp.training.events import RunStart
 from jaxddp.training.listeners.history import History
 from jaxddp.training.loop import fit
-from jaxddp.training.plan import Plan
+from jaxddp.training.run import Position
 
 EXAMPLES, CLASSES, SIZE, WIDTH = 10_000, 10, 32, 16
 FEWER_FROM_FILES = 10
@@ -74,7 +68,7 @@ def main() -> None:
         )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"figures: {options.out}\n\n{table(report['comparisons'])}")
+    print(f"results: {options.out}\n\n{table(report['comparisons'])}")
 
 
 # --- The comparisons ---
@@ -83,24 +77,14 @@ def main() -> None:
 def compare_input(rounds: int, steps: int) -> Figures:
     """Training on the device's images beside the bare step on a fixed batch, in images a second."""
     setup = make_setup(resnet("resnet18", CLASSES, width=WIDTH, stem="small"), array_table(), INPUT_BATCH, "device")
-    step = make_train_step(setup.objective(cross_entropy()), setup.optimizer, setup.topology)
-    placed = next(setup.batches(0, 1))
-
-    def bare() -> float:
-        state = copy(setup.state)
-        begin = time.perf_counter()
-        for _ in range(steps):
-            state, _ = step(state, placed)
-        jax.block_until_ready(state)
-        return time.perf_counter() - begin
-
-    turns = {"resident": Training(setup, steps), "bare step": bare}
+    step, placed = setup.step(), list(setup.batches(0, 1))
+    turns = {"resident": Training(setup, steps), "bare step": lambda: time_steps(step, setup.state, placed * steps)}
     for turn in turns.values():
         turn()
     return compare(alternate(turns, rounds), INPUT_BATCH * steps, INPUT_TARGET)
 
 
-def compare_linear(images: Table, rounds: int, steps: int, batch_size: int, target: float | None = None) -> Figures:
+def compare_linear(images: Source, rounds: int, steps: int, batch_size: int, target: float | None = None) -> Figures:
     """The same training on the device's images and on the stream's, in images a second."""
     turns = {
         "resident": Training(make_setup(linear(), images, batch_size, "device"), steps),
@@ -116,32 +100,31 @@ def compare_linear(images: Table, rounds: int, steps: int, batch_size: int, targ
 
 
 class Training:
-    """A turn: `fit` from the setup's state, its program compiled in the first turn; keeps the losses that it logged."""
+    """A turn: `fit` from the setup's state, with a program that the first turn compiles."""
 
     def __init__(self, setup: RunSetup, steps: int):
-        size = setup.order.batch_size
-        self._plan = Plan(EXAMPLES, size, steps, log=Cadence(Fraction(LOG_STEPS * size), size))
-        self._start = RunStart(0, steps, size, EXAMPLES, devices=1, processes=1)
-        self._setup, (self._step, self._chunks) = setup, setup.program(setup.objective(cross_entropy()), self._plan)
-        self.losses = np.zeros(0)
+        changes = {"train": {"duration": f"{steps} steps"}, "log": {"every": f"{LOG_STEPS} steps"}}
+        recipe = dataclasses.replace(setup.recipe, config=setup.recipe.config.replace(**changes))
+        self._history, self._initial = History(), setup.state
+        self._run = dataclasses.replace(setup, recipe=recipe).run(listeners=[self._history])
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Those that the last turn logged."""
+        return self._history.train["loss"]
 
     def __call__(self) -> float:
-        state, history = copy(self._setup.state), History()
+        run = dataclasses.replace(self._run, position=Position(copy(self._initial)))
         begin = time.perf_counter()
-        trained = fit(self._step, state, self._chunks, plan=self._plan, start=self._start, listeners=[history])
-        jax.block_until_ready(trained)
-        seconds = time.perf_counter() - begin
-        self.losses = history.train["loss"]
-        return seconds
+        jax.block_until_ready(fit(run))
+        return time.perf_counter() - begin
 
 
 def array_table() -> ArrayTable:
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (EXAMPLES, SIZE, SIZE, 3), np.uint8)
-    return ArrayTable(images, rng.integers(0, CLASSES, EXAMPLES), tuple(map(str, range(CLASSES))))
+    return ArrayTable(*random_images(EXAMPLES, SIZE, CLASSES), tuple(map(str, range(CLASSES))))
 
 
-def make_setup(model: Any, images: Table, batch_size: int, cache: Literal["none", "device"]) -> RunSetup:
+def make_setup(model: Any, images: Source, batch_size: int, cache: Literal["none", "device"]) -> RunSetup:
     """A network on whole images and one device."""
     data = DataConfig(image_size=SIZE, crop="whole", augment=AugmentConfig(flip=False), cache=cache)
     return prepare_training(model, images, 1, optax.sgd(0.001), batch_size, data=data)
@@ -157,11 +140,6 @@ def linear() -> Any:
         return images.reshape(len(images), -1) @ params["weight"] + params["bias"]
 
     return init, apply
-
-
-def copy(state: TrainState) -> TrainState:
-    """A program consumes the state that it is given."""
-    return jax.block_until_ready(jax.tree.map(jnp.copy, state))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""What a second process brings, where the rest goes, and what a model makes of it for many GPUs.
+"""The speed of two processes beside one, where the rest goes, and a model's projection to many GPUs.
 
     python benchmarks/scale.py
     python benchmarks/scale.py --repeats 5 --out runs/benchmarks/scale.json
 
 One and two processes of one core each (gloo on the loopback), a ResNet-18 with the small stem on JPEG files, at a fixed
 batch for each process and at a fixed global batch. Efficiency is the speed of two over twice the speed of one. In every
-group of processes three things take turns, begun by all together:
+group of processes three contenders alternate, which all processes start together:
 
-- full: steps over the stream of files, when its buffers have become as full as they stay;
+- full: steps over the stream of files, once its buffers are as full as they stay;
 - resident: the same step over batches that lie on the device;
-- local: each process by itself, the same step on its own slice, which averages with nobody.
+- local: each process by itself, the same step on its own slice, without an all-reduce.
 
 A step's time is split by their differences: compute is local, communication is resident - local (with the waiting for
-the slower process, and with packing the buffer), input is full - resident (decoding has no core of its own here, so it
-shows, as it would not beside a GPU). One process has no communication: its resident step is its local one.
+the slower process, and with packing the buffer), input is full - resident (decoding has no core of its own here, so
+it shows, unlike beside a GPU). One process has no communication: its resident step is its local one.
 
-Beside it stands what the model of projection.py predicts for two: the local step, and a ring over a link whose latency
-and bandwidth are those of all-reduces of 4 kB and of 16 MB timed alone. Last, that model's figures for 8 to 4096 GPUs.
+Beside it is the prediction of projection.py's model for two: the local step, and a ring over a link whose latency
+and bandwidth are those of all-reduces of 4 kB and of 16 MB timed alone. Last, the model's projection to 8 to 4096 GPUs.
 """
 
 import argparse
@@ -26,9 +26,8 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -37,25 +36,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from harness import Figures, alternate, in_processes, machine
+from harness import Figures, alternate, copy, in_processes, machine, take_steps, time_steps
 from photographs import CLASSES, photograph_table, write_photographs
 from projection import A100_IMAGES_PER_SECOND, DGX_A100, fit_link, project, ring
 
-from jaxddp.api import prepare_training
+from jaxddp.api import prepare_training, resnet
 from jaxddp.cluster.allreduce import time_all_reduce
 from jaxddp.config import DataConfig
-from jaxddp.engine.objective import cross_entropy
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_train_step
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import exchange
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.models.resnet import resnet
 
 SIZE, WIDTH, LOCAL_BATCH = 32, 16, 32
 Statistic = Callable[[list[float]], float]
-# Other programs only ever make a turn slower, so on a busy machine the best turns are the steadier figures.
+# Other programs only make a turn slower, so on a busy machine the best turns vary least.
 STATISTICS: dict[str, Statistic] = {"median": statistics.median, "best": min}
 # Batches that the stream and the placing of batches hold ready between them, and some more.
 BUFFERED = 8
@@ -84,7 +80,7 @@ def main() -> None:
     options.out.write_text(json.dumps(report, indent=2) + "\n")
     for name, figures in report["measured"].items():
         print(f"\n{name} of all turns\n{measured_table(figures)}")
-    print(f"\n{projection_table(report['projection'])}\n\nfigures: {options.out}")
+    print(f"\n{projection_table(report['projection'])}\n\nresults: {options.out}")
 
 
 # --- In the parent ---
@@ -191,8 +187,7 @@ def measure(photographs: Path, local_batch: int, rounds: int, steps: int) -> Fig
     network = resnet("resnet18", CLASSES, width=WIDTH, stem="small")
     data = DataConfig(image_size=SIZE)
     setup = prepare_training(network, photograph_table(photographs), None, optax.sgd(0.01, 0.9), local_batch, data=data)
-    step = make_train_step(setup.objective(cross_entropy()), setup.optimizer, setup.topology)
-    placed = list(setup.batches(0, 4))
+    step, placed = setup.step(), list(setup.batches(0, 4))
     contenders: dict[str, Callable[[], float]] = {
         "full": functools.partial(full_turn, step, setup, steps),
         "resident": functools.partial(turn, step, setup.state, placed, steps),
@@ -217,31 +212,20 @@ def alone(setup: RunSetup, placed: list[Any]) -> tuple[Any, TrainState, list[Any
     own = Topology.create(setup.topology.mesh.local_devices)
     state = own.replicate(jax.device_get(setup.state))
     batches = [own.place(jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), batch)) for batch in placed]
-    return make_train_step(setup.objective(cross_entropy()), setup.optimizer, own), state, batches
+    return replace(setup, resources=replace(setup.resources, topology=own)).step(), state, batches
 
 
 def turn(step: Any, state: TrainState, batches: list[Any], steps: int) -> float:
-    return timed(step, state, islice(cycle(batches), steps))
+    exchange("turn", "")
+    return time_steps(step, state, islice(cycle(batches), steps))
 
 
 def full_turn(step: Any, setup: RunSetup, steps: int) -> float:
     # What is made in the turn must be what is used in it: the buffers are as full at its end as at its start.
     stream = setup.batches(0, BUFFERED + steps + BUFFERED)
-    state = jax.tree.map(jnp.copy, setup.state)
-    for batch in islice(stream, BUFFERED):
-        state, _ = step(state, batch)
-    return timed(step, state, islice(stream, steps))
-
-
-def timed(step: Any, state: TrainState, batches: Any) -> float:
-    """Seconds, of a copy of the state: a step consumes the one that it is given."""
-    state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+    state = take_steps(step, copy(setup.state), islice(stream, BUFFERED))
     exchange("turn", "")
-    begin = time.perf_counter()
-    for batch in batches:
-        state, _ = step(state, batch)
-    jax.block_until_ready(state)
-    return time.perf_counter() - begin
+    return time_steps(step, state, islice(stream, steps))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long from the command to the first step, without and with the programs that an earlier start kept.
+"""Time from the command to the first step, without and with the compiled programs of an earlier start.
 
     python launch/digits.py data/digits && python benchmarks/start.py data/digits
     python benchmarks/start.py data/digits --rounds 5 --sets digits
@@ -9,8 +9,8 @@ Every start is a process of its own. Three runs, on one simulated CPU device:
 - arrays: a ResNet-18 of width 16 on IDX files of 28 pixels, which need no TensorFlow;
 - resnet50: a ResNet-50 at 224 pixels, batch 2, on arrays.
 
-Cold is with an empty folder for programs, warm with one that a start before has filled; they take turns. A warm start
-may take half of a cold one. The first loss must be the same in all of them, and a warm start must compile nothing.
+Cold starts have an empty folder for programs, warm ones a folder that an earlier start filled; they alternate. The
+target for a warm start is half of a cold one. The first loss must be the same in all; a warm start compiles nothing.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
             report["starts"][name] = compare_starts(Path(folder), words, options.rounds)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"figures: {options.out}\n\n{table(report['starts'])}")
+    print(f"results: {options.out}\n\n{table(report['starts'])}")
 
 
 # --- The runs: each writes its data where there are none, and returns the config and its overrides ---
@@ -109,7 +109,7 @@ def compare_starts(folder: Path, words: list[str], rounds: int) -> Figures:
 
 
 def start(kept: Path, folder: Path, words: list[str]) -> Figures:
-    """A process that trains to its first step, its programs kept in a folder: what it prints, see `start_parts.py`."""
+    """Train to the first step in a process, with its programs in a folder; returns what `start_parts.py` prints."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     script, begin = Path(__file__).with_name("start_parts.py"), time.monotonic()
     with tempfile.TemporaryDirectory(dir=folder) as workdir:
@@ -125,7 +125,7 @@ def start(kept: Path, folder: Path, words: list[str]) -> Figures:
 
 
 def check(found: dict[str, list[Figures]]) -> None:
-    """Raises `AssertionError` where a start was not what it is called, or trained something else."""
+    """Raises `AssertionError` where a cold start loaded programs, a warm one compiled, or the losses differ."""
     starts = [one for several in found.values() for one in several]
     assert {one["loss"] for one in starts} == {starts[0]["loss"]}, [one["loss"] for one in starts]
     assert all(one["loaded"] == 0 and one["compiled"] > 0 for one in found["cold"]), found["cold"]

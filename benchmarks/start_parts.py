@@ -2,15 +2,16 @@
 
     python benchmarks/start_parts.py BEGIN CONFIG WORKDIR [overrides]
 
-BEGIN is what `time.monotonic()` gave when the command was. Prints a line of JSON, and ends there.
+BEGIN is the `time.monotonic()` of the command. Prints a line of JSON, and ends there.
 """
 
+import dataclasses
 import json
 import os
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +24,21 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     since = time.monotonic()
     import jax.monitoring
 
-    from jaxddp.cli import Train
     from jaxddp.commands.parse import parse
-    from jaxddp.config import load
-    from jaxddp.experiment import recipe, setup
+    from jaxddp.commands.train import Train
+    from jaxddp.experiment import experiment, resources
+    from jaxddp.experiment.feed import Feed
+    from jaxddp.recipe_file import read_recipe
 
-    options = parse(Train, Train(load(name), Path(workdir)), "start", overrides)
+    file = read_recipe(name)
+    options = parse(Train, Train(file.config, Path(workdir)), "start", overrides)
     seconds["imports"] = time.monotonic() - since
-    open_tables = recipe.open_tables
-
-    def open_then_import(data: Any) -> Any:
-        tables = timed("data set", open_tables)(data)
-        # The run would import it at its first batch, which is no less of a start, and harder to tell apart.
-        if not hasattr(tables[0], "images"):
-            timed("TensorFlow", import_tensorflow)()
-        return tables
-
-    recipe.open_tables = open_then_import
-    train_batches = setup.train_batches
-    setup.train_batches = lambda *arguments: FirstTimed(timed("data set", train_batches)(*arguments))
+    resources.open_tables = with_tensorflow(resources.open_tables)
+    Feed.batches = first_timed(Feed.batches)
     jax.monitoring.register_event_duration_secs_listener(note_duration)
     jax.monitoring.register_event_listener(lambda event, **_: compiled.update([event.rpartition("/")[2]]))
-    recipe.train_recipe(options.config, options.workdir, listeners=[FirstStep(begin)])
+    opened = experiment.open_experiment(dataclasses.replace(file, config=options.config))
+    experiment.train(opened, options.workdir, listeners=[FirstStep(begin)])
 
 
 def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,25 +52,38 @@ def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def with_tensorflow(open_tables: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens the data, and imports TensorFlow where it decodes them.
+
+    A run would import it at its first batch, where its time is harder to separate.
+    """
+
+    def opened(data: Any) -> Any:
+        tables = timed("data set", open_tables)(data)
+        if tables[0].pixel_shape is None:
+            timed("TensorFlow", import_tensorflow)()
+        return tables
+
+    return opened
+
+
 def import_tensorflow() -> None:
     import jaxddp.data.stream  # noqa: F401
 
 
-class FirstTimed:
+def first_timed(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
     """Placed batches, of which the first is timed."""
 
-    def __init__(self, batches: Any):
-        self._next = timed("data set", batches.__next__)
+    def timed_batches(*arguments: Any) -> Iterator[Any]:
+        stream = batches(*arguments)
+        yield timed("data set", next)(stream)
+        yield from stream
 
-    def __iter__(self) -> "FirstTimed":
-        return self
-
-    def __next__(self) -> Any:
-        return self._next()
+    return timed_batches
 
 
 def note_duration(event: str, duration_secs: float, **_: Any) -> None:
-    """JAX's own figures: to trace a program, to lower it, to compile it or to load what was kept of it."""
+    """JAX's own durations: tracing a program, lowering it, and compiling it or loading it from the cache."""
     if event in ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration"):
         seconds["trace"] += duration_secs
     elif event == "/jax/core/compile/backend_compile_duration":
@@ -84,13 +91,10 @@ def note_duration(event: str, duration_secs: float, **_: Any) -> None:
 
 
 class FirstStep:
-    """Ends the process when the first step's figures are known."""
+    """Ends the process when the metrics of the first step are known."""
 
     def __init__(self, begin: float):
         self._begin = begin
-
-    def start(self, run: Any) -> None:
-        pass
 
     def step(self, record: Any) -> None:
         total, cpu = time.monotonic() - self._begin, time.process_time()
@@ -98,12 +102,6 @@ class FirstStep:
         found = {"seconds": dict(seconds), "total": total, "cpu": cpu, "loss": record.metrics["loss"]}
         print(json.dumps(found | {"loaded": compiled["cache_hits"], "compiled": compiled["cache_misses"]}), flush=True)
         os._exit(0)
-
-    def evaluation(self, record: Any) -> None:
-        pass
-
-    def end(self, run: Any) -> None:
-        pass
 
 
 if __name__ == "__main__":

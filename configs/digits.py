@@ -2,7 +2,7 @@
 
     python launch/digits.py data/digits && jaxddp train digits --data.path data/digits --parallel.cpu-devices 4
 
-98.3% top-1 (300 held out), in 29 s of training on 2 cores.
+It reached 98.3% top-1 of 300 held-out images in 29 s of training on 2 cores (BUILD_NOTES.md).
 """
 
 from jaxddp.config import Config, load

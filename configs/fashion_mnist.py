@@ -3,7 +3,7 @@
     jaxddp train fashion_mnist --data.path DIR
 
 Network, batch, rate and length are those of "Dive into Deep Learning" (d2l.djl.ai), "Concise Implementation for
-Multiple GPUs"; the rest is cifar10's. It has not been run at full scale. Names of the classes can be given in DIR, in
+Multiple GPUs"; the rest is cifar10's. It has not been run at full scale. DIR may hold the names of the classes in
 classes.txt.
 """
 

@@ -1,4 +1,4 @@
-"""ResNet-34 on ImageNet: as ResNet-50, with the smaller network.
+"""ResNet-34 on ImageNet: the recipe of ResNet-50 with the smaller network.
 
     jaxddp train imagenet_resnet34 --data.path /data/imagenet
 

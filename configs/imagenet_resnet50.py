@@ -2,7 +2,7 @@
 
     jaxddp train imagenet_resnet50 --data.path /data/imagenet
 
-Published for this recipe: about 76.5% top-1. Here it has not been run at full scale; only single steps of it were.
+Published for this recipe: about 76.5% top-1. Here it has not been run at full scale; only single steps have been.
 """
 
 from jaxddp.config import Config

@@ -15,36 +15,46 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import jaxddp.files as files
-from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.augment.preprocess import Augmentation
+from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
-from jaxddp.data.opening import Table
-from jaxddp.data.order import SampleOrder
+from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.compiler_options import compiler_options
-from jaxddp.engine.objective import Loss, cross_entropy, top_k
+from jaxddp.engine.loss import Loss, example_loss
+from jaxddp.engine.objective import Metric
+from jaxddp.engine.parts.part import Part
 from jaxddp.engine.program_cache import keep_compiled_programs
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import TrainState, Transform
 from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
-from jaxddp.experiment.resume import CONFIG_FILE, check_shared, claim, held, latest_step
+from jaxddp.experiment.recipe import (
+    Recipe,
+    check_listeners,
+    check_metrics,
+    check_optimizer,
+    configured_metrics,
+)
+from jaxddp.experiment.resources import Resources
+from jaxddp.experiment.resume import Claim, claim
+from jaxddp.experiment.session import session
 from jaxddp.experiment.setup import RunSetup, prepare
-from jaxddp.experiment.setup import train as train_setup
 from jaxddp.job.environment import find_job
-from jaxddp.job.membership import join
-from jaxddp.job.preemption import stop_on_sigterm
-from jaxddp.measure.profile import FOLDER
+from jaxddp.job.membership import agree, join
+from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Device, Topology
+from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt
-from jaxddp.models.resnet import resnet
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.models.resnet import ResNet, build
+from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.training.plan import Plan
+from jaxddp.training.loop import fit
+from jaxddp.wording import choices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,6 +67,7 @@ __all__ = [
     "ExampleTable",
     "History",
     "InputError",
+    "Listener",
     "RunSetup",
     "adapt",
     "evaluate",
@@ -75,9 +86,29 @@ softmax_cross_entropy = cross_entropy()
 """The usual loss: (logits float[B, K], labels int32[B]) -> float[B]."""
 
 
+def resnet(
+    name: str, num_classes: int, *, dtype: Any = "float32", param_dtype: Any = "float32", **options: Any
+) -> ResNet:
+    """A ResNet by name: "resnet10", "resnet18", "resnet34", "resnet50", "resnet101" or "resnet152".
+
+    Args:
+        num_classes: number of logits.
+        dtype: of the computation; "bfloat16" is the faster one on a GPU. Parameters stay in `param_dtype`.
+        options: the other keys of a config's `model`, see `jaxddp.config.ModelConfig`: `width`, `stem` ("imagenet" or
+            "small", for images of about 32 pixels), `batch_norm`, `zero_init_last_scale`, `weight_init`.
+
+    Raises:
+        InputError: an unknown name or option; says the nearest right one.
+    """
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    for key in options.keys() - known:
+        raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
+    return build(ModelConfig(name, **options), num_classes, dtype, param_dtype)
+
+
 def prepare_training(
     model: Any,
-    table: Table,
+    table: Source,
     devices: int | Sequence[Device] | None,
     optimizer: optax.GradientTransformation,
     batch_size_per_device: int,
@@ -85,6 +116,10 @@ def prepare_training(
     epochs: float = 1,
     data: DataConfig | None = None,
     seed: int = 0,
+    metrics: Mapping[str, Metric] | None = None,
+    augmentation: Augmentation | None = None,
+    initialize: Transform | None = None,
+    parts: Sequence[Part] = (),
     xla_options: Sequence[str] = (),
 ) -> RunSetup:
     """Lay a model, its data and its optimizer out over the devices.
@@ -96,14 +131,18 @@ def prepare_training(
     Args:
         model: a Linen or an NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`. It need
             not know of devices or axes.
-        table: from `train_solutions`, or an `ArrayTable` of images in memory.
+        table: from `train_solutions`, an `ArrayTable` of images in memory, or anything else with the members of
+            `jaxddp.data.source.Source`.
         devices: how many of this job's devices, or which; None for all.
         optimizer: any optax optimizer.
         batch_size_per_device: of the global batch, each device's share.
         epochs: how long `train` trains.
-        data: how images become input (sizes, crops, augmentation, normalization), and whether the training set is kept
-            on the devices (`cache="device"`). The default leaves arrays as they are but for normalizing, and takes
-            files through random-area crops and flips to 224 pixels.
+        data: how images become input (sizes, crops, augmentation, normalization, cache). The default normalizes arrays
+            as they are, and takes files through random-area crops and flips to 224 pixels.
+        metrics: measured beside loss, top-1 and top-5: functions of (logits float[B, K], labels int32[B]) -> float[B].
+        augmentation: a function of (key, image float32[H, W, C]) on the device, after those of `data`.
+        initialize: a transform of the fresh (params, model_state), such as pretrained weights; see `create_state`.
+        parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
         xla_options: for the compiled step, as NAME=VALUE; `jaxddp.engine.compiler_options` has some to try.
 
     Returns:
@@ -112,22 +151,37 @@ def prepare_training(
     Raises:
         InputError: names the argument, its value, and what would do.
     """
+    check_labelled(table, "training data")
+    if batch_size_per_device < 1:
+        raise InputError(f"batch_size_per_device={batch_size_per_device}: give at least 1")
     join(find_job())
     keep_compiled_programs()
     topology = Topology.create(devices)
-    data = data or DataConfig(augment=AugmentConfig(flip=not hasattr(table, "images")))
-    order = SampleOrder(len(table), batch_size_per_device * topology.num_devices, seed)
-    options = compiler_options(xla_options)
-    return prepare(model, table, optimizer, topology, order, data=data, epochs=epochs, compiler_options=options)
+    numbers = {"batch_size": batch_size_per_device * topology.num_devices, "duration": f"{epochs} epochs"}
+    config = Config().replace(seed=seed, train={**numbers, "precision": "float32"})
+    loss, classes = example_loss(softmax_cross_entropy, table.num_classes), table.num_classes
+    recipe = Recipe(
+        config=dataclasses.replace(config, data=data or table.default_data()),
+        model=adapt(model),
+        optimizer=check_optimizer(optimizer, "optimizer"),
+        loss=loss,
+        eval_loss=loss,
+        metrics=configured_metrics(config, classes) | check_metrics(metrics or {}, "metrics", classes),
+        augmentation=augmentation,
+        parts=tuple(parts),
+        initialize=initialize,
+    )
+    return prepare(recipe, Resources(topology, table, compiler_options=compiler_options(xla_options)))
 
 
 def train(
     loss: Loss,
     setup: RunSetup,
     *,
-    val: Table | None = None,
+    val: Source | None = None,
     schedule: optax.Schedule | None = None,
-    listeners: Sequence[Listener] | None = None,
+    epochs: float | None = None,
+    listeners: Sequence[Any] | None = None,
     evaluators: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
     workdir: str | Path | None = None,
     log_every: str = "10 steps",
@@ -138,14 +192,17 @@ def train(
     """Train a setup for its epochs. The setup stays as it was: training it again repeats the run.
 
     Args:
-        loss: any function of (logits, labels), of each example or averaged over them.
+        loss: a function of (logits, labels) that returns the loss of each example, their mean, or a pair (sum, weight);
+            see `jaxddp.engine.loss`.
         val: measured each `eval_every` and at the end.
         schedule: multiplies the optimizer's updates, as a function of the step (0 first).
-        listeners: told of the start, logged steps, evaluations and the end; see `jaxddp.training.events.Listener`. A
-            live progress display where absent; () watches in silence.
-        evaluators: functions of the state, whose figures join each evaluation's.
+        epochs: how long, from step 0 on; the setup's where absent. A setup with a trained state goes on from its step.
+        listeners: objects with any of the methods of `jaxddp.training.events.Listener`. A live progress display where
+            absent; () watches in silence.
+        evaluators: functions of the state, whose metrics join each evaluation's.
         workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
-            returned as it is (and measured, if it was not). With it, SIGTERM makes the run save and stop.
+            returned as it is (and measured, if it was not). A run with another model, loss, optimizer or data is
+            refused there. With it, SIGTERM makes the run save and stop.
         log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
         profile: a duration, from a few steps after the first on, of which a trace for TensorBoard goes into the work
             directory's profile/.
@@ -156,50 +213,55 @@ def train(
     Raises:
         InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
     """
-    config = Config().replace(
-        train={"batch_size": setup.order.batch_size, "duration": f"{setup.epochs} epochs"},
-        log={"every": log_every, "profile": profile},
-        eval={"every": eval_every},
-        checkpoint={"every": save_every},
-    )
     if profile and workdir is None:
         raise InputError(f"profile={profile!r}: a trace is written into the work directory; give workdir too")
-    history = History()
-    objective = setup.objective(loss)
-    evaluator = None if val is None else setup.evaluator(objective, val, extra=evaluators)
+    changes = {"log": {"every": log_every, "profile": profile}, "checkpoint": {"every": save_every}}
+    changes["eval"] = {"every": eval_every, "batch_size": setup.order.batch_size}
+    if epochs is not None:
+        changes["train"] = {"duration": f"{epochs} epochs"}
+    setup = setup.with_loss(loss)
+    recipe = dataclasses.replace(setup.recipe, config=setup.recipe.config.replace(**changes), schedule=schedule)
+    resources = dataclasses.replace(setup.resources, val=val)
     # The step consumes the state that it is given, and the setup's is to be used again.
-    again = dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
-    settings = {"evaluator": evaluator, "schedule": schedule}
-    plan = Plan.of(dataclasses.replace(config, data=setup.data), len(setup.table))
-    watching = [*([progress()] if listeners is None else listeners), history]
+    state = jax.tree.map(jnp.copy, setup.state)
+    setup = dataclasses.replace(setup, recipe=recipe, resources=resources, state=state)
+    history = History()
+    watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
+    given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(evaluators)}
+    agree({name: str(value) for name, value in (_told(setup) | given).items()})
     if workdir is None:
-        return train_setup(again, objective, plan, listeners=watching, **settings), history
-    directory = files.create(Path(workdir))
-    check_shared(directory)
-    with held(directory), Checkpoints(directory / "checkpoints") as checkpoints, stop_on_sigterm() as stop:
-        step = latest_step(checkpoints)
-        # Once there was none.
-        known = step is not None and (directory / CONFIG_FILE).exists()
-        claim(directory, _recipe(setup, config), {"train": setup.table.fingerprint}, resuming=known)
-        settings |= {"checkpoints": checkpoints, "resume_step": step, "should_stop": stop}
-        settings |= {"profile": directory / FOLDER}
-        state = train_setup(again, objective, plan, listeners=[*watching, JsonLines(directory)], **settings)
-    return state, history
+        objects = setup.identity() if setup.topology.process_count > 1 else None
+        return fit(setup.run(listeners=watching, evaluators=evaluators, objects=objects)), history
+    with session(Path(workdir)) as own:
+        # Once there was no config.json.
+        known = own.resume_step is not None and (own.directory / CONFIG_FILE).exists()
+        claimed = _claim(setup)
+        claim(own.directory, claimed, resuming=known)
+        watching.append(JsonLines(own.directory))
+        return fit(setup.run(own, listeners=watching, evaluators=evaluators, objects=claimed.objects)), history
 
 
-def _recipe(setup: RunSetup, config: Config) -> dict[str, Any]:
-    """What can be said of a run whose model, loss and optimizer are objects, for a resumed one to be compared with."""
-    told = dataclasses.replace(config, data=setup.data, seed=setup.order.seed).to_dict()
-    train = {key: told["train"][key] for key in ("batch_size", "duration")}
-    return {"seed": told["seed"], "data": told["data"], "train": train}
+def _told(setup: RunSetup) -> dict[str, Any]:
+    """What decides when processes meet: told differently, one would wait for another."""
+    config, val = setup.recipe.config, setup.resources.val
+    cadences = {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
+    return cadences | {"val": None if val is None else val.fingerprint, "metrics": list(setup.recipe.metrics)}
 
 
-def evaluate(state: TrainState, setup: RunSetup, table: Table, loss: Loss = softmax_cross_entropy) -> dict[str, float]:
+def _claim(setup: RunSetup) -> Claim:
+    """What is known of a run whose model, loss and optimizer are objects."""
+    told = setup.recipe.config.to_dict()
+    numbers = {key: told["train"][key] for key in ("batch_size", "duration")}
+    config = {"seed": told["seed"], "data": told["data"], "train": numbers}
+    return Claim(config, {"train": setup.table.fingerprint}, objects=setup.identity())
+
+
+def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = softmax_cross_entropy) -> dict[str, float]:
     """Means of the loss, top-1 and top-5 over a table, each example once, with their `count`."""
-    return setup.evaluator(setup.objective(loss), table)(state)
+    return setup.with_loss(loss).evaluator(table)(state)
 
 
-def topk_accuracy(state: TrainState, setup: RunSetup, table: Table, k: Sequence[int] = (1, 5, 10)) -> dict[int, float]:
+def topk_accuracy(state: TrainState, setup: RunSetup, table: Source, k: Sequence[int] = (1, 5, 10)) -> dict[int, float]:
     """The share of a table's examples whose label is among the k largest logits, for each k.
 
     Raises:
@@ -208,19 +270,18 @@ def topk_accuracy(state: TrainState, setup: RunSetup, table: Table, k: Sequence[
     for each in k:
         if not 1 <= each <= table.num_classes:
             raise InputError(f"k={each}: expected 1 to {table.num_classes}, the number of classes")
-    metrics = {f"top{each}": top_k(each) for each in k}
-    figures = setup.evaluator(setup.objective(softmax_cross_entropy, metrics), table)(state)
-    return {each: figures[f"top{each}"] for each in k}
+    measured = setup.evaluator(table, metrics={f"top{each}": TopK(each) for each in k})(state)
+    return {each: measured[f"top{each}"] for each in k}
 
 
-def show_predictions(state: TrainState, setup: RunSetup, table: Table, count: int = 12) -> "Figure":
+def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: int = 12) -> "Figure":
     """The first `count` examples of a table with label, prediction and probability, as a figure for a notebook."""
     # A machine that only trains needs no matplotlib.
     from jaxddp.training.image_grid import prediction_grid
 
-    predict = make_predict(setup.objective(softmax_cross_entropy), setup.topology)
+    predict = make_predict(setup.eval_objective(), setup.topology)
     batches: list[tuple[Batch, np.ndarray]] = []
-    for batch in setup.eval_batches(table, setup.order.batch_size):
+    for batch in setup.feed.eval_batches(table, setup.order.batch_size):
         batches.append((batch, np.asarray(jax.nn.softmax(predict(state, batch)))))
         if sum(int(b.mask.sum()) for b, _ in batches) >= count:
             break

@@ -9,16 +9,17 @@ The settings are the recipe, never the machine: batch sizes are global, and the 
 where `model.batch_norm` is local, which slice of the batch is normalized together.
 """
 
-import importlib.util
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.errors import InputError
 from jaxddp.overrides import plain, replaced
-from jaxddp.wording import choices
+
+
+def _names(words: tuple[str, ...]) -> tuple[str, ...]:
+    """A terminal's `--log.to jsonl,tensorboard` is one word."""
+    return tuple(name.strip() for word in words for name in word.split(",") if name.strip())
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class AugmentConfig:
     then: tuple[str, ...] = ()
     """Further augmentations by name, in this order, after those above and before images are mixed."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "then", _names(self.then))
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -66,9 +70,9 @@ class DataConfig:
     limit: int | None = None
     """Train on this many examples only."""
     bad_images: Literal["fail", "substitute"] = "fail"
-    """A training image that cannot be used ends the run, or another of its class stands in for it, and is counted."""
+    """A training image that cannot be used ends the run, or is substituted by another of its class, and counted."""
     max_bad_images: float = 0.001
-    """The share of an epoch's images that others may stand in for, to the nearest number, but at least one."""
+    """The share of an epoch's images that may be substituted, rounded to the nearest number, but at least one."""
     image_size: int = 224
     crop: Literal["random_area", "whole"] = "random_area"
     """Training crops: a random area resized to image_size, or the whole image (small images; see `augment.pad`)."""
@@ -144,6 +148,9 @@ class EvalConfig:
     metrics: tuple[str, ...] = ("top1", "top5")
     """What is measured beside the loss, in training too; a top-k of no fewer than all classes is left out."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", _names(self.metrics))
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -166,8 +173,7 @@ class LogConfig:
     directory's profile/; nothing where absent."""
 
     def __post_init__(self) -> None:
-        # A terminal's `--log.to jsonl,tensorboard` is one word.
-        object.__setattr__(self, "to", tuple(name for word in self.to for name in word.split(",") if name))
+        object.__setattr__(self, "to", _names(self.to))
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,7 @@ class ParallelConfig:
     cpu_devices: int | None = None
     """Simulate this many devices on the CPU, in each process."""
     xla_options: tuple[str, ...] = ()
-    """XLA's options for the compiled training step, as NAME=VALUE; jaxddp/parallel/xla_options.py has some to try."""
+    """XLA's options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compiler_options.py."""
     start_timeout: float = 60.0
     """Seconds that the processes of a job wait for each other at the start."""
     heartbeat_timeout: float = 10.0
@@ -216,59 +222,17 @@ class Config:
         return plain(self)
 
 
-def config_names() -> list[str]:
-    """The names that `load` finds in the project's configs/."""
-    return sorted(path.stem for path in _configs_folder().glob("*.py"))
-
-
 def load(name_or_path: str | Path) -> Config:
-    """Run a config file's `get_config()`, or read what a run was.
+    """The config of a recipe: its `get_config()`, or what a run wrote into its config.json.
 
     Args:
         name_or_path: a name in the project's configs/ (`"imagenet_resnet50"`), the path of a Python file, or that of
-            the config.json in a run's work directory.
+            the config.json in a run's work directory. Within a recipe file a relative path begins beside that file,
+            and the hooks of the recipe that is loaded are inherited.
 
     Raises:
-        InputError: no such config, a file that does not run, or a `get_config()` that returns something else.
+        InputError: see `jaxddp.recipe_file.read_recipe`.
     """
-    path = _configs_folder() / f"{name_or_path}.py"
-    if Path(name_or_path).suffix in (".py", ".json") or "/" in str(name_or_path):
-        path = Path(name_or_path)
-    if not path.is_file():
-        raise InputError(
-            f"config {str(name_or_path)!r} does not exist; {choices(Path(name_or_path).stem, config_names())}"
-        )
-    return _of_run(path) if path.suffix == ".json" else _of_file(path)
+    from jaxddp.recipe_file import read_recipe  # it makes configs
 
-
-def _of_run(path: Path) -> Config:
-    """The config that a run wrote down, without what it wrote beside it."""
-    try:
-        content = json.loads(path.read_text())
-        return Config().replace(**{key: value for key, value in content.items() if key != "fingerprint"})
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: cannot be read as a run's config ({error}); give a run's config.json") from None
-
-
-def _of_file(path: Path) -> Config:
-    spec = importlib.util.spec_from_file_location(f"jaxddp_config_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        config = module.get_config()
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    except Exception as error:
-        raise InputError(f"{path}: {type(error).__name__}: {error}") from error
-    if not isinstance(config, Config):
-        raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
-    return config
-
-
-def _configs_folder() -> Path:
-    """In an installed wheel configs/ lies inside the package, in a checkout beside it."""
-    inside = Path(__file__).parent / "configs"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+    return read_recipe(name_or_path).config

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+THEN = "then"
+"""How the notes begin that the terminal shows behind an error: what else went wrong because of it."""
+
 
 class JaxddpError(Exception):
     """Base of the errors that the terminal shows as one line, without a traceback.
@@ -55,4 +58,4 @@ def noted_on(error: BaseException | None) -> Iterator[None]:
             raise
         # What ended it may be raised once more as it is closed.
         if str(another) != str(error):
-            error.add_note(f"then: {another}")
+            error.add_note(f"{THEN}: {another}")

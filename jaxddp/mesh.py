@@ -29,10 +29,7 @@ class Topology:
 
     @classmethod
     def create(cls, devices: int | Sequence[Device] | None = None) -> "Topology":
-        """Lay out the devices of all processes.
-
-        Args:
-            devices: how many to use, the same number on every process; or which; all where absent.
+        """The mesh of some devices of all processes: so many, the same number on every process; or these; or all.
 
         Raises:
             InputError: more devices than there are, or unequal shares of the processes that have any.
@@ -80,20 +77,20 @@ class Topology:
     def peak_memory(self) -> int | None:
         """Bytes that the fullest device of this process has held at most; None where the backend does not say.
 
-        A CPU device lives in this process: there it is the most that the process has held, with all else that it holds.
+        On a CPU it is the most that the process has held, for whatever purpose.
         """
         if self.platform == "cpu":
-            # Kilobytes, but on macOS.
+            # Kilobytes, except on macOS.
             held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return held if sys.platform == "darwin" else 1024 * held
         stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
         return max((each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each), default=None)
 
     def connect(self) -> None:
-        """Have the devices of all processes meet in a sum, once, before any process compiles for long.
+        """Sum once over the devices of all processes, before any process compiles for long.
 
-        In the first collective, gloo waits 30 s for the others, and in those that follow as long as it takes. A process
-        that finds its program in the compilation cache may come minutes before one that compiles it.
+        In the first collective gloo waits only 30 s for the others, and a process that finds its program in the
+        compilation cache may be minutes ahead of one that compiles it.
         """
         if self.process_count > 1:
             ones = self.place(np.ones(len(self.mesh.local_devices), np.float32))
@@ -108,9 +105,7 @@ class Topology:
         return NamedSharding(self.mesh, P(AXIS))
 
     def check_batch_size(self, batch_size: int, key: str = "train.batch_size") -> None:
-        """Raises:
-        InputError: the global batch cannot be divided among the devices; says which sizes can.
-        """
+        """Raises `InputError` where the global batch cannot be divided among the devices; says which sizes can."""
         if batch_size < 1 or batch_size % self.num_devices:
             below = batch_size // self.num_devices * self.num_devices
             near = " or ".join(str(size) for size in (below, below + self.num_devices) if size > 0)

@@ -80,4 +80,4 @@ AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")
 LOGGERS = Registry("log.to", "jaxddp.training.listeners")
 """`(config, workdir) -> listener`; see `jaxddp.training.events.Listener`."""
 FORMATS = Registry("data.path", "jaxddp.data.formats")
-"""A `jaxddp.data.opening.Format`: whether a place holds such a data set, and how it becomes a source."""
+"""A `jaxddp.data.format.Format`: whether a place holds such a data set, and how it becomes a source."""

@@ -2,8 +2,8 @@
 
     python launch/digits.py data/digits
 
-1,797 digits of 8x8 pixels, drawn by people, enlarged to 32x32; every sixth is kept for validation. Trained from there,
-they take the road that ImageNet takes. Needs scikit-learn, whose package holds the images (the extra `demo`).
+1,797 handwritten digits of 8x8 pixels, enlarged to 32x32; every sixth is kept for validation. They are read as
+ImageNet's files are. Needs scikit-learn, whose package holds the images (the extra `demo`).
 """
 
 import argparse
@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 SIZE = 32
 HELD_OUT = 6
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-# WordNet's numbers for the ten digits, so that the mapping file says what it says for ImageNet.
+# WordNet's numbers for the ten digits, so that the mapping file has the form of ImageNet's.
 SYNSETS = tuple(f"n{13742358 + digit:08d}" for digit in range(10))
 
 

@@ -7,13 +7,13 @@
 #
 #     PROCESSES=2 launch/local.sh digits --data.path data/digits
 #
-# The same command again goes on from the last checkpoint. Ctrl-C saves and ends; a second Ctrl-C only ends.
+# The same command again resumes from the last checkpoint. Ctrl-C saves and stops; a second Ctrl-C stops at once.
 set -euo pipefail
 
 if (($# == 0)); then
   echo "usage: [PROCESSES=P] $0 CONFIG [overrides]" >&2
   exit 2
 fi
-# One process for all GPUs (`jaxddp train`, without a launcher) computes the same. One for each GPU decodes images and
-# feeds its device from a Python of its own, and is how several machines are used.
+# One process for all GPUs (`jaxddp train`, without a launcher) computes the same. With one for each GPU, every process
+# decodes its own images and feeds its own device; several machines are used the same way.
 exec jaxddp launch ${PROCESSES:+--processes "$PROCESSES"} -- train "$@"

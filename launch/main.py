@@ -1,4 +1,4 @@
-"""A launch script of one's own, on jaxddp's Python API: ResNets on ImageNet's files, one process for each GPU.
+"""A training script on jaxddp's Python API: ResNets on ImageNet's files, one process for each GPU.
 
     python launch/main.py --data /data/imagenet --epochs 90            # all GPUs of this machine
     python launch/main.py --data /data/imagenet --epochs 90 --nodes 2 --gpus 8 --nr 0 --coordinator host0:12321
@@ -9,8 +9,8 @@ The last two are for two machines, which share the work directory. On a machine 
     python launch/digits.py data/digits
     python launch/main.py --data data/digits --gpus 0 --processes 2 --model resnet18 --width 8 --image-size 32
 
-Started by srun, mpirun, torchrun or `jaxddp launch -- python launch/main.py …`, it takes its place in that job instead
-of starting processes. The same command again goes on from the last checkpoint.
+Started by srun, mpirun, torchrun or `jaxddp launch -- python launch/main.py …`, it joins that job instead of starting
+processes. The same command again resumes from the last checkpoint.
 """
 
 import argparse
@@ -25,17 +25,18 @@ from jaxddp.cluster.launcher import Launch, launch
 from jaxddp.errors import JaxddpError
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import abandon
+from jaxddp.optimizers.decay import decayed
 
 
 def train(args: argparse.Namespace) -> None:
-    """What every process runs: the same program, on its own share of each batch."""
+    """Runs in every process: the same program, on its own share of each batch."""
     table = jaxddp.train_solutions(args.data, classes=args.classes)
     val = jaxddp.val_solutions(args.data, classes=args.classes)
-    # Small images are not to be halved twice before the first block.
+    # The ImageNet stem halves images twice before the first block, which is too much for small ones.
     stem = "imagenet" if args.image_size > 64 else "small"
     model = jaxddp.resnet(args.model, table.num_classes, width=args.width, stem=stem)
     optimizer = optax.chain(
-        optax.add_decayed_weights(1e-4),
+        optax.add_decayed_weights(1e-4, mask=decayed),
         optax.sgd(args.learning_rate, momentum=0.9, nesterov=True),
     )
     data = jaxddp.DataConfig(image_size=args.image_size, resize=args.image_size * 8 // 7)
@@ -50,7 +51,7 @@ def train(args: argparse.Namespace) -> None:
     _, history = jaxddp.train(
         jaxddp.softmax_cross_entropy, setup, val=val, schedule=schedule, workdir=args.workdir, log_every=args.log_every
     )
-    # A run that was done already has nothing to add.
+    # A run that was finished before has no history of its own.
     if setup.topology.process_index == 0 and history.val:
         print(f"validation top-1: {history.val['top1'][-1]:.4f}")
 
@@ -61,12 +62,12 @@ def arguments() -> argparse.Namespace:
     start.add_argument("-n", "--nodes", type=int, default=1, help="machines in the job")
     start.add_argument("-g", "--gpus", type=int, help="GPUs on each, one process a GPU (default: all; 0: the CPU)")
     start.add_argument("-nr", "--nr", type=int, help="this machine's number, from 0")
-    start.add_argument("--processes", type=int, help="processes on each machine, where they are not one a GPU")
+    start.add_argument("--processes", type=int, help="processes on each machine, if not one for each GPU")
     start.add_argument("--coordinator", metavar="HOST:PORT", help="an address of machine 0, for several machines")
     recipe = parser.add_argument_group("recipe")
-    recipe.add_argument("--data", type=Path, required=True, help="the unpacked ILSVRC archive, or a folder laid out so")
-    recipe.add_argument("--classes", help="some of its classes, as 0:100")
-    recipe.add_argument("--workdir", type=Path, default=Path("runs/main"), help="for checkpoints, figures and logs")
+    recipe.add_argument("--data", type=Path, required=True, help="the unpacked ILSVRC archive")
+    recipe.add_argument("--classes", help="only these of its classes, such as 0:100")
+    recipe.add_argument("--workdir", type=Path, default=Path("runs/main"), help="for checkpoints, metrics and logs")
     recipe.add_argument("--epochs", type=float, default=2)
     recipe.add_argument("--batch-size", type=int, default=32, help="of each device")
     recipe.add_argument("--model", default="resnet50")
@@ -81,7 +82,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args = arguments()
     try:
-        # A launcher's only process is a worker too, though it has no job to join.
+        # The only process of a launcher is a worker too, though it has no job to join.
         if "JAX_PROCESS_ID" in os.environ or find_job():
             train(args)
             return 0
@@ -95,7 +96,7 @@ def main() -> int:
         )
         return launch(options, [sys.executable, *sys.argv])
     except JaxddpError as error:
-        # In a job, the others end with this reason too.
+        # In a job, ends the other processes with this reason.
         abandon(str(error), error.exit_code)
         print(f"main.py: {error}", file=sys.stderr)
         return error.exit_code

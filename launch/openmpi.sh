@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Started by Open MPI's mpirun, which jaxddp uses to start processes and for nothing else: they talk through NCCL or gloo.
+# Several processes, started by Open MPI's mpirun. They communicate through NCCL or gloo, not through MPI.
 #
 #     HOSTS=host0:8,host1:8 launch/openmpi.sh imagenet_resnet50 --data.path /data/imagenet --workdir /shared/runs/first
 #     PROCESSES=2 launch/openmpi.sh digits --data.path data/digits
@@ -12,14 +12,14 @@ if (($# == 0)); then
   exit 2
 fi
 options=(
-  # mpirun would pin each process, and with it all its threads that decode images, to a single core.
+  # By default mpirun pins each process, with all its threads that decode images, to a single core.
   --bind-to none
-  # Ranks fill one host before the next, so that the local rank is the number of a GPU.
+  # Fill one host with ranks before the next, so that the local rank is the number of a GPU.
   --map-by slot
 )
 [[ -n "${HOSTS:-}" ]] && options+=(--host "$HOSTS")
 [[ -n "${PROCESSES:-}" ]] && options+=(-np "$PROCESSES")
-# Variables are not handed on to other hosts unless named.
+# mpirun passes only named variables on to other hosts.
 for name in PATH LD_LIBRARY_PATH JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR JAXDDP_CACHE JAXDDP_DATASETS; do
   [[ -n "${!name:-}" ]] && options+=(-x "$name")
 done

@@ -4,8 +4,8 @@
 #     HOSTS="host0 host1" launch/ssh.sh imagenet_resnet50 --data.path /data/imagenet --workdir /shared/runs/first
 #     HOSTS="host0 host1" LAUNCH="--gpus 4" launch/ssh.sh …       # other options of `jaxddp launch`, the same everywhere
 #
-# HOSTS are names by which the machines reach each other and ssh lets you in without a password. PORT must be free on the
-# first, and open between them; the work directory must be shared.
+# HOSTS are names by which the machines reach each other, and to which ssh connects without a password. PORT must be free
+# on the first machine and open between them; the work directory must be shared.
 set -euo pipefail
 
 read -ra hosts <<<"${HOSTS:-}"
@@ -17,17 +17,18 @@ place=$(printf '%q' "$PWD")
 command=$(printf '%q ' train "$@")
 
 pids=()
-# In the background ssh hears no Ctrl-C. Told to end, it hangs up, and the launcher over there saves and ends.
+# In the background ssh gets no Ctrl-C. When it is terminated it hangs up, and the launcher on the other side saves and
+# stops.
 trap '((${#pids[@]})) && kill "${pids[@]}" 2>/dev/null' INT TERM
 for nr in "${!hosts[@]}"; do
   job="--nodes ${#hosts[@]} --nr $nr --coordinator ${hosts[0]}:${PORT:-12321}"
-  # -tt: a terminal over there is what hangs up.
+  # -tt: only a remote terminal hangs up.
   ssh -tt -o BatchMode=yes "${hosts[nr]}" \
     "cd $place && exec jaxddp launch $job ${LAUNCH:-} -- $command" </dev/null &
   pids+=($!)
 done
 
-# A machine that fails ends the others in seconds (they miss it), so that waiting for all ends too.
+# When a machine fails the others end within seconds, so this loop ends too.
 code=0
 for pid in "${pids[@]}"; do
   wait "$pid" || code=$((code ? code : $?))

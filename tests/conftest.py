@@ -1,6 +1,7 @@
 """Every test sees eight simulated devices; a program that one test compiled is there for the next and its children.
 
-Nothing that is kept between runs comes from, or goes to, the user's own cache folder.
+Compiled programs are kept between runs and checkouts, in a folder of the tests' own beside the user's. All else that is
+kept lies in a folder of this run alone, and nothing comes from, or goes to, the programs of the user's runs.
 """
 
 import atexit
@@ -8,29 +9,34 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-if not {"JAX_COMPILATION_CACHE_DIR", "JAXDDP_CACHE"} <= os.environ.keys():
+# A program of a test runs a few times on a few numbers, so it is compiled in haste, and by one thread: other tests have
+# the other cores. Children inherit it.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1",
+)
+if "JAXDDP_CACHE" not in os.environ:
     own = tempfile.mkdtemp(prefix="jaxddp-tests-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)
-    os.environ.setdefault("JAXDDP_CACHE", own)
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{own}/programs-of-tests")
+    os.environ["JAXDDP_CACHE"] = own
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    programs = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxddp-tests"
+    programs.mkdir(parents=True, exist_ok=True)
+    # Beyond this size they are those of many versions of the code.
+    if sum(file.stat().st_size for file in programs.iterdir()) > 1 << 30:
+        shutil.rmtree(programs)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
-import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 # A shell has what it starts in the background ignore Ctrl-C, nohup a hang-up, and children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-@pytest.fixture
-def quick_compile():
-    """A program that runs once is not worth XLA's optimizing it."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

@@ -16,6 +16,7 @@ class SmallNet(nn.Module):
 
     batch_norm: bool = False
     sync: str | None = None
+    classes: int = CLASSES
     dtype: object = jnp.float32
 
     @nn.compact
@@ -30,7 +31,7 @@ class SmallNet(nn.Module):
                 param_dtype=self.dtype,
             )(x)
         x = nn.relu(x).mean((1, 2))
-        return nn.Dense(CLASSES, param_dtype=self.dtype)(x)
+        return nn.Dense(self.classes, param_dtype=self.dtype)(x)
 
 
 def random_batch(size: int, *, masked: int = 0, seed: int = 0, image: int = 6) -> Batch:
@@ -74,11 +75,11 @@ def largest_difference(a, b) -> float:
     return max(jax.tree.leaves(jax.tree.map(difference, a, b)), default=0.0)
 
 
-def linear_model():
+def linear_model(classes: int = CLASSES):
     """Softmax regression as a pair of functions: its gradient can be written down in one line."""
 
     def init(key, example):
-        return {"weight": 0.1 * jax.random.normal(key, (example[0].size, CLASSES), example.dtype)}
+        return {"weight": 0.1 * jax.random.normal(key, (example[0].size, classes), example.dtype)}
 
     def apply(params, images):
         return images.reshape(len(images), -1) @ params["weight"]

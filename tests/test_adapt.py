@@ -11,9 +11,10 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.api import resnet
 from jaxddp.errors import InputError
-from jaxddp.models.adapt import MODE_ARGUMENTS, Model, adapt
-from jaxddp.models.resnet import resnet
+from jaxddp.models.adapt import adapt
+from jaxddp.models.protocol import MODE_ARGUMENTS, Model
 
 EXAMPLE = jnp.zeros((1, 8, 8, 3))
 

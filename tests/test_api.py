@@ -17,8 +17,10 @@ from small import CLASSES, SmallNet, largest_difference, linear_model, random_ta
 
 import jaxddp
 from jaxddp import InputError, prepare_training, train
+from jaxddp.data.source import columns
+from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.errors import Preempted
-from jaxddp.experiment.resume import held
+from jaxddp.experiment.lock import held
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 SGD = optax.sgd(0.05, momentum=0.9)
@@ -80,14 +82,15 @@ def test_devices_by_number_or_by_name_and_what_each_gets():
         assert (np.asarray(shard.data) == setup.order.rows(0)[rows]).all()
 
 
+@pytest.mark.slow
 def test_a_setup_trains_again_to_the_same_numbers_and_can_be_continued():
     setup = prepare_training(SmallNet(batch_norm=True), TABLE, 4, SGD, 2, epochs=2)
     first, history = train(jaxddp.softmax_cross_entropy, setup, val=VAL)
     again, _ = train(jaxddp.softmax_cross_entropy, setup)
     assert largest_difference(first, again) == 0
-    further = dataclasses.replace(setup, state=first, epochs=4)
-    longer, _ = train(jaxddp.softmax_cross_entropy, further)
-    whole, _ = train(jaxddp.softmax_cross_entropy, dataclasses.replace(setup, epochs=4))
+    further = dataclasses.replace(setup, state=first)
+    longer, _ = train(jaxddp.softmax_cross_entropy, further, epochs=4)
+    whole, _ = train(jaxddp.softmax_cross_entropy, setup, epochs=4)
     assert largest_difference(longer, whole) == 0
     assert len(history.val["top1"]) == 2
     assert history._repr_png_().startswith(b"\x89PNG")
@@ -136,13 +139,12 @@ def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
     fewer = prepare_training(LinenDense(), random_table(40), 4, SGD, 2, epochs=2)
     with pytest.raises(InputError, match="config.json: fingerprint.train was '.*' and is now '.*'"):
         train(jaxddp.softmax_cross_entropy, fewer, workdir=tmp_path)
-    longer = dataclasses.replace(setup, epochs=2)
     with held(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is at work there"):
-        train(jaxddp.softmax_cross_entropy, longer, workdir=tmp_path)
+        train(jaxddp.softmax_cross_entropy, setup, epochs=2, workdir=tmp_path)
     # As if written before it was; and with numbers that JSON has no word for.
     (tmp_path / "config.json").unlink()
-    mean = tuple(map(np.float32, longer.data.mean))
-    longer = dataclasses.replace(longer, data=dataclasses.replace(longer.data, mean=mean))
+    data = dataclasses.replace(setup.data, mean=tuple(map(np.float32, setup.data.mean)))
+    longer = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=2, data=data)
     state, _ = train(jaxddp.softmax_cross_entropy, longer, workdir=tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == 0
     assert (int(first.step), int(state.step)) == (7, 13)
@@ -172,7 +174,7 @@ def test_what_a_model_is_measured_over_is_like_what_it_is_trained_on(tmp_path):
 
 def test_images_of_more_channels_than_have_a_mean_are_refused():
     images = np.zeros((8, 6, 6, 4), np.uint8)
-    table = jaxddp.ArrayTable(images, np.arange(8) % 2, ("a", "b"))
+    table = jaxddp.ArrayTable(images, np.arange(8) % 2, tuple("abcde"))
     with pytest.raises(
         InputError, match=r"data.mean has 3 values, .* images of \(6, 6, 4\) have 4 channels; give a value"
     ):
@@ -184,7 +186,7 @@ def test_images_of_more_channels_than_have_a_mean_are_refused():
 
 def test_a_notebook_s_run_is_traced_and_compiled_with_options_as_the_terminal_s_is(tmp_path):
     setup = prepare_training(LinenDense(), TABLE, 2, SGD, 4, xla_options=["xla_cpu_enable_fast_min_max=true"])
-    assert setup.compiler_options == {"xla_cpu_enable_fast_min_max": "True"}
+    assert setup.resources.compiler_options == {"xla_cpu_enable_fast_min_max": "True"}
     traced, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, profile="2 steps")
     plain, _ = train(jaxddp.softmax_cross_entropy, setup)
     assert largest_difference(traced, plain) == 0
@@ -244,6 +246,7 @@ def test_images_without_labels_are_shown_with_the_classes_of_training(tmp_path):
     assert len(titles) == 3 and not any("\nis " in title for title in titles)
 
 
+@pytest.mark.slow
 def test_files_and_arrays_go_through_the_same_door(tmp_path):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=5, size=20)
     data = jaxddp.DataConfig(image_size=16, resize=16, crop="whole", augment=jaxddp.AugmentConfig(pad=1))
@@ -255,12 +258,168 @@ def test_files_and_arrays_go_through_the_same_door(tmp_path):
     assert np.isfinite(history.train["loss"]).all()
 
 
+def doubled(logits, labels):
+    return 2 * jaxddp.softmax_cross_entropy(logits, labels)
+
+
+class Wide(nn.Module):
+    width: int = 3
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(CLASSES)(images.mean((1, 2)) * self.width)
+
+
+def blurred(key, image):
+    return image + 0.1 * jax.random.normal(key, image.shape, image.dtype)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"loss": doubled}, "objects.loss was '.*loss .*' and is now 'doubled .*'"),
+        ({"optimizer": optax.sgd(0.06, momentum=0.9)}, "objects.optimizer was '.*' and is now '.*'"),
+        ({"schedule": lambda step: 1 / (1 + step)}, "objects.schedule was None and is now '.*lambda.*'"),
+        ({"metrics": {"half": lambda logits, labels: labels / 2}}, "objects.metric half was None and is now"),
+        ({"augmentation": blurred}, "objects.augmentation was None and is now 'blurred .*'"),
+        ({"model": Wide(4)}, "objects.model was 'Wide .*' and is now 'Wide .*'"),
+        ({"parts": [ParameterAverage(0.9)]}, "objects.parts was None and is now 'average "),
+    ],
+)
+def test_a_run_resumed_under_another_object_says_which(other, named, tmp_path):
+    def run(**changes):
+        given = {"model": Wide(), "optimizer": SGD, "loss": jaxddp.softmax_cross_entropy, **changes}
+        loss, schedule = given.pop("loss"), given.pop("schedule", None)
+        model, optimizer = given.pop("model"), given.pop("optimizer")
+        setup = prepare_training(model, TABLE, 4, optimizer, 2, epochs=1, **given)
+        return train(loss, setup, schedule=schedule, workdir=tmp_path, listeners=())
+
+    first, _ = run()
+    again, _ = run()
+    assert largest_difference(first, again) == 0
+    with pytest.raises(InputError, match=named) as raised:
+        run(**other)
+    assert "\n" not in str(raised.value) and "a resumed run keeps its recipe" in str(raised.value)
+
+
+def test_objects_of_another_release_of_jax_are_not_compared_and_a_line_says_so(tmp_path, caplog):
+    setup = prepare_training(Wide(), TABLE, 4, SGD, 2, epochs=1)
+    train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["objects"]["jax"] == jax.__version__
+    written["objects"]["jax"] = "0.1"
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    train(doubled, setup, workdir=tmp_path, listeners=())
+    assert "written with jax 0.1; its model, loss and optimizer cannot be compared" in caplog.text
+
+
+def test_what_is_no_optimizer_metric_or_listener_is_one_line():
+    for optimizer in (0.1, None):
+        with pytest.raises(InputError, match="optimizer: .* was given; give an optax optimizer"):
+            prepare_training(Wide(), TABLE, 4, optimizer, 2)
+    with pytest.raises(InputError, match="metrics: 'loss' cannot be the name of a metric"):
+        prepare_training(Wide(), TABLE, 4, SGD, 2, metrics={"loss": lambda x, y: y})
+    setup = prepare_training(Wide(), TABLE, 4, SGD, 2)
+    with pytest.raises(InputError, match="listeners: an object of type int has none of a listener's methods"):
+        train(jaxddp.softmax_cross_entropy, setup, listeners=[3])
+
+
+@pytest.mark.parametrize(
+    ("apply", "found"),
+    [
+        (lambda params, images: images.mean((1, 2)) @ params, r"float32\[2, 7\]"),
+        (lambda params, images: (images.mean((1, 2)) @ params)[:, 0], r"float32\[2\]"),
+        (lambda params, images: (images.mean((1, 2)) @ params[:, :5]).astype(int), r"int32\[2, 5\]"),
+        (lambda params, images: (images, params), "an object of type tuple"),
+    ],
+)
+def test_what_are_no_logits_of_the_classes_is_one_line(apply, found):
+    model = (lambda key, example: jnp.zeros((3, 7)), apply)
+    setup = prepare_training(model, TABLE, 4, SGD, 2)
+    with pytest.raises(InputError, match=f"the model returned {found} for 2 images; return logits, float\\[2, 5\\]"):
+        train(jaxddp.softmax_cross_entropy, setup, listeners=())
+
+
+def test_images_without_labels_are_refused_for_training_and_shown_with_predictions():
+    unknown = jaxddp.ArrayTable(VAL.images, np.full(len(VAL), -1), VAL.class_names)
+    with pytest.raises(InputError, match=r"training data: row 0 .*has no label \(23 of 23"):
+        prepare_training(Wide(), unknown, 4, SGD, 2)
+    setup = prepare_training(Wide(), TABLE, 4, SGD, 2, epochs=1)
+    with pytest.raises(InputError, match="validation data: .*has no label"):
+        train(jaxddp.softmax_cross_entropy, setup, val=unknown, listeners=())
+    figure = jaxddp.show_predictions(setup.state, setup, unknown, count=3)
+    assert all("is " not in axes.get_title() for axes in figure.axes[:3]) and figure.axes[0].get_title()
+
+
+class Generated:
+    """A third kind of source: images that are made when they are asked for."""
+
+    class_names = class_ids = tuple("abcde")
+    class_indices = tuple(range(5))
+    fingerprint = "generated 1"
+    pixel_shape = (6, 6, 3)
+    num_classes, labelled = 5, True
+
+    def __init__(self, size: int):
+        self.num_examples, self.labels = size, (np.arange(size) % 5).astype(np.int32)
+
+    def __len__(self):
+        return self.num_examples
+
+    def default_data(self):
+        return jaxddp.DataConfig()
+
+    def image_shape(self, data):
+        return self.pixel_shape
+
+    def check(self, data):
+        pass
+
+    check_evaluation = check_resident = check
+
+    def substitutes(self, data):
+        return None
+
+    def _images(self, rows):
+        return np.broadcast_to((40 * self.labels[rows])[:, None, None, None], (len(rows), 6, 6, 3)).astype(np.uint8)
+
+    def _batches(self, order, steps, shard):
+        for step in steps:
+            batch = columns(self.labels, order, step, shard)
+            yield batch._replace(image=self._images(batch.row))
+
+    def train_batches(self, order, data, steps, shard=None, substitutes=None):
+        return self._batches(order, steps, shard)
+
+    def eval_batches(self, order, data, shard=None):
+        return self._batches(order, range(order.num_batches), shard)
+
+    def whole_batches(self, order, data, shard=None, substitutes=None):
+        return self.eval_batches(order, data, shard)
+
+    def read(self, row):
+        return self._images(np.array([row]))[0].tobytes()
+
+    def name(self, row):
+        return f"image {row}"
+
+
+@pytest.mark.parametrize("cache", ("none", "device"))
+def test_a_third_kind_of_source_is_one_class(cache, tmp_path):
+    table, val = Generated(50), Generated(23)
+    data = jaxddp.DataConfig(cache=cache)
+    setup = prepare_training(linear_model(), table, 4, optax.sgd(0.1), 2, epochs=3, data=data)
+    state, history = train(jaxddp.softmax_cross_entropy, setup, val=val, workdir=tmp_path, listeners=())
+    assert history.val["count"].tolist() == [23, 23, 23] and history.val["loss"][-1] < history.val["loss"][0]
+    assert jaxddp.topk_accuracy(state, setup, val, k=(1,))[1] > 0.2
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ({"devices": 9}, "devices=9: expected 1 to 8"),
         ({"devices": []}, "at least one device"),
-        ({"batch_size_per_device": 0}, "batch size 0"),
+        ({"batch_size_per_device": 0}, "batch_size_per_device=0: give at least 1"),
         ({"batch_size_per_device": 51}, "larger than the data set of 50"),
         ({"model": 3}, "int"),
     ],

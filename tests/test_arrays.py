@@ -7,11 +7,14 @@ import sys
 import numpy as np
 import pytest
 
-from jaxddp.data.arrays import ArrayTable, array_batches, array_eval_batches
-from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.config import DataConfig
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.order import EvalOrder, SampleOrder, Shard
+from jaxddp.data.source import check_labelled
 from jaxddp.errors import InputError
 
 NAMES = ("ant", "bee", "cat")
+DATA = DataConfig()
 
 
 def make_table(num_examples: int = 11) -> ArrayTable:
@@ -24,7 +27,7 @@ def make_table(num_examples: int = 11) -> ArrayTable:
 
 def test_batches_hold_the_rows_of_the_order():
     table, order = make_table(), SampleOrder(11, 6, seed=3)
-    batches = list(array_batches(table, order, start=1, stop=5))
+    batches = list(table.train_batches(order, DATA, range(1, 5)))
     assert len(batches) == 4
     for step, batch in enumerate(batches, start=1):
         assert [leaf.dtype for leaf in batch[:5]] == [np.uint8, np.int32, np.float32, np.int32, np.int32]
@@ -38,8 +41,8 @@ def test_batches_hold_the_rows_of_the_order():
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_shards_put_together_are_the_batch(count: int):
     table, order = make_table(), SampleOrder(11, 6, seed=3)
-    whole = list(array_batches(table, order, start=0, stop=4))
-    parts = [list(array_batches(table, order, start=0, stop=4, index=i, count=count)) for i in range(count)]
+    whole = list(table.train_batches(order, DATA, range(4)))
+    parts = [list(table.train_batches(order, DATA, range(4), Shard(i, count))) for i in range(count)]
     for step, batch in enumerate(whole):
         for leaf, pieces in zip(batch[:5], zip(*(part[step][:5] for part in parts), strict=True), strict=True):
             np.testing.assert_array_equal(np.concatenate(pieces), leaf)
@@ -48,7 +51,7 @@ def test_shards_put_together_are_the_batch(count: int):
 @pytest.mark.parametrize(("batch_size", "count"), [(4, 1), (4, 2), (4, 4), (16, 4), (11, 1)])
 def test_evaluation_counts_every_example_once(batch_size: int, count: int):
     table, order = make_table(), EvalOrder(11, batch_size)
-    shards = [list(array_eval_batches(table, order, index=i, count=count)) for i in range(count)]
+    shards = [list(table.eval_batches(order, DATA, Shard(i, count))) for i in range(count)]
     assert {len(batches) for batches in shards} == {order.num_batches}
     batches = [batch for shard in shards for batch in shard]
     real = np.concatenate([batch.row[batch.mask == 1] for batch in batches])
@@ -75,7 +78,7 @@ def test_select_makes_labels_dense_and_take_keeps_the_balance():
         table.take(0)
     with pytest.raises(InputError, match="unknown class 'dog'"):
         table.select("dog")
-    with pytest.raises(InputError, match="no example is of these classes"):
+    with pytest.raises(InputError, match="none of the 1 examples, .* is of the 1 selected"):
         ArrayTable(table.images[:1], np.array([0]), NAMES).select("cat")
 
 
@@ -96,7 +99,7 @@ def test_fingerprint_follows_the_content_alone():
 
 def test_shapes_and_counts():
     table = make_table()
-    assert (table.num_examples, len(table), table.num_classes, table.image_shape) == (11, 11, 3, (4, 5, 3))
+    assert (table.num_examples, len(table), table.num_classes, table.image_shape(DATA)) == (11, 11, 3, (4, 5, 3))
     assert table.labels.dtype == np.int32
 
 
@@ -112,8 +115,8 @@ IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int64)
         (IMAGES, LABELS[:3], r"labels of shape \(3,\) for 4 images: give one label per image"),
         (IMAGES, LABELS[:, None], r"labels of shape \(4, 1\) for 4 images"),
         (IMAGES, LABELS.astype(np.float64), "labels of float64: give integers"),
-        (IMAGES, np.array([0, 0, 3, 0]), r"label 3 of row 2: 3 class names allow 0\.\.2"),
-        (IMAGES, np.array([0, -1, 0, 0]), r"label -1 of row 1: 3 class names allow 0\.\.2"),
+        (IMAGES, np.array([0, 0, 3, 0]), r"label 3 of row 2: 3 class names allow 0\.\.2, and -1 where"),
+        (IMAGES, np.array([0, -2, 0, 0]), r"label -2 of row 1: 3 class names allow 0\.\.2, and -1 where"),
     ],
 )
 def test_bad_arrays_get_one_line(images: np.ndarray, labels: np.ndarray, message: str):
@@ -121,12 +124,30 @@ def test_bad_arrays_get_one_line(images: np.ndarray, labels: np.ndarray, message
         ArrayTable(images, labels, NAMES)
 
 
+def test_examples_without_labels_are_refused_where_labels_are_needed():
+    table = make_table()
+    check_labelled(table, "training data")
+    some = dataclasses.replace(table, labels=np.where(np.arange(11) % 4 == 1, -1, table.labels))
+    assert table.labelled and not some.labelled and some.fingerprint != table.fingerprint
+    with pytest.raises(InputError) as caught:
+        check_labelled(some, "training data")
+    assert str(caught.value) == (
+        "training data: row 1 has no label (3 of 11 images have none); give data with labels, or predict their classes "
+        "instead"
+    )
+    batches = list(some.eval_batches(EvalOrder(11, 11), DATA))
+    assert batches[0].label.tolist() == some.labels.tolist() and batches[0].mask.all()
+    assert some.select("cat").labelled and len(some.select("cat")) == 2
+    nothing_known = ArrayTable(IMAGES, np.full(4, -1), ())
+    assert not nothing_known.labelled and nothing_known.num_classes == 0
+
+
 def test_an_order_that_does_not_fit_is_refused_before_the_first_batch():
     table = make_table()
     with pytest.raises(InputError, match="an order of 12 examples for 11"):
-        array_batches(table, SampleOrder(12, 6, seed=0), start=0, stop=1)
+        table.train_batches(SampleOrder(12, 6, seed=0), DATA, range(1))
     with pytest.raises(InputError, match="batch size 6 does not divide into 4 equal parts; use 4 or 8"):
-        array_eval_batches(table, EvalOrder(11, 6), count=4)
+        table.eval_batches(EvalOrder(11, 6), DATA, Shard(0, 4))
 
 
 def test_tensorflow_stays_out():

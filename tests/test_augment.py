@@ -9,19 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from made import setup_of
 from small import linear_model, random_batch, random_table
 
-from jaxddp.augment.erasing import ASPECT, cutout, erase, erased_box
-from jaxddp.augment.preprocess import Inputs, Preprocess
+from jaxddp.augment.cutout import cutout
+from jaxddp.augment.erase import ASPECT, erase, erased_box
+from jaxddp.augment.grayscale import grayscale
+from jaxddp.augment.preprocess import Inputs, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import SampleOrder
 from jaxddp.errors import InputError
-from jaxddp.experiment.setup import prepare
-from jaxddp.mesh import Topology
-
-pytestmark = pytest.mark.usefixtures("quick_compile")
+from jaxddp.registry import AUGMENTATIONS
 
 PLAIN = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
 """Normalizing that leaves pixel values as they are."""
@@ -183,6 +182,7 @@ def test_evaluation_is_only_normalized():
     assert (np.array(plain.images) == np.array(augmented.images)).all()
 
 
+@pytest.mark.slow
 def test_gray_images_in_bfloat16_are_those_in_float32_rounded_at_the_end():
     batch = random_batch(16, image=12)
     batch = batch._replace(image=batch.image[..., :1])
@@ -196,14 +196,96 @@ def test_gray_images_in_bfloat16_are_those_in_float32_rounded_at_the_end():
     assert (apart <= 2**-7 * np.abs(expected) + 1e-6).all() and (apart > 0).mean() < 0.01
 
 
+# --- Those named by `then`, and a user's own ---
+
+
+def test_further_augmentations_come_last_and_in_their_order():
+    """`then`, `extra`, mixing: of images whose first row `extra` has made 9, all mixtures begin with a row of 9."""
+    batch = random_batch(64)
+    plain = images_of(batch, AugmentConfig(flip=False), **PLAIN)
+    images = images_of(batch, AugmentConfig(flip=False, then=("vertical_flip",)), **PLAIN)
+    up = (images == plain).all((1, 2, 3))
+    assert (images[~up] == plain[~up][:, ::-1]).all() and 16 < up.sum() < 48
+    whole = Preprocess(augment=AugmentConfig(flip=False, then=("vertical_flip",)), extra=first_row_to_nine, **PLAIN)
+    assert (np.array(inputs_of(batch, whole).images)[:, 0] == 9).all()
+    mixed = dataclasses.replace(whole, augment=dataclasses.replace(whole.augment, mixup=0.5))
+    images = np.array(inputs_of(batch, mixed).images)
+    assert np.abs(images[:, 0] - 9).max() < 1e-5 and (images[:, 1:].round(2) % 1 != 0).any()
+
+
+def first_row_to_nine(key, image):
+    return image.at[0].set(9)
+
+
+@pytest.mark.slow
+def test_each_application_has_a_key_of_its_own_that_no_other_changes():
+    batch = random_batch(64)
+
+    def upside_down(*then: str) -> np.ndarray:
+        pixels = images_of(batch, AugmentConfig(flip=False, then=then), **PLAIN)
+        return (pixels.mean(-1) != images_of(batch, AugmentConfig(flip=False), **PLAIN).mean(-1)).any((1, 2))
+
+    once, twice = upside_down("vertical_flip"), upside_down("vertical_flip", "vertical_flip")
+    # Of the second flip's own draws: neither never nor always the first's.
+    second = once ^ twice
+    assert 16 < second.sum() < 48 and (second != once).any()
+    gray = images_of(batch, AugmentConfig(flip=False, then=("grayscale",)), **PLAIN)
+    both = images_of(batch, AugmentConfig(flip=False, then=("vertical_flip", "grayscale", "vertical_flip")), **PLAIN)
+    assert (np.where(twice[:, None, None, None], gray[:, ::-1], gray) == both).all()
+    # And what came before them draws as it drew.
+    assert (images_of(batch, ALONE) == images_of(batch, dataclasses.replace(ALONE, then=("same",)))).all()
+
+
+@AUGMENTATIONS.add("same")
+def same(settings: AugmentConfig):
+    return lambda key, image: image
+
+
+def test_grayscale_weighs_the_channels_of_a_fifth_of_the_images():
+    image, number = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32), 2000
+    gray = (image @ np.array([0.2989, 0.587, 0.114], np.float32))[..., None]
+    done = np.array(jax.jit(jax.vmap(lambda key: grayscale(key, jnp.array(image))))(keys(number)))
+    hit = (np.ptp(done, -1) == 0).all((1, 2))
+    assert np.abs(done[hit] - gray).max() < 1e-6 and (done[~hit] == image).all()
+    assert abs(hit.sum() - 0.2 * number) < 5 * np.sqrt(number * 0.16)
+    assert grayscale(keys(1)[0], jnp.array(image[..., :1])).shape == (5, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (lambda key, image: image[:3], "made float32[3,6,3] of an image float32[6,6,3]; return one of this shape"),
+        (lambda key, image: image > 0, "made bool[6,6,3] of an image float32[6,6,3]; return one of this shape"),
+        (lambda image: image, "failed on an image float32[6,6,3] (TypeError: "),
+        (lambda key, image: None, "failed on an image float32[6,6,3] (ValueError: None is not"),
+        (lambda key, image: image if image.sum() > 0 else -image, "(TracerBoolConversionError: "),
+    ],
+)
+def test_a_users_function_that_cannot_be_used_is_one_line(extra, message):
+    with pytest.raises(InputError) as caught:
+        check_augmentation(Preprocess(extra=extra), (6, 6, 3))
+    assert str(caught.value).startswith("augmentation: ") and message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_of_then_that_cannot_be_used_is_one_line():
+    with pytest.raises(InputError, match="^data.augment.then='grayscal' is unknown; did you mean 'grayscale'. there"):
+        prepared(then=("grayscal",))
+    with pytest.raises(InputError, match="^rand_augment takes uint8 pixels, and the images are float32 here; set"):
+        prepared(then=("rand_augment",))
+    rng = np.random.default_rng(0)
+    table = ArrayTable(rng.integers(0, 256, (20, 6, 6, 2), np.uint8), np.arange(20) % 5, tuple("abcde"))
+    with pytest.raises(InputError, match="^grayscale is defined for 1 or 3 channels, and the images have 2"):
+        prepared(table=table, then=("grayscale",))
+
+
 # --- What is refused ---
 
 
 def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = None, **augment):
     table = table or random_table(20)
     data = DataConfig(augment=AugmentConfig(**augment))
-    order = SampleOrder(len(table), batch_size, seed=0)
-    return prepare(linear_model(), table, optax.sgd(0.1), Topology.create(devices), order, data=data)
+    return setup_of(linear_model(), optax.sgd(0.1), table, devices=devices, data=data, batch_size=batch_size)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ilsvrc import write_tree
+from made import train_config
 from small import linear_model
 
 from jaxddp.cli import main
 from jaxddp.config import Config, load
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.experiment.recipe import train_recipe
 
 WORDS = ["--model.width", "4", "--train.batch-size", "8", "--eval.batch-size", "8", "--log.every", "1 step"]
 WORDS += ["--log.to", "jsonl,curves,parameters", "--train.duration", "2 epochs"]
@@ -21,7 +21,7 @@ BAD = (3, 10)
 @pytest.fixture(autouse=True)
 def quick_network(monkeypatch: pytest.MonkeyPatch):
     """What is tested is the input; a linear network compiles in no time."""
-    monkeypatch.setattr("jaxddp.experiment.recipe.resnet", lambda *_, **__: linear_model())
+    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,7 @@ def test_a_bad_image_ends_the_run(root: Path, tmp_path: Path, capfd):
     assert any(last.startswith(f"jaxddp: {table.name(row)}: ") for row in BAD), last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_others_stand_in_and_are_counted(root: Path, tmp_path: Path, devices: int):
     allowed = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1", "--parallel.devices", str(devices)]
@@ -61,13 +62,15 @@ def test_others_stand_in_and_are_counted(root: Path, tmp_path: Path, devices: in
     assert sum(record["substituted"] for record in records[3:]) == pytest.approx(2 / 8)
 
 
+@pytest.mark.slow
 def test_too_many_end_the_run(root: Path, tmp_path: Path, capfd):
     assert train(root, tmp_path / "run", "--data.bad-images", "substitute", "--data.max-bad-images", "0.04") == 2
     last = capfd.readouterr().err.splitlines()[-1]
-    assert "others stand in for 2 images of this epoch, and data.max_bad_images allows 1; find them with" in last
+    assert "2 images of this epoch were substituted, and data.max_bad_images allows 1; find them with" in last
     assert last.startswith("jaxddp: step ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["0.1", "0.04"])
 def test_a_set_on_the_devices_is_judged_when_it_is_loaded(root: Path, tmp_path: Path, capfd, share: str):
     allowed = ["--data.bad-images", "substitute", "--data.max-bad-images", share, "--data.cache", "device"]
@@ -76,14 +79,15 @@ def test_a_set_on_the_devices_is_judged_when_it_is_loaded(root: Path, tmp_path: 
         assert code == 0
     else:
         assert code == 2
-        assert "data.cache=device: others stand in for 2 images" in capfd.readouterr().err.splitlines()[-1]
+        assert "data.cache=device: 2 images" in capfd.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_resumed_is_uninterrupted(root: Path, tmp_path: Path):
     config = substituting(root)
-    whole = train_recipe(config, tmp_path / "whole")
-    train_recipe(config.replace(train={"duration": "4 steps"}), tmp_path / "parts")
-    resumed = train_recipe(config, tmp_path / "parts", resume="must")
+    whole = train_config(config, tmp_path / "whole")
+    train_config(config.replace(train={"duration": "4 steps"}), tmp_path / "parts")
+    resumed = train_config(config, tmp_path / "parts", resume="must")
     for one, other in zip(leaves(whole), leaves(resumed), strict=True):
         np.testing.assert_array_equal(one, other)
     assert [line["loss"] for line in lines(tmp_path / "parts")] == [line["loss"] for line in lines(tmp_path / "whole")]
@@ -107,10 +111,12 @@ def leaves(state) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
+@pytest.mark.slow
 def test_a_row_is_counted_once_an_epoch_where_batches_span_two(root: Path, tmp_path: Path):
     """24 examples in batches of 10: the bad rows may come late in one epoch and early in the next."""
     more = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.08", "--parallel.devices", "1"]
     more += ["--train.batch-size", "10", "--train.duration", "20 epochs"]
+    more += ["--eval.every", "0 steps", "--checkpoint.every", "100 steps"]
     assert train(root, tmp_path / "run", *more) == 0
     counts = [round(record["substituted"] * 10) for record in lines(tmp_path / "run")]
     assert 20 <= sum(counts) <= 2 * 20
@@ -124,13 +130,14 @@ def test_the_notebooks_door_knows_the_limit(root: Path):
     images = {"image_size": 32, "crop": "whole", "augment": jaxddp.AugmentConfig(flip=False)}
     data = jaxddp.DataConfig(bad_images="substitute", max_bad_images=0.1, **images)
     table = train_solutions(root)
-    setup = jaxddp.prepare_training(linear_model(), table, 1, optax.sgd(0.01), 8, data=data)
+    setup = jaxddp.prepare_training(linear_model(table.num_classes), table, 1, optax.sgd(0.01), 8, data=data)
     _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=())
     assert history.train["loss"].size
 
 
+@pytest.mark.slow
 def test_a_higher_limit_resumes(root: Path, tmp_path: Path):
     config = substituting(root)
-    train_recipe(config.replace(train={"duration": "3 steps"}), tmp_path / "run")
-    resumed = train_recipe(config.replace(data={"max_bad_images": 0.5}), tmp_path / "run", resume="must")
+    train_config(config.replace(train={"duration": "3 steps"}), tmp_path / "run")
+    resumed = train_config(config.replace(data={"max_bad_images": 0.5}), tmp_path / "run", resume="must")
     assert int(resumed.step) == 6

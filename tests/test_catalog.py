@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+from ilsvrc import write_tree
 
+from jaxddp.config import DataConfig
 from jaxddp.data.catalog import DatasetEntry, resolve
+from jaxddp.data.opening import open_splits
 from jaxddp.errors import InputError
 
 CATALOG = """
@@ -47,10 +50,16 @@ def test_entries(catalog):
     assert resolve("shouted", file=catalog).path == "S3://bucket/imagenet"
 
 
-def test_defaults_are_those_of_the_table():
-    from jaxddp.data.formats.ilsvrc import TRAIN_CSV, VAL_CSV
-
-    assert (DatasetEntry("", "").train, DatasetEntry("", "").val) == (TRAIN_CSV, VAL_CSV)
+def test_where_solution_files_are_not_named_they_have_the_usual_names(tmp_path: Path):
+    root = write_tree(tmp_path / "tree", classes=2, images=3, val=4)
+    (tmp_path / "datasets.toml").write_text('[plain]\npath = "tree"\n[named]\npath = "tree"\ntrain = "other.csv"\n')
+    (root / "LOC_train_solution.csv").rename(root / "other.csv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXDDP_DATASETS", str(tmp_path / "datasets.toml"))
+        sources = open_splits(DataConfig(name="named"))
+        assert (len(sources["train"]), len(sources["val"])) == (6, 4)
+        with pytest.raises(InputError, match="LOC_train_solution.csv: no such file"):
+            open_splits(DataConfig(name="plain"))
 
 
 def test_the_variable_comes_before_the_working_directory(catalog, tmp_path, monkeypatch):

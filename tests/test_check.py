@@ -269,7 +269,7 @@ TINY = encode(picture(1, 1))
 def counted_table(root: Path, store: Counted, rows: int):
     table = train_solutions(write_tree(root / "set", classes=1, images=1, val=1))
     names = np.array([f"{row}.jpg".encode() for row in range(rows)])
-    return dataclasses.replace(table, store=store, id=names, path=names, label=np.zeros(rows, np.int32))
+    return dataclasses.replace(table, store=store, id=names, path=names, labels=np.zeros(rows, np.int32))
 
 
 def test_no_more_is_read_ahead_than_the_threads_need(tmp_path):
@@ -280,7 +280,7 @@ def test_no_more_is_read_ahead_than_the_threads_need(tmp_path):
 
     store = Slow()
     report = check({"train": counted_table(tmp_path, store, 600)}, threads=2, progress=store)
-    assert store.read_so_far == store.told == 600 == len(report.splits[0].table)
+    assert store.read_so_far == store.told == 600 == len(report.splits[0].source)
     assert 2 <= store.furthest <= 120
 
 
@@ -347,6 +347,6 @@ def test_bad_input_is_one_line_and_2(arguments, expected, tmp_path, capfd, monke
 def test_the_manifest_never_lies_within_the_data_set_unasked(tmp_path, monkeypatch):
     root = write_tree(tmp_path / "set", classes=2, images=2, val=2)
     monkeypatch.chdir(root / IMAGES)
-    with pytest.raises(InputError, match="lies within the data set; say with --manifest"):
+    with pytest.raises(InputError, match="is inside the data set; give the manifest"):
         manifest_place(root, None)
     assert manifest_place(root, Path("m.jsonl")) == root / IMAGES / "m.jsonl"

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from ilsvrc import IMAGES, write_tree
+from made import experiment_of
 from small import largest_difference
 
-from jaxddp.cli import _workdir_of, main
+from jaxddp.cli import main
+from jaxddp.commands.parse import workdir_of
 from jaxddp.config import load
-from jaxddp.experiment.recipe import Recipe
 from jaxddp.training.checkpoints import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"
@@ -54,7 +55,7 @@ def params(workdir: Path, root: Path) -> dict:
         eval={"batch_size": 8},
     )
     checkpoints = Checkpoints(workdir / "checkpoints")
-    state, _ = checkpoints.restore(checkpoints.latest() or 0, Recipe.of(config).setup().state)
+    state, _ = checkpoints.restore(checkpoints.latest() or 0, experiment_of(config).setup().state)
     checkpoints.close()
     return state.params
 
@@ -70,6 +71,7 @@ def finished(root, tmp_path_factory) -> Path:
     return workdir
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_contract_names(finished):
     result = json.loads((finished / "result.json").read_text())
     assert (result["status"], result["step"], result["devices"], result["processes"]) == ("done", 12, 4, 1)
@@ -80,6 +82,7 @@ def test_a_run_leaves_what_the_contract_names(finished):
     assert (finished / "parameters.txt").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_eval_repeats_the_figures_of_the_run(finished, root, capfd):
     # Training smooths the labels, and neither its validation nor this does.
     arguments = ["eval", "digits", "--data.path", str(root), "--workdir", str(finished), *SMALL]
@@ -100,6 +103,7 @@ def test_a_config_whose_validation_crop_is_larger_than_its_image_is_refused_at_o
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, root, tmp_path):
     workdir = tmp_path / "killed"
     shared = ["--train.duration", "12 steps", "--parallel.cpu-devices", "4", "--checkpoint.every", "2 steps"]
@@ -127,6 +131,7 @@ def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, root, tmp_path
     assert largest_difference(ours, theirs) == 0
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_same_command_resumes(root, tmp_path):
     workdir = tmp_path / "preempted"
     command = [
@@ -149,6 +154,7 @@ def test_sigterm_saves_and_the_same_command_resumes(root, tmp_path):
     assert Checkpoints(workdir / "checkpoints").latest() == result["step"]
 
 
+@pytest.mark.slow
 def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finished, root, tmp_path, capfd):
     import shutil
 
@@ -173,6 +179,7 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     assert "config.json: cannot be read" in fails(arguments, capfd)
 
 
+@pytest.mark.slow
 def test_the_config_of_a_run_finds_its_checkpoints(finished, capfd):
     config = str(finished / "config.json")
     known = f"{finished / 'checkpoints'}: no checkpoint '7'; there are steps"
@@ -180,7 +187,7 @@ def test_the_config_of_a_run_finds_its_checkpoints(finished, capfd):
 
 
 def test_a_run_writes_beside_its_own_config_alone():
-    places = {name: str(_workdir_of(name)) for name in ("digits", "runs/a/config.json", "recipes/big.json", "b/c.py")}
+    places = {name: str(workdir_of(name)) for name in ("digits", "runs/a/config.json", "recipes/big.json", "b/c.py")}
     assert list(places.values()) == ["runs/digits", "runs/a", "runs/big", "runs/c"]
 
 
@@ -193,7 +200,7 @@ def test_nobody_reads_the_help_to_its_end(words, unbuffered):
     command = [sys.executable, "-m", "jaxddp", *words]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, env=env)
     os.close(write)
-    assert (done.returncode, done.stderr) == (1, "jaxddp: nobody reads what it prints\n")
+    assert (done.returncode, done.stderr) == (1, "jaxddp: standard output was closed before all of it was written\n")
 
 
 def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
@@ -208,6 +215,7 @@ def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
     )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_architecture(finished, root, capfd):
     arguments = ["eval", "digits", "--data.path", str(root), "--workdir", str(finished), *SMALL]
     message = fails([*arguments, "--model.width", "4"], capfd)
@@ -215,6 +223,7 @@ def test_a_checkpoint_of_another_architecture(finished, root, capfd):
     assert "is float32[2] there and float32[4] here" in message
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_with_code_1(root, tmp_path, capfd):
     arguments = train(root, tmp_path / "w", "--train.duration", "30 steps", "--optimizer.learning-rate", "1e30")
     message = fails([*arguments, "--optimizer.warmup", "0 steps", "--checkpoint.every", "1 step"], capfd, code=1)
@@ -234,7 +243,7 @@ BAD_OVERRIDES = {
     "unknown model": (["--model.name", "resnt18"], "did you mean 'resnet18'?"),
     "unknown optimizer": (["--optimizer.name", "momentun"], "did you mean 'momentum'?"),
     "unknown schedule": (["--optimizer.schedule", "cosin"], "did you mean 'cosine'?"),
-    "no step at all": (["--train.duration", "0 steps"], 'train.duration="0 steps" is no step at all'),
+    "less than one step": (["--train.duration", "0 steps"], 'train.duration="0 steps" is less than one step'),
     "a share of itself": (["--train.duration", "5%"], "of what?"),
     "warm-up longer than the run": (["--optimizer.warmup", "90 epochs"], "longer than the run"),
     "class that is not there": (["--data.classes", "0:4"], "0:4"),
@@ -301,6 +310,7 @@ BAD_DATA = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BAD_DATA)
 def test_bad_data(case, tmp_path, capfd):
     damage, expected = BAD_DATA[case]
@@ -309,6 +319,7 @@ def test_bad_data(case, tmp_path, capfd):
     assert expected in fails(train(root, tmp_path / "w", "--train.duration", "2 steps"), capfd)
 
 
+@pytest.mark.slow
 def test_a_bom_and_carriage_returns_are_accepted(tmp_path):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     for name in ("LOC_train_solution.csv", "LOC_val_solution.csv", "LOC_synset_mapping.txt"):
@@ -326,6 +337,7 @@ def test_neither_path_nor_name(capfd):
     assert "give one of data.path" in fails(["train", "digits"], capfd)
 
 
+@pytest.mark.slow
 def test_a_data_set_by_name(root, tmp_path, monkeypatch, capfd):
     (tmp_path / "datasets.toml").write_text(f'[mine]\npath = "{root}"\n')
     monkeypatch.setenv("JAXDDP_DATASETS", str(tmp_path / "datasets.toml"))

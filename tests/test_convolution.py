@@ -12,16 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from jaxddp.config import config_names, load
+from jaxddp.api import resnet
+from jaxddp.config import load
 from jaxddp.models.adapt import adapt
-from jaxddp.models.convolution import convolve
-from jaxddp.models.resnet import resnet
+from jaxddp.models.cpu_convolution import convolve
+from jaxddp.models.platform import for_platform
+from jaxddp.recipe_file import config_names
 
 KERNELS = st.sampled_from([(1, 0), (3, 1), (3, 0), (7, 3), (5, 2)])
 
 
 @pytest.fixture(autouse=True)
-def float64(quick_compile):
+def float64():
     with jax.enable_x64(True):
         yield
 
@@ -54,6 +56,7 @@ def arrays(batch: int, height: int, width: int, channels: int, features: int, si
     return rng.normal(size=(batch, height, width, channels)), rng.normal(size=(size, size, channels, features))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     batch=st.integers(1, 5),
@@ -93,7 +96,7 @@ def test_half_precision_is_summed_in_float32():
 
 
 def slow_operations(program: str) -> list[str]:
-    """Those of a lowered CPU program that `jaxddp.models.convolution` avoids, and max-pool's gradient."""
+    """Those of a lowered CPU program that `jaxddp.models.cpu_convolution` avoids, and max-pool's gradient."""
     found = ["select_and_scatter"] * program.count("stablehlo.select_and_scatter")
     pattern = r"stablehlo\.convolution.*: \(tensor<(\d+)x(\d+)x(\d+)x\d+xf\d+>, tensor<(\d+)x(\d+)x"
     shapes = [tuple(map(int, match)) for match in re.findall(pattern, program)]
@@ -101,25 +104,30 @@ def slow_operations(program: str) -> list[str]:
     return found + [str(s) for s in shapes if s[3] > s[1] or s[4] > s[2] or s[3] > 7]
 
 
-def lowered_gradient(name: str, image_size: int | None = None) -> str:
+def lowered_gradient(name: str, image_size: int | None = None, platform: str = "cpu") -> str:
     config = load(name)
     model, size = config.model, image_size or config.data.image_size
-    network = adapt(resnet(model.name, 10, width=model.width, stem=model.stem))
+    network = adapt(for_platform(resnet(model.name, 10, width=model.width, stem=model.stem), platform))
     images = jax.ShapeDtypeStruct((8, size, size, 3), jnp.float32)
     params, state = jax.eval_shape(network.init, jax.random.key(0), images)
 
     def loss(params, state, images):
         return network.apply(params, state, images, train=True, key=None)[0].sum()
 
-    return jax.jit(jax.grad(loss)).lower(params, state, images).as_text()
+    platforms = {"cpu": ("cpu",), "gpu": ("cuda",), "tpu": ("tpu",)}[platform]
+    traced = jax.jit(jax.grad(loss)).trace(params, state, images)
+    assert "cond[" not in str(traced.jaxpr)
+    return traced.lower(lowering_platforms=platforms).as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", config_names())
 def test_no_network_of_configs_has_a_slow_operation(name):
     with jax.enable_x64(False):
         assert slow_operations(lowered_gradient(name)) == []
 
 
+@pytest.mark.slow
 def test_nor_has_one_on_images_of_64_pixels():
     with jax.enable_x64(False):
         assert slow_operations(lowered_gradient("imagenet_resnet34", 64)) == []
@@ -131,3 +139,55 @@ def test_slow_operations_are_seen():
         return jax.jit(jax.grad(lambda k: by_xla(images, k, 1, 1).sum())).lower(kernel).as_text()
 
     assert slow_operations(program(2)) and slow_operations(program(8))
+
+
+# --- Each platform its own ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_other_platforms_have_the_librarys_convolutions_and_nothing_else(platform):
+    """A ResNet-50 has 53 of them, each with two gradients, but for the images' own."""
+    with jax.enable_x64(False):
+        program = lowered_gradient("imagenet_resnet50", platform=platform)
+    assert program.count("stablehlo.convolution(") == 3 * 53 - 1
+    # The head's two gradients; those need no logits.
+    assert program.count("stablehlo.dot_general") == 2
+    for other in ("stablehlo.case", "stablehlo.if", "stablehlo.while", "stablehlo.composite", "platform_index"):
+        assert other not in program
+
+
+def small_networks() -> list:
+    network = resnet("resnet10", 3, width=4, stem="small", dtype="float64", param_dtype="float64")
+    return [for_platform(network, platform) for platform in ("gpu", "cpu")]
+
+
+@pytest.mark.slow
+def test_where_the_library_convolves_there_is_forward_mode():
+    network, _ = small_networks()
+    images = jnp.array(np.random.default_rng(0).normal(size=(2, 8, 8, 3)))
+    variables = jax.jit(network.init)(jax.random.key(0), images)
+
+    def loss(scale):
+        params = jax.tree.map(lambda p: scale * p, variables["params"])
+        return jnp.square(network.apply({**variables, "params": params}, images)).sum()
+
+    forward, backward = jax.jit(lambda x: (jax.jvp(loss, (x,), (1.0,))[1], jax.grad(loss)(x)))(1.0)
+    assert abs(forward - backward) < 1e-9 * abs(backward) and abs(backward) > 0
+    again = jax.jit(jax.hessian(loss))(1.0)
+    assert np.isfinite(again) and again != 0
+
+
+def test_the_choice_is_made_once_and_changes_no_number():
+    library, cpu = small_networks()
+    assert library.convolution is None and cpu.convolution is convolve
+    assert for_platform(cpu, "gpu") is cpu and for_platform(cpu, "cpu") is cpu
+    own = library.clone(convolution=by_xla)
+    assert for_platform(own, "cpu") is own
+    assert for_platform(adapt(library), "cpu").module == cpu
+    pair = (lambda key, example: {}, lambda params, images: images)
+    assert for_platform(pair, "cpu") is pair
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3))
+    variables = jax.jit(library.init)(jax.random.key(0), images)
+    results = [jax.jit(network.apply)(variables, images) for network in (library, cpu)]
+    np.testing.assert_allclose(*results, rtol=1e-12)

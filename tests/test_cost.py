@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import made
 import numpy as np
 import optax
 import pytest
@@ -17,25 +18,25 @@ from hypothesis import strategies as st
 from jax import lax
 from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, random_table
 
+from jaxddp.api import resnet
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cluster import rehearsal
 from jaxddp.config import Config
-from jaxddp.data.order import SampleOrder
-from jaxddp.engine.objective import Objective, cross_entropy
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.program import Program
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_train_step
 from jaxddp.errors import Preempted
-from jaxddp.experiment.setup import RunSetup, prepare, train
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.flops import count_flops
 from jaxddp.measure.peaks import peak
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.models.convolution import convolve
-from jaxddp.models.resnet import resnet
+from jaxddp.models.cpu_convolution import convolve
 from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.training.plan import Plan
 
 TABLE, BATCH = random_table(64), 16
 
@@ -49,13 +50,12 @@ def shaped(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
 
 
 def setup_of(devices: int = 1, net=None, table=TABLE, cache: str = "none") -> RunSetup:
-    order = SampleOrder(len(table), BATCH, 0)
     data = Config().replace(data={"cache": cache}).data
-    return prepare(net or linear_model(), table, optax.sgd(0.1), Topology.create(devices), order, data=data)
+    return made.setup_of(net or linear_model(), optax.sgd(0.1), table, devices=devices, data=data, batch_size=BATCH)
 
 
 def step_of(setup: RunSetup) -> Any:
-    return make_train_step(setup.objective(cross_entropy()), setup.optimizer, setup.topology)
+    return setup.step()
 
 
 # --- Counting ---
@@ -92,18 +92,21 @@ def test_loops_and_branches():
     assert flops(jax.jit(jax.checkpoint(scanned)), a) == {"float32": 5 * once}
 
 
-def test_the_ways_of_platforms_count_as_the_convolution():
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [(3, 3, 3, 256), (3, 3, 256, 3), (3, 3, 3, 4), (1, 1, 8, 8)], ids=str)
+def test_the_ways_of_platforms_count_as_the_convolution(kernel, stride):
     """A CPU multiplies a convolution's padding as well."""
 
     def gradients(convolution):
-        return jax.grad(lambda x, k: convolution(x, k, 1, 1).sum(), argnums=(0, 1))
+        return jax.grad(lambda x, k: convolution(x, k, stride, 1).sum(), argnums=(0, 1))
 
     def by_xla(x, k, stride, padding):
         margins = [(padding, padding)] * 2
         return lax.conv_general_dilated(x, k, (stride,) * 2, margins, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-    shapes = shaped(2, 4, 4, 3), shaped(3, 3, 3, 256)
+    shapes = shaped(2, 5, 4, kernel[2], dtype="bfloat16"), shaped(*kernel, dtype="bfloat16")
     assert flops(gradients(convolve), *shapes) == flops(gradients(by_xla), *shapes)
+    assert set(flops(gradients(convolve), *shapes)) == {"bfloat16"}
 
 
 @settings(max_examples=40, deadline=None)
@@ -158,9 +161,11 @@ def test_a_training_step_is_what_it_is_by_hand_on_any_number_of_devices(name, de
     assert dict(count_flops(jaxpr)) == {"float32": BY_HAND[name]}
 
 
+@pytest.mark.slow
 def test_a_resnets_step_is_nearly_all_that_xla_counts_of_it():
     topology, optimizer = Topology.create(2), optax.sgd(0.1, momentum=0.9)
-    objective = Objective(adapt(resnet("resnet18", CLASSES, width=16, stem="small")), cross_entropy(), Preprocess())
+    net = resnet("resnet18", CLASSES, width=16, stem="small")
+    objective = Objective(adapt(net), example_loss(cross_entropy(), CLASSES), Preprocess())
     params, model_state = jax.eval_shape(objective.model.init, jax.random.key(0), shaped(1, 32, 32, 3))
     opt_state = jax.eval_shape(optimizer.init, params)
     step: Any = make_train_step(objective, optimizer, topology)
@@ -187,10 +192,10 @@ def test_the_memory_is_that_of_the_compiled_program():
 
 def test_the_doctor_says_what_a_step_takes_also_where_the_backend_says_nothing_of_memory(monkeypatch):
     setup = setup_of(2)
-    found = rehearsal.step(Config(), setup).detail
+    found = rehearsal.step(setup).detail
     assert f"{BY_HAND['linear'] / 1e9:.3g} GFLOP a step" in found and "temporary" in found
     monkeypatch.setattr(rehearsal, "compile_with_cost", lambda *_: (None, Cost({"float32": 2 * 10**9}, None)))
-    assert rehearsal.step(Config(), setup).detail.startswith("2 GFLOP a step; compiled in")
+    assert rehearsal.step(setup).detail.startswith("2 GFLOP a step; compiled in")
 
 
 def test_a_program_does_what_the_jitted_step_does_and_donates_the_state():
@@ -219,7 +224,7 @@ def test_a_state_whose_dtype_changes_is_trained_as_under_jit():
 def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
     setup, asked = setup_of(2, cache=cache), []
     monkeypatch.setattr(
-        "jaxddp.measure.cost.compile_with_cost", lambda *given: asked.append(given) or compile_with_cost(*given)
+        "jaxddp.engine.program.compile_with_cost", lambda *given: asked.append(given) or compile_with_cost(*given)
     )
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         run(setup, steps=9)
@@ -277,9 +282,8 @@ def test_utilization_is_the_time_at_the_peak_over_the_time_taken():
 
 def run(setup: RunSetup, *, steps: int, directory: Path | None = None, **more: Any) -> None:
     """A record each step."""
-    train_config = {"batch_size": BATCH, "duration": f"{steps} steps"}
-    plan = Plan.of(Config().replace(train=train_config, log={"every": "1 step"}), len(TABLE))
-    train(setup, setup.objective(cross_entropy()), plan, listeners=[JsonLines(directory)] if directory else (), **more)
+    changes = {"train": {"duration": f"{steps} steps"}, "log": {"every": "1 step"}}
+    made.train(setup, changes, listeners=[JsonLines(directory)] if directory else (), **more)
 
 
 @pytest.mark.parametrize(("cache", "stop"), [("none", None), ("device", None), ("none", 8)])

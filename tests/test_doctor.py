@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ilsvrc import IMAGES, write_tree
+from made import file_of
 
 from jaxddp.cli import main
 from jaxddp.cluster import allreduce, checks
-from jaxddp.cluster.doctor import Checklist, CheckRow, doctor, merge
+from jaxddp.cluster.checklist import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.errors import InputError
 
@@ -44,8 +45,9 @@ def by_check(rows: list[CheckRow]) -> dict[str, CheckRow]:
     return {row.check: row for row in rows}
 
 
+@pytest.mark.slow
 def test_a_machine_and_a_config_that_will_do(tree, tmp_path):
-    rows = by_check(doctor(small_config(tree), tmp_path / "w"))
+    rows = by_check(doctor(file_of(small_config(tree)), tmp_path / "w"))
     assert list(rows) == MACHINE + OF_A_CONFIG
     assert {row.verdict for row in rows.values()} == {"ok"}, rows
     details = {check: row.detail for check, row in rows.items()}
@@ -55,7 +57,7 @@ def test_a_machine_and_a_config_that_will_do(tree, tmp_path):
     assert f"jax {jax.__version__}," in details["versions"]
     assert "sums are right; 4 kB in " in details["all-reduce"]
     assert details["data"].startswith("39 rows to train, 11 to validate, 3 classes")
-    assert details["images"].startswith("48 decoded for training") and "11 for validation" in details["images"]
+    assert details["images"].startswith("48 read for training") and "11 for validation" in details["images"]
     # 39 images in batches of 8, 6 epochs.
     assert "30 steps of 8 images" in details["recipe"]
     assert "arguments" in details["step"] and "GFLOP" in details["step"]
@@ -67,33 +69,35 @@ def test_without_a_config_only_the_machine_is_checked():
     assert list(by_check(doctor(None, None))) == MACHINE
 
 
+@pytest.mark.slow
 def test_an_image_that_does_not_decode_is_named_and_the_rest_goes_on(tmp_path):
     tree = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     broken = sorted((tree / IMAGES / "train").rglob("*.JPEG"))[7]
     broken.write_bytes(broken.read_bytes()[:-40])
-    rows = by_check(doctor(small_config(tree), tmp_path / "w"))
+    rows = by_check(doctor(file_of(small_config(tree)), tmp_path / "w"))
     assert rows["images"].verdict == "fail" and str(broken) in rows["images"].detail
     assert [row.check for row in rows.values() if row.verdict != "ok"] == ["images"]
 
 
 def test_data_that_cannot_be_read_leave_the_other_checks(tree, tmp_path):
-    rows = by_check(doctor(small_config(tree / "nowhere"), tmp_path / "w"))
+    rows = by_check(doctor(file_of(small_config(tree / "nowhere")), tmp_path / "w"))
     assert list(rows) == [*MACHINE, "data", "work directory"]
     assert rows["data"].verdict == "fail" and "nowhere" in rows["data"].detail
     assert rows["work directory"].verdict == "ok"
 
 
 def test_a_recipe_that_cannot_be_run_is_its_own_row(tree, tmp_path):
-    rows = by_check(doctor(small_config(tree, train={"batch_size": 9}), None))
+    rows = by_check(doctor(file_of(small_config(tree, train={"batch_size": 9})), None))
     assert rows["recipe"].verdict == "fail" and "cannot be divided among 8 devices" in rows["recipe"].detail
     assert rows["images"].verdict == "ok" and "step" not in rows
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_says_what_it_needs(tree, monkeypatch):
     from jaxddp.cluster import rehearsal
 
     monkeypatch.setattr(rehearsal, "device_memory", lambda topology: 1_000)
-    step = by_check(doctor(small_config(tree), None))["step"]
+    step = by_check(doctor(file_of(small_config(tree)), None))["step"]
     assert step.verdict == "fail" and "1.0 kB there; lower train.batch_size" in step.detail
 
 
@@ -239,6 +243,7 @@ def launch(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_print_one_table(tmp_path):
     done = launch(tmp_path, "doctor", "--workdir", str(tmp_path / "w"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -248,6 +253,7 @@ def test_two_processes_print_one_table(tmp_path):
     assert "2 x cpu in 2 processes" in done.stdout and "2 processes met at 127.0.0.1:" in done.stdout
 
 
+@pytest.mark.slow
 def test_failures_of_the_second_process_are_shown_by_the_first_and_keep_nobody_waiting(tmp_path):
     done = launch(tmp_path, "python", "-c", BROKEN_IN_ONE, "--workdir", str(tmp_path / "w"))
     assert done.returncode == 1, done.stdout + done.stderr

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from jaxddp.config import DataConfig
 from jaxddp.data.formats.folders import holds_folders, read_folders
-from jaxddp.data.images.windows import Crop
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.stream import image_batches
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 
 SIZE = 8
+DATA = DataConfig(image_size=SIZE, crop="whole")
 TREE = (
     "train/cat/b.jpg",
     "train/cat/a.JPEG",
@@ -51,7 +51,7 @@ def root(tmp_path: Path) -> Path:
 
 def rows(table: ExampleTable) -> list[tuple[str, str]]:
     """(path, class) of each row."""
-    names = [table.class_ids[label] for label in table.label]
+    names = [table.class_ids[label] for label in table.labels]
     return list(zip((path.decode() for path in table.path.tolist()), names, strict=True))
 
 
@@ -76,19 +76,19 @@ def test_rows_are_sorted_by_class_and_path(root: Path):
     ]
     assert [one.decode() for one in table.id.tolist()] == [os.path.splitext(path)[0] for path, _ in rows(table)]
     assert table.class_ids == table.class_names == ("ant", "bee", "cat")
-    assert table.class_indices == (0, 1, 2) and table.label.dtype == np.int32 and table.offset is None
-    table.check_images()
+    assert table.class_indices == (0, 1, 2) and table.labels.dtype == np.int32 and table.offset is None
+    table.check(DATA)
 
 
 def test_val_has_the_classes_of_train(root: Path):
     table = read_folders(root, "val")
     assert rows(table) == [("val/ant/w.jpg", "ant"), ("val/cat/v.png", "cat")]
-    assert table.label.tolist() == [0, 2] and table.class_ids == ("ant", "bee", "cat")
+    assert table.labels.tolist() == [0, 2] and table.class_ids == ("ant", "bee", "cat")
 
 
 def test_selected_classes_agree_between_the_splits(root: Path):
     for split in ("train", "val"):
-        table = read_folders(root, split, classes="cat,bee")
+        table = read_folders(root, split).select("cat,bee")
         assert table.class_ids == ("bee", "cat") and table.class_indices == (1, 2)
         assert all(path.split("/")[1] == name for path, name in rows(table))
 
@@ -104,7 +104,7 @@ def test_other_names_of_the_validation_folder(root: Path, name: str):
 def test_pixels_are_those_of_the_files(root: Path):
     table = read_folders(root, "train")
     order = SampleOrder(len(table), len(table), seed=1)
-    (batch,) = image_batches(table, order, Crop(kind="whole"), start=0, stop=1, seed=0, image_size=SIZE)
+    (batch,) = table.train_batches(order, DATA, range(1))
     assert sorted(batch.row.tolist()) == list(range(len(table)))
     for image, row, label in zip(batch.image, batch.row, batch.label, strict=True):
         path, name = rows(table)[row]
@@ -176,7 +176,7 @@ def test_no_class_folders(root: Path, tmp_path: Path):
 
 def test_an_image_of_no_class_is_named(root: Path):
     write(root, "train/stray.png")
-    assert fault(root).startswith(f"{root / 'train/stray.png'}: an image beside the class folders")
+    assert fault(root).startswith(f"{root / 'train/stray.png'}: an image outside the class folders")
 
 
 @pytest.mark.parametrize("name", ["a.gif", "b.WEBP", "c.tiff"])
@@ -187,7 +187,7 @@ def test_an_image_that_is_not_read_is_named(root: Path, name: str):
 
 def test_two_images_of_one_id_are_named(root: Path):
     write(root, "train/cat/b.png")
-    assert fault(root).startswith(f"{root / 'train/cat/b.jpg'}: another image has this name")
+    assert fault(root).startswith(f"{root / 'train/cat/b.jpg'}: another image has the same name")
 
 
 def test_a_name_that_is_not_utf8_is_named(root: Path):
@@ -201,7 +201,7 @@ def test_links_within_the_root_are_followed(root: Path):
     (root / "train/ant/same.png").symlink_to("../../pool/dogs/d.png")
     table = read_folders(root, "train")
     assert ("train/dog/d.png", "dog") in rows(table) and ("train/ant/same.png", "ant") in rows(table)
-    table.check_images()
+    table.check(DATA)
 
 
 @pytest.mark.parametrize("link", ["train/dog", "train/cat/deep/out", "train/cat/out.png"])
@@ -225,4 +225,4 @@ def test_the_root_may_be_a_link(root: Path, tmp_path: Path):
 def test_a_broken_link_is_found_by_the_check(root: Path):
     (root / "train/cat/gone.png").symlink_to("nothing.png")
     with pytest.raises(InputError, match="gone.png"):
-        read_folders(root, "train").check_images()
+        read_folders(root, "train").check(DATA)

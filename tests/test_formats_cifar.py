@@ -99,8 +99,8 @@ def test_what_was_written_is_read(images, data):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("data_batch_4.bin", None, "no such file; download or unpack the data set anew"),
-        ("batches.meta.txt", None, "no such file; download or unpack the data set anew"),
+        ("data_batch_4.bin", None, "no such file; download or unpack the data set again"),
+        ("batches.meta.txt", None, "no such file; download or unpack the data set again"),
         ("data_batch_2.bin", b"", "0 bytes: expected whole records of 3073 bytes; download it again"),
         ("data_batch_2.bin", bytes(3073 + 3072), "6145 bytes: expected whole records of 3073 bytes"),
         ("data_batch_2.bin", bytes(3073) + b"\x0a" + bytes(3072), "label 10 of row 1: 10 class names allow 0..9"),

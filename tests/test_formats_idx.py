@@ -111,13 +111,21 @@ PACKED = gzip.compress(IMAGES, mtime=0)
 @pytest.mark.parametrize(
     ("changed", "file", "message"),
     [
-        ({"train_images": None}, TRAIN_IMAGES, "no such file, nor with .gz; put it beside t10k-images-idx3-ubyte, "),
-        ({"train_labels": None}, TRAIN_LABELS, "no such file, nor with .gz; put it beside .*train-images-idx3-ubyte$"),
+        (
+            {"train_images": None},
+            TRAIN_IMAGES,
+            "no such file, with or without .gz; put it in the folder of t10k-images-idx3-ubyte, ",
+        ),
+        (
+            {"train_labels": None},
+            TRAIN_LABELS,
+            "no such file, with or without .gz; put it in the folder of .*train-images-idx3-ubyte$",
+        ),
         ({"train_images": b""}, TRAIN_IMAGES, "magic number b'': an IDX file begins with two zero bytes"),
         ({"train_images": b"<html>"}, TRAIN_IMAGES, "magic number b'<htm': an IDX file begins with two zero bytes"),
         ({"train_images": idx(pixels(5, 4, 6), code=13)}, TRAIN_IMAGES, "elements of type code 0x0d: convert them"),
         ({"train_images": idx(np.zeros(5))}, TRAIN_IMAGES, r"1 dimensions: expected 3 \(gray images\) or 4 \(colour"),
-        ({"train_labels": IMAGES}, TRAIN_LABELS, r"3 dimensions: expected 1 \(labels\); is it the file that"),
+        ({"train_labels": IMAGES}, TRAIN_LABELS, r"3 dimensions: expected 1 \(labels\); check that the file is"),
         ({"train_images": IMAGES[:9]}, TRAIN_IMAGES, "cut short: a header of 9 bytes instead of 16"),
         ({"train_images": IMAGES[:-1]}, TRAIN_IMAGES, "the header promises 120 bytes, 119 follow it; download"),
         ({"train_images": IMAGES + b"x"}, TRAIN_IMAGES, "the header promises 120 bytes, more follow it; download"),
@@ -159,7 +167,7 @@ def test_an_unreadable_file_is_named(tmp_path):
     (tmp_path / "classes.txt").symlink_to(tmp_path / "nowhere")
     assert read_idx(tmp_path, "train").num_classes == 4
     assert not holds_idx(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="nowhere/train-images-idx3-ubyte: no such file, .* beside the others"):
+    with pytest.raises(InputError, match="nowhere/train-images-idx3-ubyte: no such file.* folder of the others"):
         read_idx(tmp_path / "nowhere", "train")
 
 
@@ -217,7 +225,7 @@ def softmax_regression():
 def test_fashion_mnist_is_read_and_learned():
     train, val = read_idx(REAL, "train"), read_idx(REAL, "val")
     assert (len(train), len(val)) == (4699, 1000)
-    assert train.image_shape == val.image_shape == (28, 28, 1)
+    assert train.pixel_shape == val.pixel_shape == (28, 28, 1)
     assert train.class_names == val.class_names == tuple("0123456789")
     # Fashion-MNIST's own order: an ankle boot, two tops, a dress.
     assert train.labels[:4].tolist() == [9, 0, 0, 3]

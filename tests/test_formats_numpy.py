@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from jaxddp.data.arrays import ArrayTable, array_batches, array_eval_batches
+from jaxddp.config import DataConfig
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.batch import Batch
 from jaxddp.data.formats.numpy_files import holds_numpy, read_numpy
-from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.order import EvalOrder, SampleOrder, Shard
 from jaxddp.errors import InputError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), np.uint8)
@@ -90,11 +92,14 @@ def test_images_in_a_folder_are_mapped_and_batches_are_those_of_memory(tmp_path)
         base = base.base
     assert isinstance(base, mmap.mmap)
     assert table.fingerprint == memory.fingerprint
-    for order, batches in ((SampleOrder(5, 4, seed=1), array_batches), (EvalOrder(5, 4), array_eval_batches)):
-        steps = {"start": 0, "stop": 3} if batches is array_batches else {}
-        for one, other in zip(batches(table, order, **steps), batches(memory, order, **steps), strict=True):
-            for leaf, expected in zip(one, other, strict=True):
-                np.testing.assert_array_equal(leaf, expected)
+
+    def batches(table: ArrayTable) -> list[Batch]:
+        train = table.train_batches(SampleOrder(5, 4, seed=1), DataConfig(), range(3))
+        return [*train, *table.eval_batches(EvalOrder(5, 4), DataConfig())]
+
+    for one, other in zip(batches(table), batches(memory), strict=True):
+        for leaf, expected in zip(one, other, strict=True):
+            np.testing.assert_array_equal(leaf, expected)
 
 
 def test_of_four_gigabytes_a_batch_reads_its_rows(tmp_path):
@@ -108,7 +113,7 @@ def test_of_four_gigabytes_a_batch_reads_its_rows(tmp_path):
     try:
         table = read_numpy(tmp_path, "train")
         assert table.take(10**9).select(None) is table
-        *_, last = array_eval_batches(table, EvalOrder(shape[0], 10_000), index=4_999, count=5_000)
+        *_, last = table.eval_batches(EvalOrder(shape[0], 10_000), DataConfig(), Shard(4_999, 5_000))
         assert last.image.shape == (2, 256, 256, 3) and last.image[1].min() == last.image[1].max() == 7
         assert table.take(3).images.shape == (3, 256, 256, 3)
         assert tracemalloc.get_traced_memory()[1] < 2**25
@@ -126,7 +131,7 @@ def test_of_four_gigabytes_a_batch_reads_its_rows(tmp_path):
         ("train_labels", np.zeros(4, int), r"labels of shape \(4,\) for 5 images: give one label per image"),
         ("train_labels", np.zeros(5), "labels of float64: give integers"),
         ("train_labels", np.array([0, 1, 2, 4, 0]), r"label 4 of row 3: 4 class names allow 0\.\.3"),
-        ("train_labels", np.array([0, -1, 2, 1, 0]), r"label -1 of row 1: 4 class names allow 0\.\.3"),
+        ("train_labels", np.array([0, -2, 2, 1, 0]), r"label -2 of row 1: 4 class names allow 0\.\.3"),
         ("train_labels", np.array([0, 1, 2, 1, 0], object), "holds pickled Python objects, which are never read; save"),
         ("class_names", np.array(["a", "b"], object), "holds pickled Python objects, which are never read; save"),
         ("class_names", np.arange(4), r"int64 of shape \(4,\): give strings, one a class"),

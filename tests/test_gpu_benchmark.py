@@ -19,7 +19,9 @@ import jax_levers
 from gpu_children import Children
 from gpu_table import render
 
-from jaxddp.models.convolution import convolve
+from jaxddp.engine.compiler_options import compiler_options
+from jaxddp.errors import InputError
+from jaxddp.models.cpu_convolution import convolve
 
 
 def test_without_a_gpu_it_is_one_line_and_code_2(tmp_path):
@@ -94,6 +96,7 @@ def test_the_table_takes_shares_of_the_larger_of_two_peaks():
     assert "batch norm apart" not in render(report)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 3), st.integers(3, 8), st.integers(1, 3), st.sampled_from([(1, 0), (3, 1)]))
 def test_the_lever_of_1x1_convolutions_computes_what_the_network_does(stride, size, features, shape):
@@ -107,3 +110,13 @@ def test_the_lever_of_1x1_convolutions_computes_what_the_network_does(stride, si
         return out, gradients(out)
 
     assert largest_difference(both_ways(jax_levers.by_products), both_ways(convolve)) < 1e-5
+
+
+def test_each_of_xla_s_options_is_one_of_the_tested_jaxlib():
+    assert len(set(jax_levers.XLA_OPTIONS)) == len(jax_levers.XLA_OPTIONS)
+    with pytest.raises(InputError, match="xla_gpu_gone_since"):
+        compiler_options(("xla_gpu_gone_since=true",))
+    # Another jaxlib may have dropped a name; the benchmark then says so.
+    if jax.__version_info__[:2] == (0, 10):
+        for option in jax_levers.XLA_OPTIONS:
+            assert compiler_options((option,))

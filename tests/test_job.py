@@ -179,6 +179,7 @@ def test_processes_compute_as_one_and_say_how_they_were_found(tmp_path):
     assert [error for _, error in outputs] == ["", ""]
 
 
+@pytest.mark.slow
 def test_a_value_that_differs_is_named_with_both(tmp_path):
     body = "agree({'train.batch_size': '8', 'seed': str(jax.process_index() * 7)})"
     for process, (code, line) in enumerate(Group(tmp_path, body).ends()):
@@ -186,6 +187,7 @@ def test_a_value_that_differs_is_named_with_both(tmp_path):
         assert "seed differs: process" in line or "process 0 has '0'" in line or f"process {1 - process} ended" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_process_ends_all_others_by_name(tmp_path, killed):
     group = Group(tmp_path, FOREVER, count=3)
@@ -198,6 +200,7 @@ def test_a_killed_process_ends_all_others_by_name(tmp_path, killed):
         assert line.startswith(f"jaxddp: process {killed} was lost")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):
     group = Group(tmp_path, FOREVER, process0={"SILENCE": "3"}, process1={"SILENCE": "3"})
@@ -209,6 +212,7 @@ def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):
     assert f"jaxddp: process {stopped} gave no sign of life for 3 s" in group.ends()[1 - stopped][1]
 
 
+@pytest.mark.slow
 def test_an_exception_ends_the_others_with_its_cause(tmp_path):
     body = ADD + "    if topology.process_index == 1: raise RuntimeError('disk on fire')\n" + FOREVER[len(ADD) :]
     (first, told), (second, own) = Group(tmp_path, body).ends(timeout=30)
@@ -227,6 +231,7 @@ agree({"all": "well"})
 """
 
 
+@pytest.mark.slow
 def test_a_bad_input_in_a_script_of_ones_own_ends_all_with_its_code(tmp_path):
     script = SCRIPT.replace("{error}", "InputError").replace("{where}", "find_job().process_id == 1")
     (first, told), (second, own) = Group(tmp_path, script).ends(timeout=30)
@@ -235,6 +240,7 @@ def test_a_bad_input_in_a_script_of_ones_own_ends_all_with_its_code(tmp_path):
     assert own == "jaxddp: train.csv:7: empty ImageId"
 
 
+@pytest.mark.slow
 def test_processes_with_unequal_devices_are_named(tmp_path):
     for code, line in Group(tmp_path, "Topology.create()", process1={"JAX_NUM_CPU_DEVICES": "2"}).ends(timeout=30):
         assert code == 2
@@ -253,27 +259,29 @@ def test_two_ideas_of_the_process_count(tmp_path):
         assert "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on" in line and "has 3" in line
 
 
+@pytest.mark.slow
 def test_a_process_id_given_twice(tmp_path):
     ends = Group(tmp_path, ADD, count=3, process2={"JAX_PROCESS_ID": "1"}).ends()
     assert [code for code, _ in ends] == [2, 2, 2]
-    assert all("JAX_PROCESS_ID=1 twice" in line or "did not come" in line for _, line in ends)
+    assert all("JAX_PROCESS_ID=1 twice" in line or "did not join" in line for _, line in ends)
     assert any("JAX_PROCESS_ID=1 twice" in line for _, line in ends)
 
 
+@pytest.mark.slow
 def test_one_too_many_is_turned_away_and_the_job_goes_on(tmp_path):
     port = free_port()
     group = Group(tmp_path, FOREVER, port=port)
     group.until_all_say("sum 11.0")
     late = Group(tmp_path, ADD, count=1, port=port, process0={"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"})
     ((code, line),) = late.ends()
-    assert code == 2 and "have come already; is JAX_PROCESS_ID=1 given twice" in line
+    assert code == 2 and "have joined already; is JAX_PROCESS_ID=1 given twice" in line
     assert [process.poll() for process in group.processes] == [None, None]
     group.processes[0].kill()
     group.ends()
 
 
 def test_a_process_that_does_not_come_is_named():
-    with pytest.raises(InputError, match=r"processes 1, 2 of 3 did not come in 0.3 s"):
+    with pytest.raises(InputError, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
         meet(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
 
 
@@ -285,6 +293,7 @@ def test_an_address_where_nobody_listens():
         meet(Job("no-such-host.invalid:1", 2, 1), {}, timeout=0.5)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_or_not_ours():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -300,14 +309,16 @@ def test_a_port_that_is_taken_or_not_ours():
         meet(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)
 
 
+@pytest.mark.slow
 def test_versions_that_differ_and_another_job_at_the_same_address(tmp_path):
     body = "pass"
     ends = Group(tmp_path, body, process1={"JAXDDP_RUN_ID": "other", "START": "4"}, process0={"START": "4"}).ends()
     assert [code for code, _ in ends] == [2, 2]
-    assert "process 1 of 2 did not come" in ends[0][1]
+    assert "process 1 of 2 did not join" in ends[0][1]
     assert "it serves another job" in ends[1][1]
 
 
+@pytest.mark.slow
 def test_proxies_in_the_environment_do_not_matter(tmp_path):
     dead = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY")}
     assert Group(tmp_path, ADD, process0=dead, process1=dead).ends() == [(0, ""), (0, "")]

@@ -422,7 +422,7 @@ def test_a_signal_lets_processes_save_and_end(number, tmp_path):
     launcher = Launcher(tmp_path, SAVE.format(code=75)).send(number)
     assert launcher.end() == 75
     assert sorted(launcher.out.splitlines()[2:]) == ["[0] saved", "[1] saved"]
-    assert f"{number.name}: every process was asked to save and end" in launcher.err
+    assert f"{number.name}: every process was asked to save and stop" in launcher.err
 
 
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM), ids=lambda number: number.name)
@@ -740,8 +740,8 @@ def test_a_log_that_fails_does_not_end_the_run(capfd):
     output.drain(HANGING)
     output.close()
     out, err = capfd.readouterr()
-    assert out == "[0] line\n" and output.last_lines == ["[0] line"]
-    assert "/dev/full: cannot be written (No space left on device); the run goes on without it" in err
+    assert out == "[0] line\n" and list(output.last_lines) == ["[0] line"]
+    assert "/dev/full: cannot be written (No space left on device); the run continues without it" in err
 
 
 SCRIPTS = sorted((ROOT / "launch").glob("*.s*"))

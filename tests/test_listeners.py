@@ -24,7 +24,7 @@ from jaxddp.errors import InputError
 from jaxddp.measure.usage import Used
 from jaxddp.training import curves_figure as curves
 from jaxddp.training import rows
-from jaxddp.training.events import EpochFigures, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners import curves as curves_file
 from jaxddp.training.listeners import display as screen
 from jaxddp.training.listeners import lines, tensorboard
@@ -44,7 +44,7 @@ def run_start(start_step: int = 0, **changes: object) -> RunStart:
 def step_record(step: int, **changes: object) -> StepRecord:
     epoch = step * BATCH / EXAMPLES
     ends = {4: 1, 7: 2, 10: 3}
-    end = EpochFigures(ends[step], {"loss": 4 / step, "top1": step / 11}, 7.25) if step in ends else None
+    end = EpochMetrics(ends[step], {"loss": 4 / step, "top1": step / 11}, 7.25) if step in ends else None
     metrics = {"loss": math.pi / step, "top1": step / 13, "top5": step / 12}
     known = {"metrics": metrics, "learning_rate": 0.1 / 3, "images_per_second": 1234.5, "data_wait_fraction": 1 / 7}
     return StepRecord(**{"step": step, "epoch": epoch, **known, "epoch_end": end, **changes})
@@ -459,7 +459,7 @@ def test_durations() -> None:
 
 def test_figures_are_readable() -> None:
     metrics = {"loss": 0.43211, "top1": 0.85214, "top10": 1.0, "count": 5, "loss_scale": 32768.0, "tiny": 1.25e-6}
-    assert lines.figures(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
+    assert lines.shown(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
 
 
 def test_time_left_counts_what_the_wall_clock_counts() -> None:
@@ -655,6 +655,7 @@ def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None
     ], done.stderr
 
 
+@pytest.mark.slow
 def test_a_notebook_gets_one_display_and_a_history_that_shows_itself(tmp_path: Path) -> None:
     watched = WATCHED.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.history import History")
     code = watched + "history = History()\ndrive(progress(), history)\nhistory"
@@ -689,6 +690,7 @@ def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
+@pytest.mark.slow
 def test_tensorboard_files_hold_the_scalars(tmp_path: Path) -> None:
     drive(tensorboard.TensorBoard(tmp_path))
     found = scalars(tmp_path)

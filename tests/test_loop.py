@@ -5,21 +5,19 @@ import shutil
 import time
 
 import jax
+import made
 import numpy as np
 import optax
 import pytest
+from made import train
 from small import SmallNet, largest_difference, linear_model, random_table
 
-from jaxddp.config import AugmentConfig, Config, DataConfig
-from jaxddp.data.order import SampleOrder
-from jaxddp.engine.objective import cross_entropy
+from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.experiment.resume import latest_step, resume_step
-from jaxddp.experiment.setup import RunSetup, prepare, train
-from jaxddp.mesh import Topology
+from jaxddp.experiment.session import latest_step, resume_step
+from jaxddp.experiment.setup import RunSetup
 from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.plan import Plan
 
 TABLE = random_table(50)
 VAL = random_table(23, seed=1)
@@ -52,21 +50,21 @@ class Recorder:
 def setup_of(devices: int = 4, optimizer=None, net=None, table=TABLE) -> RunSetup:
     optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
     net = net or SmallNet(batch_norm=True, sync="data")
-    order = SampleOrder(len(table), 8, seed=5)
     data = DataConfig(augment=AugmentConfig(pad=1))
-    return prepare(net, table, optimizer, Topology.create(devices), order, data=data)
+    return made.setup_of(net, optimizer, table, devices=devices, data=data, seed=5)
 
 
-def plan_of(steps: int = STEPS, **cadences: str) -> Plan:
+def plan_of(steps: int = STEPS, **cadences: str) -> dict:
+    """What a config says of it."""
     every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
     sections = {name: {"every": value} for name, value in every.items()}
-    return Plan.of(Config().replace(train={"batch_size": 8, "duration": f"{steps} steps"}, **sections), len(TABLE))
+    sections["eval"]["batch_size"] = 8
+    return {"train": {"duration": f"{steps} steps"}, **sections}
 
 
-def run(setup, plan, loss=None, **settings):
-    objective, recorder = setup.objective(loss or cross_entropy()), Recorder()
-    evaluator = setup.evaluator(objective, VAL)
-    state = train(setup, objective, plan, evaluator=evaluator, listeners=[recorder], **settings)
+def run(setup, plan, **settings):
+    recorder = Recorder()
+    state = train(setup, plan, val=VAL, listeners=[recorder], **settings)
     return jax.device_get(state), recorder
 
 
@@ -103,9 +101,8 @@ def test_epoch_figures_are_means_over_the_steps_of_the_epoch():
 @pytest.mark.parametrize("devices", (1, 2, 8))
 def test_evaluation_is_exact_for_sizes_that_divide_by_nothing(devices):
     setup = setup_of(devices)
-    objective = setup.objective(cross_entropy())
     for size in (1, 7, 23):
-        figures = setup.evaluator(objective, random_table(size, seed=1))(setup.state)
+        figures = setup.evaluator(random_table(size, seed=1))(setup.state)
         assert figures["count"] == size
         assert round(figures["top1"] * size, 6).is_integer()
 
@@ -115,6 +112,7 @@ def test_training_learns():
     assert recorder.evaluations[-1].metrics["top1"] > 0.6
 
 
+@pytest.mark.slow
 def test_interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit(tmp_path):
     whole, uninterrupted = run(setup_of(), plan_of(log="1 step"))
     for stop in (1, 5, 7, 13):
@@ -137,6 +135,7 @@ def test_interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit(tmp_path):
                 assert record.epoch_end.metrics == records[record.step].epoch_end.metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ("4 steps", "0 steps"))
 def test_a_stop_is_heard_during_validation_which_a_resumed_run_makes_up_for(tmp_path, checkpoint):
     whole, uninterrupted = run(setup_of(), plan_of(log="1 step"))
@@ -166,10 +165,9 @@ def test_a_validation_that_fails_loses_no_training(tmp_path):
         raise InputError("no figures today")
 
     setup, checkpoints = setup_of(), Checkpoints(tmp_path)
-    objective, plan = setup.objective(cross_entropy()), plan_of(checkpoint="7 steps")
-    evaluator = setup.evaluator(objective, VAL, extra=[evaluator_that_fails])
+    plan = plan_of(checkpoint="7 steps")
     with pytest.raises(InputError, match="no figures today"):
-        train(setup, objective, plan, evaluator=evaluator, checkpoints=checkpoints)
+        train(setup, plan, val=VAL, evaluators=[evaluator_that_fails], checkpoints=checkpoints)
     checkpoints.wait()
     assert checkpoints.steps() == [7]
     resumed, _ = run(setup_of(), plan, checkpoints=checkpoints, resume_step=7)
@@ -177,6 +175,7 @@ def test_a_validation_that_fails_loses_no_training(tmp_path):
     assert largest_difference(resumed, whole) == 0
 
 
+@pytest.mark.slow
 def test_resumed_on_another_number_of_devices_agrees_to_tolerance(tmp_path):
     whole, _ = run(setup_of(4), plan_of())
     for devices in (1, 8):
@@ -247,8 +246,8 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
 @pytest.mark.parametrize("text", ("{", "null", "3", '{"12": 5}', '{"a": {}}'))
 def test_figures_that_are_damaged_are_named(text, tmp_path):
     Checkpoints(tmp_path).close()
-    (tmp_path / "figures.json").write_text(text)
-    with pytest.raises(InputError, match=r"figures.json: is damaged \(.*\); remove it, and keep a copy"):
+    (tmp_path / "validation.json").write_text(text)
+    with pytest.raises(InputError, match=r"validation.json: is damaged \(.*\); remove it, and keep a copy"):
         Checkpoints(tmp_path)
 
 
@@ -260,7 +259,7 @@ def test_figures_that_are_not_finite_are_written_as_json(tmp_path):
     checkpoints.validated(2, {"top1": np.nan})
     assert checkpoints.best() == 1
     checkpoints.close()
-    known = json.loads((tmp_path / "figures.json").read_text(), parse_constant=pytest.fail)
+    known = json.loads((tmp_path / "validation.json").read_text(), parse_constant=pytest.fail)
     assert known == {"1": {"top1": 0.5, "loss": None, "count": 3}, "2": {"top1": None}}
 
 
@@ -341,7 +340,7 @@ def test_processes_resume_from_the_checkpoint_that_the_first_sees(tmp_path, monk
     checkpoints.save(4, setup_of().state, {})
     checkpoints.wait()
     for first, expected in (("8", 8), ("None", None)):
-        monkeypatch.setattr("jaxddp.experiment.resume.exchange", lambda _, mine, first=first: [first, mine])
+        monkeypatch.setattr("jaxddp.experiment.session.exchange", lambda _, mine, first=first: [first, mine])
         assert latest_step(checkpoints) == resume_step(checkpoints, "auto") == expected
 
 
@@ -353,24 +352,23 @@ def test_listeners_hear_of_a_failure():
     broken = Broken()
     setup = setup_of()
     with pytest.raises(RuntimeError, match="disk on fire"):
-        train(setup, setup.objective(cross_entropy()), plan_of(), listeners=[broken])
+        train(setup, plan_of(), listeners=[broken])
     assert broken.ends[0].status == "failed"
     assert "disk on fire" in broken.ends[0].reason
 
 
 def test_batches_that_miss_an_example_are_found_out():
     setup = setup_of()
-    evaluator = setup.evaluator(setup.objective(cross_entropy()), VAL)
+    evaluator = setup.evaluator(VAL)
     short = type(evaluator)(evaluator.step, lambda: list(evaluator.batches())[:-1], evaluator.num_examples)
     with pytest.raises(RuntimeError, match="saw 16 examples of 23"):
         short(setup.state)
 
 
 def test_the_schedule_of_the_notebook_multiplies_the_updates():
-    objective = setup_of().objective(cross_entropy())
     recorder, optimizer = Recorder(), optax.sgd(0.1)
-    half = train(setup_of(optimizer=optimizer), objective, plan_of(3), schedule=lambda _: 0.5, listeners=[recorder])
+    half = train(setup_of(optimizer=optimizer), plan_of(3), schedule=lambda _: 0.5, listeners=[recorder])
     # Of the caller's optimizer nobody knows the rate; the factor is none.
     assert recorder.steps and all(record.learning_rate is None for record in recorder.steps)
-    plain = train(setup_of(optimizer=optax.sgd(0.05)), objective, plan_of(3))
+    plain = train(setup_of(optimizer=optax.sgd(0.05)), plan_of(3))
     assert largest_difference(jax.device_get(half.params), jax.device_get(plain.params)) < 1e-7

@@ -13,13 +13,14 @@ from jaxddp.augment.mixing import cutmix_kept, mixup_weight
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import Objective, cross_entropy, top_k_metrics
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_eval_step, make_train_step
+from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
+from jaxddp.metrics.top_k import top_k_metrics
 from jaxddp.models.adapt import adapt
-
-pytestmark = pytest.mark.usefixtures("quick_compile")
 
 MODES = {"mixup": {"mixup": 0.4}, "cutmix": {"cutmix": 1.0}, "both": {"mixup": 0.4, "cutmix": 1.0}}
 SIZE = 24
@@ -165,7 +166,7 @@ def test_an_example_whose_partner_is_padding_stays_as_it_is(mode):
 def objective_of(model, mode: str | None = "both", loss=None, **augment) -> Objective:
     config = AugmentConfig(**{"pad": 1, **augment, **(MODES[mode] if mode else {})})
     preprocess = Preprocess(augment=config, dtype=jnp.float64)
-    return Objective(adapt(model), loss or cross_entropy(), preprocess, top_k_metrics(CLASSES))
+    return Objective(adapt(model), example_loss(loss or cross_entropy(), CLASSES), preprocess, top_k_metrics(CLASSES))
 
 
 def numpy_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -176,6 +177,7 @@ def mean_loss(logits, labels):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "masked", "loss"), [("mixup", 0, None), ("cutmix", 5, None), ("both", 5, None), ("both", 5, mean_loss)]
 )
@@ -242,6 +244,7 @@ def trained(devices: int):
     return jax.device_get(state.params), np.array(losses), largest_difference(params, state.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", (2, 4))
 def test_training_with_everything_is_the_same_on_any_number_of_devices(devices):
     with jax.enable_x64(True):

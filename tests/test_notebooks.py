@@ -9,6 +9,8 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "notebooks" / "digits.ipynb"
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -33,12 +33,10 @@ import jaxddp
 from jaxddp.config import DataConfig
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
-from jaxddp.data.images.windows import Crop
-from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.order import EvalOrder, SampleOrder, Shard
 from jaxddp.data.storage.cache import CachedStore
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.patience import Patience
-from jaxddp.data.stream import image_batches, image_eval_batches
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError, JaxddpError, Unreachable
@@ -49,6 +47,7 @@ if not os.environ.get("CI"):
 
 pytestmark = pytest.mark.timeout(120)
 ROOT = "s3://bucket/imagenet"
+DATA = DataConfig(image_size=16, resize=20)
 # Generous in time, since the machine may be busy: what ends by its tries ends soon.
 SHORT = Patience(deadline=20, silence=10, tries=3)
 KEYS = {
@@ -223,10 +222,9 @@ def with_store(table: ExampleTable, store) -> ExampleTable:
     return dataclasses.replace(table, store=store)
 
 
-def batches(table: ExampleTable, index: int = 0, count: int = 1, **options) -> list:
+def batches(table: ExampleTable, index: int = 0, count: int = 1) -> list:
     order = SampleOrder(len(table), 4, seed=3)
-    options = {"start": 0, "stop": 4, "seed": 7, "image_size": 16} | options
-    return list(image_batches(table, order, Crop(), index=index, count=count, **options))
+    return list(table.train_batches(order, DATA, range(4), Shard(index, count)))
 
 
 def pairs(halves: list) -> list:
@@ -252,29 +250,32 @@ def assert_same(ones: list, others: list) -> None:
 def test_a_table_from_s3_is_that_of_the_disk(proxy, tree, reader):
     here, there = reader(tree), reader(ROOT)
     assert there.fingerprint == here.fingerprint and there.class_names == here.class_names
-    for column in ("id", "path", "label"):
+    for column in ("id", "path", "labels"):
         np.testing.assert_array_equal(getattr(there, column), getattr(here, column))
     assert there.name(1) == f"{ROOT}/{os.fsdecode(here.path[1])}"
-    there.check_images()
+    there.check(DATA)
     assert [there.read(row) for row in range(len(there))] == [here.read(row) for row in range(len(here))]
 
 
+@pytest.mark.slow
 def test_batches_from_s3_are_those_of_the_disk_on_one_and_on_two_shards(proxy, from_disk, tree):
     table = train_solutions(ROOT)
     assert_same(batches(table), from_disk)
     halves = [batches(table, index, 2) for index in range(2)]
     assert_same([[*map(np.concatenate, zip(*pair, strict=True))] for pair in pairs(halves)], from_disk)
     here, there = (
-        list(image_eval_batches(table, EvalOrder(5, 4), image_size=16, resize=20))
-        for table in (val_solutions(tree), val_solutions(ROOT))
+        list(table.eval_batches(EvalOrder(5, 4), DATA)) for table in (val_solutions(tree), val_solutions(ROOT))
     )
     assert_same(there, here)
 
 
+@pytest.mark.slow
 def test_training_from_s3_is_training_from_the_disk(proxy, tree, tmp_path):
     def trained(table: ExampleTable, val: ExampleTable | None) -> tuple[list, dict]:
         data = DataConfig(image_size=16, resize=16)
-        setup = jaxddp.prepare_training(linear_model(), table, 2, optax.sgd(0.05), 3, epochs=1, data=data)
+        setup = jaxddp.prepare_training(
+            linear_model(table.num_classes), table, 2, optax.sgd(0.05), 3, epochs=1, data=data
+        )
         state, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=(), log_every="1 step")
         assert int(state.step) == 2
         return [np.asarray(state.params["weight"]), history.train["loss"]], history.val
@@ -303,7 +304,7 @@ def test_a_web_server_will_do(proxy, tree, tmp_path):
             assert [there.read(row) for row in range(12)] == [here.read(row) for row in range(12)]
             lost = dataclasses.replace(there, path=np.array([b"no.JPEG", *there.path[1:]]))
             seen.clear()
-            lost.check_images()
+            lost.check(DATA)
             assert seen == [], "a web server lists nothing, so nothing is to be asked"
             assert message(InputError, lost.read, 0) == f"{url}/no.JPEG: missing image; upload it or remove its row"
             text = message(InputError, train_solutions, f"{url}/ILSVRC")
@@ -350,7 +351,7 @@ def test_a_solution_file_of_this_machine_may_go_with_images_elsewhere(proxy, tre
     table = train_solutions(ROOT, tmp_path / "some.csv")
     assert len(table) == 4 and table.read(3) == train_solutions(tree).read(3)
     assert "cannot" not in message(InputError, train_solutions, ROOT, tmp_path / "none.csv")
-    assert "../some.csv' is no path in a store" in message(InputError, train_solutions, ROOT, "../some.csv")
+    assert "../some.csv' is not a path in a store" in message(InputError, train_solutions, ROOT, "../some.csv")
 
 
 def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
@@ -359,12 +360,12 @@ def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
     table = train_solutions(root)
     for row in (1, 7):
         server.request("DELETE", f"/bucket/holes/{os.fsdecode(table.path[row])}")
-    text = message(InputError, table.check_images)
+    text = message(InputError, table.check, DATA)
     assert text.startswith(f"{table.name(1)}: the image is missing (2 of 12 images cannot be used)")
     server.put(table.name(0), b"")
-    assert f"{table.name(0)}: the image is empty (3 of 12" in message(InputError, table.check_images)
+    assert f"{table.name(0)}: the image is empty (3 of 12" in message(InputError, table.check, DATA)
     other = dataclasses.replace(table, path=np.strings.add(b"no/", table.path))
-    assert "the image's folder is missing (12 of 12" in message(InputError, other.check_images)
+    assert "the image's folder is missing (12 of 12" in message(InputError, other.check, DATA)
     assert table.store.faults(table.path) == [(0, "the image is empty"), (1, "the image is missing"),
                                               (7, "the image is missing")]  # fmt: skip
 
@@ -372,6 +373,7 @@ def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
 # Faults on the way
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["503", "429", "500", "reset", "cut", "silence"])
 def test_what_passes_is_tried_again(proxy, tree, fault):
     store = Objects.open(ROOT, dataclasses.replace(SHORT, silence=1 if fault == "silence" else 10))
@@ -386,6 +388,7 @@ def test_what_passes_is_tried_again(proxy, tree, fault):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "limits", "reason"),
     [
@@ -404,7 +407,7 @@ def test_what_does_not_pass_ends_in_one_line(proxy, tree, fault, limits, reason)
     proxy.fault = lambda number: fault
     text = message(Unreachable, store.read, path)
     assert text.startswith(f"{store.name(path)}: no answer in ") and reason in text
-    assert text.endswith("; see whether the store and the network are up, and start again")
+    assert text.endswith("; check that the store and the network are up, and start again")
     assert len(proxy.requests) == int(reason[0])
     # A second's dripping, and not all that the transport would have borne.
     assert fault != "drip" or "bytes had come" in text
@@ -438,7 +441,7 @@ def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store,
 
 def test_a_lost_store_ends_the_stream_in_one_line(proxy, store):
     table = with_store(train_solutions(ROOT), store)
-    stream = image_batches(table, SampleOrder(12, 4, 0), Crop(), start=0, stop=9, seed=0, image_size=16)
+    stream = table.train_batches(SampleOrder(12, 4, 0), DATA, range(9))
     next(stream)
     proxy.fault = lambda number: "503"
     text = message(Unreachable, list, stream)
@@ -464,7 +467,8 @@ def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):
     server.upload(tree, "s3://bucket/gone")
     table = train_solutions("s3://bucket/gone")
     server.request("DELETE", f"/bucket/gone/{os.fsdecode(table.path[4])}")
-    with_others = batches(table, substitutes=Substitutes(table))
+    order = SampleOrder(len(table), 4, seed=3)
+    with_others = list(table.train_batches(order, DATA, range(4), substitutes=Substitutes(table)))
     assert sum(batch.substituted.sum() for batch in with_others) == sum((batch.row == 4).sum() for batch in with_others)
 
 
@@ -522,7 +526,7 @@ def fetching() -> set[threading.Thread]:
 def test_what_an_evaluation_fetches_with_ends_with_it(proxy, store, tree):
     table, before = with_store(train_solutions(tree), store), fetching()
     for _ in range(3):
-        assert len(list(image_eval_batches(table, EvalOrder(len(table), 4), image_size=16, resize=16))) == 3
+        assert len(list(table.eval_batches(EvalOrder(len(table), 4), DATA))) == 3
     for thread in fetching() - before:
         thread.join(20)
     assert fetching() <= before
@@ -537,8 +541,8 @@ def test_what_an_evaluation_fetches_with_ends_with_it(proxy, store, tree):
         ("https://me:password@host/x", "https://: not the address of a store"),
         ("s3a://me:password@bucket/x", "s3a://: not the address of a store"),
         ("https://host/x?signature=1", "https://: not the address of a store"),
-        ("s3://bucket/a/../../b", "'a/../../b' is no path in a store; write names with single slashes between"),
-        ("s3://bucket//a", "'/a' is no path in a store"),
+        ("s3://bucket/a/../../b", "'a/../../b' is not a path in a store; write names with single slashes between"),
+        ("s3://bucket//a", "'/a' is not a path in a store"),
     ],
 )
 def test_urls_that_are_none(proxy, url, expected):
@@ -550,7 +554,7 @@ def test_urls_that_are_none(proxy, url, expected):
 @pytest.mark.parametrize("path", [b"../secret", b"a/../../secret", b"/a", b"a//b", b"./a", b"a/", b""])
 def test_no_path_leaves_the_prefix(proxy, path):
     store = Objects.open(f"{ROOT}/ILSVRC", SHORT)
-    assert "is no path in a store" in message(InputError, store.read, path)
+    assert "is not a path in a store" in message(InputError, store.read, path)
     assert proxy.requests == []
 
 
@@ -698,4 +702,4 @@ def test_a_cache_that_cannot_be(proxy, tree, tmp_path):
     text = message(InputError, train_solutions, ROOT, cache=tmp_path / "file")
     assert text.startswith(f"{tmp_path}/file: cannot be made a folder for images (")
     text = message(InputError, train_solutions, tree, cache=tmp_path)
-    assert text == f"{tree}: images of a directory are read where they lie; leave out the cache {tmp_path}"
+    assert text == f"{tree}: images of a directory are read where they are; leave out the cache {tmp_path}"

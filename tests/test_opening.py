@@ -2,6 +2,8 @@
 
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,8 +128,10 @@ def test_what_does_not_hold_of_images_in_memory_is_refused(tmp_path: Path, chang
 
 
 def test_a_folder_of_nothing_known_is_told_the_forms(tmp_path: Path):
-    with pytest.raises(InputError, match="holds no data set of a known form; give a directory with LOC_train_solution"):
+    with pytest.raises(InputError, match="holds no data set of a known format; give one of: ") as caught:
         open_tables(DataConfig(path=str(tmp_path)))
+    for sign in ("LOC_train_solution.csv", "packed.json", "train/CLASS/IMAGE", "train-images-idx3-ubyte", "tfds:NAME"):
+        assert sign in str(caught.value)
     # Somebody who names solution files means solution files.
     with pytest.raises(InputError, match="LOC_synset_mapping.txt: no such file"):
         open_tables(DataConfig(path=str(write_folders(tmp_path / "data")), train="first100.csv"))
@@ -135,14 +139,71 @@ def test_a_folder_of_nothing_known_is_told_the_forms(tmp_path: Path):
         open_tables(DataConfig(path=str(tmp_path / "absent")))
 
 
+NEW_FORMAT = """
+from pathlib import Path
+import numpy as np
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.format import LocalFormat
+from jaxddp.data.source import Split
+from jaxddp.registry import FORMATS
+
+def read(path: Path, split: Split) -> ArrayTable:
+    rows = np.loadtxt(path / f"{split}.csv", int, delimiter=",", ndmin=2)
+    return ArrayTable(rows[:, 1:].reshape(-1, 2, 2, 1).astype(np.uint8), rows[:, 0], ("ant", "bee"))
+
+FORMATS.add("text")(LocalFormat("a directory with train.csv", lambda path: (path / "train.csv").is_file(), read))
+"""
+
+
+def test_a_file_in_the_folder_is_a_new_format(tmp_path: Path):
+    """In a process of its own, whose registry has not looked into the folder yet."""
+    (tmp_path / "formats").mkdir()
+    (tmp_path / "formats" / "text_files.py").write_text(NEW_FORMAT)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.csv").write_text("0,1,2,3,4\n1,5,6,7,8\n0,9,10,11,12\n")
+    (data / "val.csv").write_text("0,13,14,15,16\n")
+    both = write_idx(tmp_path / "both")
+    shutil.copy(data / "train.csv", both)
+    code = f"""
+import sys
+import jaxddp.data.formats
+from jaxddp.config import DataConfig
+from jaxddp.data.opening import open_tables
+from jaxddp.errors import InputError
+jaxddp.data.formats.__path__.append({str(tmp_path / "formats")!r})
+train, val = open_tables(DataConfig(path={str(data)!r}, image_size=2, crop="whole", classes="0:1"))
+print(train.images.tolist(), train.labels.tolist(), train.class_names)
+for place in ({str(tmp_path)!r}, {str(both)!r}):
+    try:
+        open_tables(DataConfig(path=place))
+    except InputError as error:
+        print(error)
+heavy = {{"tensorflow", "tensorflow_datasets", "obstore", "PIL"}} & {{*sys.modules}}
+print(heavy or "quick")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    opened, none, two, imports = done.stdout.splitlines()
+    assert opened == "[[[[1], [2]], [[3], [4]]], [[[9], [10]], [[11], [12]]]] [0, 0] ('ant',)"
+    assert none.startswith(f"{tmp_path}: holds no data set of a known format") and "a directory with train.csv" in none
+    assert two.startswith(f"{both}: holds data sets of 2 formats, idx and text; give")
+    assert imports == "quick"
+
+
+def test_an_address_that_no_format_reads_and_a_path_that_is_mistyped(tmp_path: Path):
+    with pytest.raises(InputError, match="^fdst:digits: holds no data set of a known format; give one of: .*tfds:NAME"):
+        open_splits(DataConfig(path="fdst:digits"))
+    (tmp_path / "digits").mkdir()
+    with pytest.raises(InputError, match=rf"^{tmp_path}/digit: no such directory or file.*'digits'"):
+        open_splits(DataConfig(path=str(tmp_path / "digit")))
+
+
 def test_what_may_not_be_looked_at_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", refuse)
-    with pytest.raises(
-        InputError, match=rf"{tmp_path}/LOC_train_solution.csv: may not be read \(Permission denied\); have"
-    ):
+    with pytest.raises(InputError, match=rf"{tmp_path}/\S+: may not be read \(Permission denied\); ask its owner"):
         open_tables(DataConfig(path=str(tmp_path)))
     monkeypatch.setattr(Path, "is_dir", refuse)
     with pytest.raises(InputError, match=rf"{tmp_path}: may not be read"):
@@ -158,10 +219,11 @@ def test_a_set_of_tensorflow_datasets_by_path_and_by_name(tmp_path: Path, monkey
         open_tables(DataConfig(name="mine", data_dir=str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
-    from jaxddp.experiment.recipe import evaluate_recipe, train_recipe
+    from made import evaluate_config, train_config
 
-    monkeypatch.setattr("jaxddp.experiment.recipe.resnet", lambda *_, **__: linear_model())
+    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
     config = Config().replace(
         data={"path": str(write_idx(tmp_path / "data")), "image_size": SIZE, "crop": "whole"},
         train={"batch_size": 4, "duration": "2 steps"},
@@ -169,10 +231,10 @@ def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: p
         log={"to": ("jsonl", "curves")},
         parallel={"devices": 2},
     )
-    train_recipe(config, tmp_path / "run")
+    train_config(config, tmp_path / "run")
     # Moved, the data are still those of the run.
     moved = str((tmp_path / "data").rename(tmp_path / "elsewhere"))
     longer = config.replace(train={"duration": "3 steps"}, data={"path": moved})
-    assert int(train_recipe(longer, tmp_path / "run", resume="must").step) == 3
+    assert int(train_config(longer, tmp_path / "run", resume="must").step) == 3
     assert f"is now '{moved}': the same data by their fingerprints" in caplog.text
-    assert evaluate_recipe(longer, tmp_path / "run")["count"] == 5
+    assert evaluate_config(longer, tmp_path / "run")["count"] == 5

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxddp.config import Config, OptimizerConfig
-from jaxddp.engine.optimizer import decayed, make_optimizer, make_schedule
+from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.optimizers.decay import decayed
+from jaxddp.registry import OPTIMIZERS
+from jaxddp.schedules.steps import Steps
+from jaxddp.schedules.warmup import make_schedule
 from jaxddp.training.plan import Plan
 
 PEAK = 0.8
@@ -26,10 +29,17 @@ def float64():
         yield
 
 
+def config_of(**optimizer) -> Config:
+    return Config().replace(optimizer=optimizer)
+
+
+def make_optimizer(config: Config, learning_rate) -> optax.GradientTransformation:
+    return OPTIMIZERS.get(config.optimizer.name)(config, learning_rate)
+
+
 def rates(total: int, warmup: int, **changes) -> np.ndarray:
     """The learning rate of every step of a run."""
-    config = Config().replace(optimizer={"learning_rate": PEAK, **changes}).optimizer
-    schedule = make_schedule(config, total_steps=total, warmup_steps=warmup)
+    schedule = make_schedule(config_of(learning_rate=PEAK, **changes), Steps(total, warmup))
     # Of one shape for every run, so that JAX compiles its operations once.
     return np.asarray(jax.vmap(schedule)(jnp.arange(LONGEST)))[:total]
 
@@ -55,7 +65,7 @@ def test_cosine_falls_from_the_peak_towards_zero(run):
 
 
 def test_cosine_ends_at_zero():
-    schedule = make_schedule(OptimizerConfig(learning_rate=PEAK), total_steps=100, warmup_steps=5)
+    schedule = make_schedule(config_of(learning_rate=PEAK), Steps(100, 5))
     assert float(schedule(5)) == pytest.approx(PEAK)
     assert 0 < float(schedule(99)) < 1e-3 * PEAK
     assert float(schedule(100)) == float(schedule(10**6)) == 0
@@ -86,11 +96,11 @@ def test_step_falls_once_for_each_share_however_short_the_run(run, shares):
 
 def test_a_warm_up_as_long_as_the_run_is_allowed_and_a_longer_one_is_not():
     assert rates(10, 10)[-1] == pytest.approx(PEAK)
-    config = Config().replace(optimizer={"warmup": "11 steps"}).optimizer
+    config = config_of(warmup="11 steps")
     with pytest.raises(
         InputError, match='optimizer.warmup="11 steps" is 11 steps, longer than the run of 10; shorten it'
     ):
-        make_schedule(config, total_steps=10, warmup_steps=11)
+        make_schedule(config, Steps(10, 11))
 
 
 def test_a_percentage_warm_up_keeps_its_shape_in_a_short_run():
@@ -102,17 +112,17 @@ def test_a_percentage_warm_up_keeps_its_shape_in_a_short_run():
 @pytest.mark.parametrize(("name", "nearest"), [("cosin", "cosine"), ("steps", "step"), ("const", "constant")])
 def test_an_unknown_schedule_is_answered_with_the_nearest(name, nearest):
     with pytest.raises(InputError, match=f"optimizer.schedule='{name}' is unknown; did you mean '{nearest}'"):
-        make_schedule(OptimizerConfig(schedule=name), total_steps=10, warmup_steps=1)
+        make_schedule(config_of(schedule=name), Steps(10, 1))
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("adam", "adamw"), ("momentun", "momentum")])
 def test_an_unknown_optimizer_is_answered_with_the_nearest(name, nearest):
     with pytest.raises(InputError, match=f"optimizer.name='{name}' is unknown; did you mean '{nearest}'"):
-        make_optimizer(OptimizerConfig(name=name), optax.constant_schedule(0.1))
+        make_optimizer(config_of(name=name), optax.constant_schedule(0.1))
 
 
 def test_a_run_of_no_steps_is_refused():
-    with pytest.raises(InputError, match='train.duration="0 epochs" is no step at all; give at least "1 step"'):
+    with pytest.raises(InputError, match='train.duration="0 epochs" is less than one step; give at least "1 step"'):
         Plan.of(Config().replace(train={"duration": "0 epochs"}), 100)
 
 
@@ -139,7 +149,7 @@ def rate(step):
     return 0.3 / (1 + step)
 
 
-def run(config: OptimizerConfig, steps: int) -> dict:
+def run(config: Config, steps: int) -> dict:
     """The parameters after some steps, by the code."""
     optimizer, params = make_optimizer(config, rate), jax.tree.map(jnp.asarray, parameters())
     state = optimizer.init(params)
@@ -165,12 +175,12 @@ def assert_equal(found: dict, expected: dict) -> None:
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
 def test_weight_decay_touches_kernels_only(name):
     """With no gradient a kernel shrinks by decay times rate (and once more times mu, with Nesterov's look ahead)."""
-    config = OptimizerConfig(name=name, weight_decay=0.01)
+    config = config_of(name=name, weight_decay=0.01)
     params = parameters()
     optimizer = make_optimizer(config, rate)
     updates, _ = optimizer.update(jax.tree.map(np.zeros_like, params), optimizer.init(params), params)
     found = optax.apply_updates(params, updates)
-    shrunk = 1 - rate(0) * 0.01 * (1 + config.momentum if name == "momentum" else 1)
+    shrunk = 1 - rate(0) * 0.01 * (1 + config.optimizer.momentum if name == "momentum" else 1)
     for layer, leaves in params.items():
         for leaf, before in leaves.items():
             factor = shrunk if leaf == "kernel" else 1
@@ -188,7 +198,7 @@ def test_decayed_are_the_kernels():
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_is_sutskevers(nesterov):
     """With the rate outside of the buffer, as in Goyal et al. (arXiv:1706.02677, section 3) and PyTorch."""
-    config = OptimizerConfig(name="momentum", momentum=0.8, nesterov=nesterov, weight_decay=0.02)
+    config = config_of(name="momentum", momentum=0.8, nesterov=nesterov, weight_decay=0.02)
 
     def update(p, g, memory, step, decays):
         g = g + 0.02 * p * decays
@@ -200,7 +210,7 @@ def test_momentum_is_sutskevers(nesterov):
 
 def test_adamw_is_loshchilov_and_hutters():
     """arXiv:1711.05101, algorithm 2, with the schedule's rate on both terms, as PyTorch and optax have it."""
-    config = OptimizerConfig(name="adamw", momentum=0.85, beta2=0.98, weight_decay=0.05)
+    config = config_of(name="adamw", momentum=0.85, beta2=0.98, weight_decay=0.05)
 
     def update(p, g, memory, step, decays):
         memory[0] = 0.85 * memory[0] + 0.15 * g
@@ -213,8 +223,8 @@ def test_adamw_is_loshchilov_and_hutters():
 
 def test_the_schedule_of_a_config_drives_its_optimizer():
     """Plain SGD with a gradient of one moves by the sum of the rates."""
-    config = Config().replace(optimizer={"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}).optimizer
-    schedule = make_schedule(config, total_steps=20, warmup_steps=4)
+    config = config_of(momentum=0.0, nesterov=False, weight_decay=0.0)
+    schedule = make_schedule(config, Steps(20, 4))
     optimizer, weight = make_optimizer(config, schedule), jnp.zeros((1, 1))
     state = optimizer.init(weight)
     for _ in range(20):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxddp.data.order import EvalOrder, SampleOrder, permutation, shard
+from jaxddp.data.order import EvalOrder, SampleOrder, Shard, permutation
 from jaxddp.errors import InputError
 
 SHARDS = (1, 2, 3, 5)
@@ -43,7 +43,7 @@ def test_shards_of_any_count_make_the_same_batch(size: int, spare: int, seed: in
     batch_size = size * 30
     for order in (SampleOrder(batch_size + spare, batch_size, seed), EvalOrder(batch_size + spare, batch_size)):
         for count in SHARDS:
-            local = [shard(order.rows(step), index, count) for index in range(count)]
+            local = [Shard(index, count).of(order.rows(step)) for index in range(count)]
             assert {len(rows) for rows in local} == {batch_size // count}
             np.testing.assert_array_equal(np.concatenate(local), order.rows(step))
 
@@ -84,12 +84,12 @@ def test_evaluation_sees_every_row_once_and_pads_with_minus_one(num_examples: in
         (lambda: SampleOrder(10, 2, 2**63), "seed 9223372036854775808: use an integer from 0"),
         (lambda: SampleOrder(10, 2, 0).rows(-1), "step -1: steps count from 0"),
         (
-            lambda: shard(SampleOrder(10, 5, 0).rows(0), 0, 4),
+            lambda: Shard(0, 4).of(SampleOrder(10, 5, 0).rows(0)),
             "batch size 5 does not divide into 4 equal parts; use 4 or 8",
         ),
-        (lambda: shard(EvalOrder(10, 3).rows(0), 0, 4), "batch size 3 does not divide into 4 equal parts; use 4$"),
-        (lambda: shard(np.arange(4), 2, 2), "part 2 of a batch that is cut into 2: use 0..1"),
-        (lambda: shard(np.arange(4), -1, 2), "part -1 of a batch"),
+        (lambda: Shard(0, 4).of(EvalOrder(10, 3).rows(0)), "batch size 3 does not divide into 4 equal parts; use 4$"),
+        (lambda: Shard(2, 2).of(np.arange(4)), "part 2 of a batch that is cut into 2: use 0..1"),
+        (lambda: Shard(-1, 2).of(np.arange(4)), "part -1 of a batch"),
     ],
 )
 def test_bad_numbers_get_one_line(make, message: str):

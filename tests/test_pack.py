@@ -9,14 +9,15 @@ import pytest
 from ilsvrc import write_tree
 from PIL import Image
 
+from jaxddp.config import DataConfig
 from jaxddp.curate.pack import Packing, pack, packed_image
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.formats.packed import holds_packed, read_packed
-from jaxddp.data.images.windows import Crop
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.stream import image_batches, image_eval_batches
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+
+DATA = DataConfig(image_size=24, resize=24, crop="whole")
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +42,11 @@ def test_the_table_is_the_same_but_for_where_the_images_lie(tables, packed: Path
     assert holds_packed(packed)
     copy, original = read_packed(packed, split), tables[split]
     np.testing.assert_array_equal(copy.id, original.id)
-    np.testing.assert_array_equal(copy.label, original.label)
+    np.testing.assert_array_equal(copy.labels, original.labels)
     for attribute in ("class_ids", "class_names", "class_indices"):
         assert getattr(copy, attribute) == getattr(original, attribute)
     assert copy.fingerprint != original.fingerprint
-    copy.check_images()
+    copy.check(DataConfig())
     assert {size_of(copy.read(row)) for row in range(len(copy))} == {(32, 24)}
 
 
@@ -61,10 +62,10 @@ def test_each_image_is_its_original_resized(tables, packed: Path):
 def test_the_graph_reads_the_records_that_python_reads(packed: Path):
     table = read_packed(packed, "train")
     order = SampleOrder(len(table), 5, seed=1)
-    batches = list(image_batches(table, order, Crop("whole"), start=0, stop=6, seed=0, image_size=24))
+    batches = list(table.train_batches(order, DATA, range(6)))
     assert sorted(np.concatenate([batch.row for batch in batches[:3]])) == list(range(15))
     alone = {row: next(_evaluated(table, row)) for row in range(len(table))}
-    val = list(image_eval_batches(table, EvalOrder(15, 4), image_size=24, resize=24))
+    val = list(table.eval_batches(EvalOrder(15, 4), DATA))
     for batch in val:
         for row, image, mask in zip(batch.row, batch.image, batch.mask, strict=True):
             if mask:
@@ -78,10 +79,10 @@ def _evaluated(table: ExampleTable, row: int):
 
 
 def test_classes_are_selected_as_from_the_original(tables, packed: Path):
-    copy, original = read_packed(packed, "train", "1:3"), tables["train"].select("1:3")
+    copy, original = read_packed(packed, "train").select("1:3"), tables["train"].select("1:3")
     np.testing.assert_array_equal(copy.id, original.id)
-    np.testing.assert_array_equal(copy.label, original.label)
-    assert copy.read(0) == read_packed(packed, "train").read(int(np.flatnonzero(tables["train"].label)[0]))
+    np.testing.assert_array_equal(copy.labels, original.labels)
+    assert copy.read(0) == read_packed(packed, "train").read(int(np.flatnonzero(tables["train"].labels)[0]))
 
 
 def encoded(image: Image.Image, form: str, **options) -> bytes:

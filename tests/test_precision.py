@@ -6,20 +6,18 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import made
 import numpy as np
 import optax
 import pytest
+from made import experiment_of, train_config
 from small import CLASSES, random_table
 
-from jaxddp.api import softmax_cross_entropy
-from jaxddp.config import Config, DataConfig
-from jaxddp.data.order import SampleOrder
-from jaxddp.engine.step import make_train_step
+from jaxddp.api import resnet
+from jaxddp.config import Config
 from jaxddp.errors import InputError
-from jaxddp.experiment.recipe import Recipe, train_recipe
-from jaxddp.experiment.setup import RunSetup, prepare
+from jaxddp.experiment.setup import RunSetup
 from jaxddp.mesh import Topology
-from jaxddp.models.resnet import resnet
 
 SIZE, BATCH = 8, 8
 
@@ -27,15 +25,14 @@ SIZE, BATCH = 8, 8
 def setup_of(precision: str) -> RunSetup:
     table = random_table(4 * BATCH, image=SIZE)
     network = resnet("resnet10", CLASSES, width=4, stem="small", dtype=precision)
-    settings = {"data": DataConfig(), "dtype": precision}
-    return prepare(
-        network, table, optax.sgd(0.05, 0.9), Topology.create(2), SampleOrder(len(table), BATCH, 0), **settings
-    )
+    config = Config().replace(train={"precision": precision})
+    return made.setup_of(network, optax.sgd(0.05, 0.9), table, devices=2, config=config, batch_size=BATCH)
 
 
+@pytest.mark.slow
 def test_parameters_statistics_and_loss_are_float32_and_convolutions_are_not():
     setup = setup_of("bfloat16")
-    step = make_train_step(setup.objective(softmax_cross_entropy), setup.optimizer, setup.topology)
+    step = setup.step()
     batch = next(setup.batches(0, 1))
     program = str(jax.make_jaxpr(step)(setup.state, batch))
     outputs = re.findall(r":(\w+)\[[\d,]*\](?:\{[^}]*\})? = conv_general_dilated", program)
@@ -45,11 +42,12 @@ def test_parameters_statistics_and_loss_are_float32_and_convolutions_are_not():
     assert {leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)} == {jnp.dtype("float32")}
 
 
-def test_bfloat16_follows_float32(quick_compile):
+@pytest.mark.slow
+def test_bfloat16_follows_float32():
     losses = {}
     for precision in ("float32", "bfloat16"):
         setup = setup_of(precision)
-        step = make_train_step(setup.objective(softmax_cross_entropy), setup.optimizer, setup.topology)
+        step = setup.step()
         state, found = setup.state, []
         for batch in setup.batches(0, 4):
             state, sums = step(state, batch)
@@ -84,18 +82,17 @@ def config(tmp_path: Path) -> Config:
         ("cpu", "bfloat16", "bfloat16"),
     ],
 )
-def test_a_run_takes_the_precision_of_its_devices_unless_told(
-    platform, asked, taken, config, monkeypatch, quick_compile
-):
+def test_a_run_takes_the_precision_of_its_devices_unless_told(platform, asked, taken, config, monkeypatch):
     monkeypatch.setattr(Topology, "platform", platform)
-    recipe = Recipe.of(config.replace(train={"precision": asked}))
-    assert recipe.config.train.precision == taken
-    assert recipe.network().dtype == recipe.setup().preprocess.dtype == taken
+    experiment = experiment_of(config.replace(train={"precision": asked}))
+    assert experiment.config.train.precision == taken
+    assert experiment.recipe.model.module.dtype == experiment.setup().preprocess.dtype == taken
 
 
-def test_what_was_taken_is_written_down_and_kept(config, tmp_path, monkeypatch, quick_compile):
-    train_recipe(config, tmp_path / "run")
+@pytest.mark.slow
+def test_what_was_taken_is_written_down_and_kept(config, tmp_path, monkeypatch):
+    train_config(config, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["precision"] == "float32"
     monkeypatch.setattr(Topology, "platform", "gpu")
     with pytest.raises(InputError, match="train.precision was 'float32' and is now 'bfloat16'"):
-        train_recipe(config, tmp_path / "run")
+        train_config(config, tmp_path / "run")

@@ -12,21 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ilsvrc import write_tree
+from made import setup_of, train
 from small import largest_difference, linear_model, random_table
 from test_cli import metrics
 from test_cli import train as train_words
 from test_loop import exploding
 
-from jaxddp.cli import Train, main
+from jaxddp.cli import main
 from jaxddp.commands.parse import parse
+from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
-from jaxddp.data.order import SampleOrder
 from jaxddp.duration import Duration
-from jaxddp.engine.objective import cross_entropy
 from jaxddp.errors import InputError, NonFiniteError
-from jaxddp.experiment.setup import prepare, train
 from jaxddp.measure.profile import STEP_NAME, Profile
-from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.events import RunStart
 from jaxddp.training.listeners import lines
@@ -35,17 +33,21 @@ from jaxddp.training.plan import Plan
 TABLE = random_table(50)
 
 
-def plan_of(steps: int = 12, profile: str | None = "4 steps") -> Plan:
+def plan_of(steps: int = 12, profile: str | None = "4 steps") -> dict[str, Any]:
+    """What a config says of it."""
     every = {"log": {"every": "5 steps", "profile": profile}, "checkpoint": {"every": "0 steps"}}
-    return Plan.of(Config().replace(train={"batch_size": 8, "duration": f"{steps} steps"}, **every), len(TABLE))
+    return {"train": {"duration": f"{steps} steps"}, **every}
 
 
-def run(plan: Plan, directory: Path, *, cache: str = "none", optimizer=None, **more: Any):
+def made_plan(*arguments: Any) -> Plan:
+    """The plan that follows."""
+    return Plan.of(Config().replace(**plan_of(*arguments)).replace(train={"batch_size": 8}), len(TABLE))
+
+
+def run(plan: dict[str, Any], directory: Path, *, cache: str = "none", optimizer=None, **more: Any):
     data = Config().replace(data={"cache": cache}).data
-    order, topology = SampleOrder(len(TABLE), 8, seed=5), Topology.create(2)
-    setup = prepare(linear_model(), TABLE, optimizer or optax.sgd(0.05), topology, order, data=data)
-    state = train(setup, setup.objective(cross_entropy()), plan, profile=directory, **more)
-    return jax.device_get(state)
+    setup = setup_of(linear_model(), optimizer or optax.sgd(0.05), TABLE, devices=2, data=data, seed=5)
+    return jax.device_get(train(setup, plan, profile=directory, **more))
 
 
 def traced_steps(directory: Path) -> list[int]:
@@ -66,7 +68,7 @@ def traced_steps(directory: Path) -> list[int]:
 @given(total=st.integers(1, 60), asked=st.integers(0, 30), longest=st.integers(1, 40), data=st.data())
 def test_traced_are_as_many_steps_as_asked_but_never_the_one_that_compiles(total, asked, longest, data):
     done = data.draw(st.integers(0, total))
-    plan = plan_of(total, f"{asked} steps")
+    plan = made_plan(total, f"{asked} steps")
     traced = plan.traced(done)
     assert len(traced) == max(0, min(asked, total - done - 1))
     if traced:
@@ -76,13 +78,13 @@ def test_traced_are_as_many_steps_as_asked_but_never_the_one_that_compiles(total
     # What is dispatched together is traced together.
     for chunk in plan.chunks(done, longest):
         assert len({step + 1 in traced for step in chunk}) == 1
-    unprofiled = plan_of(total, None)
+    unprofiled = made_plan(total, None)
     assert not unprofiled.traced(done)
 
 
 def test_a_profile_is_any_duration():
-    assert len(plan_of(40, "5%").traced(0)) == 2
-    assert len(plan_of(40, "1 epoch").traced(0)) == 7
+    assert len(made_plan(40, "5%").traced(0)) == 2
+    assert len(made_plan(40, "1 epoch").traced(0)) == 7
 
 
 # --- The trace ---
@@ -172,7 +174,7 @@ def test_a_trace_that_cannot_be_written_is_one_line_and_hides_nothing(tmp_path, 
 
 def test_the_profiler_has_no_part_in_the_speed(tmp_path, monkeypatch):
     """On a clock that ticks at each look and that the profiler moves far."""
-    from jaxddp.training import meter
+    from jaxddp.training import clock
 
     now = [0.0]
 
@@ -194,7 +196,7 @@ def test_the_profiler_has_no_part_in_the_speed(tmp_path, monkeypatch):
     def slow(*_: object) -> None:
         now[0] += 1e6
 
-    monkeypatch.setattr(meter, "time", Clock)
+    monkeypatch.setattr(clock, "time", Clock)
     monkeypatch.setattr(jax.profiler, "start_trace", slow)
     monkeypatch.setattr(jax.profiler, "stop_trace", slow)
     plain, profiled = Rates(), Rates()
@@ -246,9 +248,10 @@ def test_the_opening_says_what_is_traced():
     assert opening(None) == "40 steps (6.4 epochs)"
 
 
+@pytest.mark.slow
 def test_at_the_terminal_a_trace_lies_in_the_work_directory_and_is_no_part_of_the_recipe(tmp_path, monkeypatch, capfd):
     root, workdir = write_tree(tmp_path / "tree", classes=3, images=13, val=11, size=20), tmp_path / "w"
-    monkeypatch.setattr("jaxddp.experiment.recipe.resnet", lambda *_, **__: linear_model())
+    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
     words = train_words(root, workdir, "--log.every", "2 steps")
     assert main([*words, "--train.duration", "5 steps", "--log.profile", "2 steps"]) == 0
     assert "tracing steps 4 to 5" in capfd.readouterr().out

@@ -12,8 +12,6 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from jaxddp.augment.rand_augment import FILL, OPERATIONS, Drawn, operate, rand_augment
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 RNG = np.random.default_rng(0)
 HEIGHT, WIDTH = 21, 32
 WARPS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")

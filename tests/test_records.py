@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from test_stream import encode, picture
 
 from jaxddp.cache_folder import CACHE_VARIABLE
-from jaxddp.data.images.windows import Crop
+from jaxddp.config import DataConfig
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.storage.example_fields import bytes_of, integer_of
+from jaxddp.data.storage.example_fields import integer_of
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
 from jaxddp.data.storage.records import RecordFiles, record_integers, record_offsets
-from jaxddp.data.stream import image_batches, image_eval_batches
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
 
 HEAD, TAIL = 12, 4
 SIZE, NUM_EXAMPLES = 16, 6
+DATA = DataConfig(image_size=SIZE, resize=SIZE, crop="whole")
 
 
 def write_records(file: Path, records: list[bytes]) -> Path:
@@ -86,10 +86,8 @@ def root_of(table: ExampleTable) -> Path:
     return table.store.root
 
 
-def batches_of(table: ExampleTable, **options) -> list:
-    order = SampleOrder(len(table), 2, seed=3)
-    arguments = {"start": 0, "stop": 3, "seed": 0, "image_size": SIZE} | options
-    return list(image_batches(table, order, Crop(kind="whole"), **arguments))
+def batches_of(table: ExampleTable) -> list:
+    return list(table.train_batches(SampleOrder(len(table), 2, seed=3), DATA, range(3)))
 
 
 def change(file: Path, at: int, content: bytes) -> None:
@@ -135,9 +133,7 @@ def test_one_value_is_found_among_others(tmp_path_factory: pytest.TempPathFactor
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
     assert record_integers(file, record_offsets(file), "label").tolist() == labels
     for record, label in zip(records, labels, strict=True):
-        assert (
-            bytes_of(lambda start, stop, data=record: data[start:stop], len(record), "image") == b"picture %d" % label
-        )
+        assert integer_of(lambda start, stop, data=record: data[start:stop], len(record), "label") == label
 
 
 @settings(max_examples=100, deadline=None)
@@ -205,7 +201,7 @@ def test_batches_are_the_images_of_the_records(table: ExampleTable):
             assert label == row % 3
     for row in range(NUM_EXAMPLES):
         assert table.read(row) == encode(picture(row, SIZE, SIZE), "PNG")
-    table.check_images()
+    table.check(DATA)
 
 
 def test_selected_rows_keep_their_records(table: ExampleTable):
@@ -285,13 +281,13 @@ def test_a_record_without_the_feature_is_named(table: ExampleTable, tmp_path: Pa
         with pytest.raises(InputError, match="record at byte 0: no value of the feature 'no'|no serialized Example"):
             record_integers(tmp_path / "0.tfrecord", record_offsets(tmp_path / "0.tfrecord"), "no")
     with pytest.raises(InputError, match="record at byte 0: holds no single value of the feature 'image'"):
-        list(image_eval_batches(only, EvalOrder(1, 1), image_size=SIZE, resize=SIZE))
+        list(only.eval_batches(EvalOrder(1, 1), DATA))
 
 
 def test_missing_files_are_found_by_the_check_and_by_the_stream(table: ExampleTable):
     (root_of(table) / "1.tfrecord").unlink()
     with pytest.raises(InputError, match=r"1\.tfrecord.*\(3 of 6 images cannot be used\)"):
-        table.check_images()
+        table.check(DATA)
     with pytest.raises(InputError, match=r"1\.tfrecord: cannot be read \(No such file"):
         batches_of(table)
     with pytest.raises(InputError, match=r"1\.tfrecord: cannot be read \(No such file"):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ilsvrc import IMAGES, write_tree
 from jax.experimental import multihost_utils
+from made import setup_of, train, train_config
 from small import CLASSES, SmallNet, largest_difference, linear_model, random_table, randomized
 from test_cli import SMALL, fails, metrics
 from test_loop import Recorder, exploding
@@ -17,20 +18,22 @@ import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig, load
-from jaxddp.data.arrays import ArrayTable, array_batches
+from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import stacked_columns
-from jaxddp.engine.objective import Objective, cross_entropy, top_k_metrics
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_train_step
+from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import NonFiniteError, Preempted
-from jaxddp.experiment.recipe import train_recipe
-from jaxddp.experiment.resident_images import LONGEST_CHUNK, load_images
-from jaxddp.experiment.setup import prepare, train
+from jaxddp.experiment import feed
+from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.job.preemption import stop_on_sigterm
+from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
+from jaxddp.metrics.top_k import top_k_metrics
 from jaxddp.models.adapt import adapt
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.plan import Plan
@@ -46,7 +49,7 @@ CUTS = (range(0, 3), range(3, 4), range(4, 8), range(8, 10))
 def float64_parts(net, devices: int):
     """A network and momentum, with flips and padded crops, all in float64."""
     preprocess = Preprocess(augment=AugmentConfig(flip=True, pad=1), seed=5, dtype=jnp.float64)
-    objective = Objective(adapt(net), cross_entropy(), preprocess, top_k_metrics(CLASSES))
+    objective = Objective(adapt(net), example_loss(cross_entropy(), CLASSES), preprocess, top_k_metrics(CLASSES))
     topology, optimizer = Topology.create(devices), optax.sgd(0.05, momentum=0.9)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     params, model_state = jax.tree.map(lambda x: x.astype(jnp.float64), (randomized(params), model_state))
@@ -72,10 +75,10 @@ def test_several_steps_in_one_dispatch_are_the_steps_one_by_one(net, devices, le
         order, images = SampleOrder(len(TABLE), 8, seed=5), topology.replicate(TABLE.images)
         step = make_train_step(objective, optimizer, topology, seed=5)
         expected, one_by_one = [], jax.tree.map(jnp.copy, state)
-        for batch in array_batches(TABLE, order, start=0, stop=CUTS[-1].stop):
+        for batch in TABLE.train_batches(order, DataConfig(), range(CUTS[-1].stop)):
             one_by_one, sums = step(one_by_one, topology.place(batch))
             expected.append(np.asarray(sums.values))
-        program = make_resident_steps(objective, optimizer, topology, length=length, seed=5)
+        program = make_resident_steps(make_local_step(objective, optimizer, topology, seed=5), topology, length=length)
         found = []
         for cut in CUTS if length > 1 else [range(i, i + 1) for i in range(CUTS[-1].stop)]:
             state, sums = program(state, images, *placed_chunk(order, cut, length, topology))
@@ -90,7 +93,7 @@ def test_a_step_in_the_loop_has_one_collective():
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(LINEAR, 4)
         chunk = placed_chunk(SampleOrder(len(TABLE), 8, seed=5), CUTS[0], 4, topology)
-        program = make_resident_steps(objective, optimizer, topology, length=4)
+        program = make_resident_steps(make_local_step(objective, optimizer, topology), topology, length=4)
         text = program.lower(state, topology.replicate(TABLE.images), *chunk).as_text()  # pyright: ignore
         assert text.count("stablehlo.all_reduce") == 1
 
@@ -98,30 +101,30 @@ def test_a_step_in_the_loop_has_one_collective():
 def test_loops_are_slow_for_convolutions_on_a_cpu():
     topology = Topology.create(1)
     for net, slow in ((SmallNet(), True), (linear_model(), False)):
-        setup = prepare(net, TABLE, optax.sgd(0.1), topology, SampleOrder(50, 8, 0), data=DataConfig())
-        assert loops_are_slow(setup.objective(cross_entropy()), setup.state, (6, 6, 3), topology) is slow
+        setup = setup_of(net, optax.sgd(0.1), TABLE, devices=topology)
+        assert loops_are_slow(setup.objective, setup.state, (6, 6, 3), topology) is slow
 
 
 # --- The run ---
 
 
-def plan_of(steps: int = STEPS, **cadences: str) -> Plan:
+def plan_of(steps: int = STEPS, **cadences: str) -> dict:
+    """What a config says of it."""
     every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
     sections = {name: {"every": value} for name, value in every.items()}
-    return Plan.of(Config().replace(train={"batch_size": 8, "duration": f"{steps} steps"}, **sections), len(TABLE))
+    sections["eval"]["batch_size"] = 8
+    return {"train": {"duration": f"{steps} steps"}, **sections}
 
 
 SEEN = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
 """Cadences with long chunks: only an epoch's end (step 7, 13, 19, 25, …) is due."""
 
 
-def run(cache: str, plan: Plan, *, net=None, optimizer=None, devices: int = 4, **more):
+def run(cache: str, plan: dict, *, net=None, optimizer=None, devices: int = 4, **more):
     data = DataConfig(augment=AugmentConfig(pad=1), cache=cache)
-    optimizer, order = optimizer or optax.sgd(0.05, momentum=0.9), SampleOrder(len(TABLE), 8, seed=5)
-    setup = prepare(net or linear_model(), TABLE, optimizer, Topology.create(devices), order, data=data)
-    objective, recorder = setup.objective(cross_entropy()), Recorder()
-    evaluator = setup.evaluator(objective, VAL)
-    state = train(setup, objective, plan, evaluator=evaluator, listeners=[recorder], **more)
+    optimizer, recorder = optimizer or optax.sgd(0.05, momentum=0.9), Recorder()
+    setup = setup_of(net or linear_model(), optimizer, TABLE, devices=devices, data=data, seed=5)
+    state = train(setup, plan, val=VAL, listeners=[recorder], **more)
     return jax.device_get(state), recorder
 
 
@@ -149,10 +152,9 @@ def test_every_example_once_an_epoch():
         lambda params, images: jnp.stack([params["seen"][images[:, 0, 0, 0].round().astype(int)]] * 2, axis=1),
     )
     data = DataConfig(augment=AugmentConfig(flip=False), mean=(0.0,) * 3, std=(1 / 255,) * 3, cache="device")
-    order = SampleOrder(size, batch_size, seed=5)
-    setup = prepare(net, table, optax.sgd(1.0), Topology.create(4), order, data=data)
-    config = Config().replace(train={"batch_size": batch_size, "duration": f"{epochs} epochs"})
-    state = train(setup, setup.objective(lambda logits, labels: -logits[:, 0]), Plan.of(config, size))
+    sizes = {"devices": 4, "batch_size": batch_size, "seed": 5}
+    setup = setup_of(net, optax.sgd(1.0), table, data=data, loss=lambda logits, labels: -logits[:, 0], **sizes)
+    state = train(setup, {"train": {"duration": f"{epochs} epochs"}})
     assert (np.asarray(state.params["seen"]) * batch_size).tolist() == [epochs] * size
 
 
@@ -233,9 +235,15 @@ def test_chunks_are_cut_where_something_is_due_and_nowhere_else(sizes, total, ev
 # --- The doors ---
 
 
+def images_of(table, data: DataConfig, devices: int):
+    """The images of a table as the devices keep them."""
+    return Feed(table, SampleOrder(len(table), 1, 0), data, Topology.create(devices)).images
+
+
 def test_the_notebook_keeps_the_set_on_the_devices(monkeypatch):
     loads = []
-    monkeypatch.setattr("jaxddp.experiment.setup.load_images", lambda *args: loads.append(args) or load_images(*args))
+    place = feed.place_images
+    monkeypatch.setattr(feed, "place_images", lambda *args: loads.append(args) or place(*args))
     arguments = (SmallNet(), TABLE, 4, optax.sgd(0.05), 2)
     plain = AugmentConfig(flip=False)
     setup = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain, cache="device"), epochs=2)
@@ -259,6 +267,7 @@ def train_words(root, workdir, *more: str) -> list[str]:
     return ["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *SMALL, *own, *more]
 
 
+@pytest.mark.slow
 def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, tmp_path, monkeypatch, capfd):
     class Kill(Recorder):
         def step(self, record):
@@ -266,7 +275,7 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, tmp_pat
                 raise KeyboardInterrupt
 
     # A ResNet takes long to compile, and has convolutions: it would take its steps one by one on a CPU.
-    monkeypatch.setattr("jaxddp.experiment.recipe.resnet", lambda *_, **__: linear_model())
+    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
     assert main(train_words(root, tmp_path / "streamed")) == 0
     device = ("--data.cache", "device")
     config = load("digits").replace(
@@ -278,7 +287,7 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, tmp_pat
         checkpoint={"every": "3 steps"},
     )
     with pytest.raises(KeyboardInterrupt):
-        train_recipe(config, tmp_path / "device", listeners=[Kill()])
+        train_config(config, tmp_path / "device", listeners=[Kill()])
     message = fails(train_words(root, tmp_path / "device"), capfd)
     assert "data.cache was 'device' and is now 'none'" in message
     assert main(train_words(root, tmp_path / "device", "--resume", "must", *device)) == 0
@@ -295,20 +304,18 @@ def test_crops_that_are_drawn_while_decoding_are_refused(root, tmp_path, capfd):
 
 
 def test_files_lie_there_as_the_stream_decodes_them(tmp_path):
-    from jaxddp.data.images.windows import Crop
-    from jaxddp.data.stream import image_batches
-
     table = train_solutions(write_tree(tmp_path / "tree", classes=3, images=4, size=(20, 31)))
-    images = np.asarray(load_images(table, DataConfig(image_size=16), Topology.create(4)))
+    data = DataConfig(image_size=16, crop="whole")
+    images = np.asarray(images_of(table, data, 4))
     order = SampleOrder(len(table), len(table), seed=0)
-    batch = next(image_batches(table, order, Crop("whole"), start=0, stop=1, seed=0, image_size=16))
+    batch = next(table.train_batches(order, data, range(1)))
     assert images.dtype == np.uint8 and len(images) == 256
     np.testing.assert_array_equal(images[batch.row], batch.image)
 
 
 def test_more_than_a_batch_is_put_together_in_order():
     table = random_table(600)
-    images = np.asarray(load_images(table, DataConfig(), Topology.create(3)))
+    images = np.asarray(images_of(table, DataConfig(), 3))
     np.testing.assert_array_equal(images[:600], table.images)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ilsvrc import write_tree
+from made import experiment_of
 from PIL import Image
 
 from jaxddp.augment.preprocess import Preprocess
@@ -35,22 +36,21 @@ def drawn(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options)
     seen: list = []
     plain = module.input_grid
     monkeypatch.setattr(module, "input_grid", lambda pixels, titles: seen.extend((pixels, titles)) or plain(*seen))
-    show(config, out=out, **{"step": 1, "count": 32} | options)
+    show(experiment_of(config), out=out, **{"step": 1, "count": 32} | options)
     return seen[0], seen[1]
 
 
+@pytest.mark.slow
 def test_the_images_are_those_of_the_step(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from jaxddp.experiment.recipe import Recipe
-
-    recipe = Recipe.of(config)
+    setup = experiment_of(config).setup()
     for step in (1, 5):
         with monkeypatch.context() as patched:
             pixels, titles = drawn(patched, config, tmp_path / "show.png", step=step)
-        rows = recipe.order.rows(step - 1)
-        names = [recipe.train_table.class_names[recipe.train_table.label[row]].split(",")[0] for row in rows]
+        rows = setup.order.rows(step - 1)
+        names = [setup.table.class_names[setup.table.labels[row]].split(",")[0] for row in rows]
         assert titles == [f"{name}\nrow {row}" for name, row in zip(names, rows, strict=True)]
         for image, row in zip(pixels, rows, strict=True):
-            original = np.asarray(Image.open(io.BytesIO(recipe.train_table.read(int(row)))).convert("RGB"))
+            original = np.asarray(Image.open(io.BytesIO(setup.table.read(int(row)))).convert("RGB"))
             np.testing.assert_array_equal(image, original)
     with Image.open(tmp_path / "show.png") as picture:
         assert picture.format == "PNG"
@@ -76,6 +76,7 @@ AUGMENTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augment", AUGMENTED, ids=lambda augment: next(iter(augment)))
 def test_every_augmentation_is_seen(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, augment: dict):
     with monkeypatch.context() as patched:

@@ -215,7 +215,8 @@ import numpy as np
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))
 
-import jaxddp.experiment.recipe as recipe
+import jaxddp.experiment.experiment as experiment
+import jaxddp.models.resnet as resnet
 from jaxddp.cli import main
 from jaxddp.training.listeners.jsonl import JsonLines
 
@@ -228,8 +229,8 @@ class Network(nn.Module):
         hidden = nn.BatchNorm(use_running_average=not train)(nn.Conv(8, (3, 3))(images))
         return nn.Dense(self.classes)(nn.relu(hidden).mean((1, 2)))
 
-recipe.resnet = lambda name, classes, **_: Network(classes)
-seen, train, step = {}, recipe.train_recipe, JsonLines.step
+resnet.build = lambda settings, classes, *_: Network(classes)
+seen, train, step = {}, experiment.train, JsonLines.step
 
 def train_and_keep(*arguments, **named):
     state = train(*arguments, **named)
@@ -241,7 +242,7 @@ def step_and_look(self, record):
     seen.setdefault("imported at the first step", sorted({name.partition(".")[0] for name in sys.modules}))
     step(self, record)
 
-recipe.train_recipe, JsonLines.step = train_and_keep, step_and_look
+experiment.train, JsonLines.step = train_and_keep, step_and_look
 code = main(sys.argv[1:])
 seen["imported"] = sorted({name.partition(".")[0] for name in sys.modules} | {"flax.nnx"} & sys.modules.keys())
 if "tensorflow" in sys.modules:
@@ -284,12 +285,14 @@ def on_arrays(tmp_path_factory):
     return cold, begin(folder / "warm", *words), folder / "home/.cache/jaxddp" / PROGRAMS
 
 
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing(on_arrays):
     cold, warm, place = on_arrays
     assert cold["hits"] == 0 and cold["misses"] > 3 and warm["misses"] == 0 and warm["hits"] == cold["misses"]
     assert len([path for path in place.iterdir() if path.name.endswith("-cache")]) == cold["misses"]
 
 
+@pytest.mark.slow
 def test_a_run_of_kept_programs_is_bit_for_bit_the_run_that_compiled_them(on_arrays):
     cold, warm, _ = on_arrays
     assert warm["figures"] == cold["figures"] and len(cold["figures"]) == 5
@@ -299,6 +302,7 @@ def test_a_run_of_kept_programs_is_bit_for_bit_the_run_that_compiled_them(on_arr
 UNUSED = {"tensorflow", "tensorboard", "keras", "tensorflow_datasets", "IPython", "flax.nnx", "obstore", "scipy"}
 
 
+@pytest.mark.slow
 def test_training_on_arrays_imports_nothing_that_it_does_not_use(on_arrays):
     cold, warm, _ = on_arrays
     assert UNUSED & set(cold["imported"]) == set()
@@ -307,6 +311,7 @@ def test_training_on_arrays_imports_nothing_that_it_does_not_use(on_arrays):
     assert UNUSED & set(warm["imported at the first step"]) == set() and "tensorflow" in warm["imported"]
 
 
+@pytest.mark.slow
 def test_training_on_files_imports_tensorflow_without_keras(tmp_path):
     root = write_tree(tmp_path / "tree", classes=2, images=4, val=4, size=10)
     small = ["--data.path", str(root), "--data.image-size", "8", "--data.resize", "8"]

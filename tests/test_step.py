@@ -12,15 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, randomized
 
+from jaxddp.api import resnet
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import Objective, cross_entropy, top_k, top_k_metrics
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState, create_state
 from jaxddp.engine.step import make_eval_step, make_train_step
+from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
+from jaxddp.metrics.top_k import TopK, top_k_metrics
 from jaxddp.models.adapt import adapt
-from jaxddp.models.resnet import resnet
 
 DEVICES = (1, 2, 3, 4, 8)
 PLAIN = SmallNet(dtype=jnp.float64)
@@ -35,7 +38,9 @@ def float64():
 
 def objective_of(model, loss=None, **preprocess) -> Objective:
     settings = {"augment": AugmentConfig(pad=1), "dtype": jnp.float64, **preprocess}
-    return Objective(adapt(model), loss or cross_entropy(), Preprocess(**settings), top_k_metrics(CLASSES))
+    return Objective(
+        adapt(model), example_loss(loss or cross_entropy(), CLASSES), Preprocess(**settings), top_k_metrics(CLASSES)
+    )
 
 
 def fresh_state(objective: Objective, optimizer, topology: Topology, image: int = 6, dtype=jnp.float64) -> TrainState:
@@ -139,12 +144,11 @@ def loss_series(objective, topology, steps: int, dtype) -> tuple[list[float], Tr
     return losses, jax.device_get(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "steps", "devices", "tolerance"), [(jnp.float64, 5, (2, 4, 8), 1e-9), (jnp.float32, 20, (4,), 2e-4)]
 )
-def test_resnet_losses_and_parameters_are_the_same_on_any_number_of_devices(
-    dtype, steps, devices, tolerance, quick_compile
-):
+def test_resnet_losses_and_parameters_are_the_same_on_any_number_of_devices(dtype, steps, devices, tolerance):
     network = resnet("resnet10", CLASSES, width=2, stem="small", batch_norm="sync", dtype=dtype, param_dtype=dtype)
     objective = objective_of(network, dtype=dtype)
     losses, state = loss_series(objective, Topology.create(1), steps, dtype)
@@ -205,17 +209,18 @@ def test_label_smoothing_is_the_mixture_with_the_uniform_distribution():
     assert abs(float(cross_entropy(0.1)(logits, labels)[0]) - expected) < 1e-12
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=8), st.data())
 def test_top_k_takes_the_first_of_equal_logits(values, data):
     label, k = data.draw(st.integers(0, len(values) - 1)), data.draw(st.integers(1, len(values)))
     order = np.argsort(-np.array(values), kind="stable")
-    measured = top_k(k)(jnp.array([values], jnp.float32), jnp.array([label]))
+    measured = TopK(k)(jnp.array([values], jnp.float32), jnp.array([label]))
     assert float(measured[0]) == float(label in order[:k])
 
 
 def test_a_nan_is_never_right():
-    assert float(top_k(1)(jnp.array([[jnp.nan, jnp.nan]]), jnp.array([0]))[0]) == 0
+    assert float(TopK(1)(jnp.array([[jnp.nan, jnp.nan]]), jnp.array([0]))[0]) == 0
 
 
 def test_normalizing_is_exact_to_rounding():

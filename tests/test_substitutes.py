@@ -1,4 +1,4 @@
-"""What stands in for a bad image: the same on any number of hosts, counted, and never a file that was cut short."""
+"""What replaces a bad image: the same on any number of hosts, counted, and never a file that was cut short."""
 
 import logging
 import subprocess
@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from test_stream import SIZE, encode, part_of, picture, table_of
+from test_stream import DATA, SIZE, encode, part_of, picture, table_of
 
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.decode import train_image
 from jaxddp.data.images.header import parse_header
 from jaxddp.data.images.windows import Crop, example_keys
-from jaxddp.data.order import SampleOrder
-from jaxddp.data.stream import image_batches
+from jaxddp.data.order import WHOLE, SampleOrder, Shard
+from jaxddp.data.stream import train_batches
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 
 NUM_EXAMPLES, CLASSES, BATCH = 18, 3, 6
-SEED, CROP_SEED = 1, 7
+SEED = 1
 
 
 def cut(data: bytes) -> bytes:
@@ -43,7 +43,7 @@ def rows_of_class(label: int) -> list[int]:
     return list(range(label, NUM_EXAMPLES, CLASSES))
 
 
-def stand_in(row: int, bad: Mapping[int, bytes | None]) -> int:
+def substitute(row: int, bad: Mapping[int, bytes | None]) -> int:
     """The rule: the next row of the class, and the first after the last, whose image is sound."""
     rows = rows_of_class(row % CLASSES)
     at = rows.index(row)
@@ -67,28 +67,29 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return root, write(root, BAD)
 
 
-def batches(table: ExampleTable, seed: int, start: int = 0, stop: int = 6, **shard) -> list[Batch]:
-    order = SampleOrder(NUM_EXAMPLES, BATCH, seed)
-    options = {"start": start, "stop": stop, "seed": CROP_SEED, "image_size": SIZE, "threads": 2}
-    return list(image_batches(table, order, Crop(), **options, **shard, substitutes=Substitutes(table)))
+def batches(table: ExampleTable, steps: range = range(6), shard: Shard = WHOLE) -> list[Batch]:
+    order = SampleOrder(NUM_EXAMPLES, BATCH, SEED)
+    return list(train_batches(table, order, DATA, steps, shard, Substitutes(table), threads=2))
 
 
 @pytest.fixture(scope="module")
 def whole(spoiled) -> list[Batch]:
     """Two epochs on one host."""
-    return batches(table_of(*spoiled), SEED)
+    return batches(table_of(*spoiled))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_hosts_together_are_one_host_with_bad_files_among_them(spoiled, whole, count: int):
     # Each host meets files for itself, so each has a table of its own.
-    hosts = [batches(table_of(*spoiled), SEED, index=index, count=count) for index in range(count)]
+    hosts = [batches(table_of(*spoiled), shard=Shard(index, count)) for index in range(count)]
     for batch, *shards in zip(whole, *hosts, strict=True):
         for leaf, parts in zip(batch, zip(*shards, strict=True), strict=True):
             np.testing.assert_array_equal(np.concatenate(parts), leaf)
 
 
-def test_the_next_sound_row_of_the_class_stands_in_and_is_counted(spoiled, whole):
+@pytest.mark.slow
+def test_the_next_sound_row_of_the_class_is_substituted_and_counted(spoiled, whole):
     table = table_of(*spoiled)
     order = SampleOrder(NUM_EXAMPLES, BATCH, SEED)
     for step, batch in enumerate(whole):
@@ -96,41 +97,45 @@ def test_the_next_sound_row_of_the_class_stands_in_and_is_counted(spoiled, whole
         np.testing.assert_array_equal(batch.label, order.rows(step) % CLASSES)
         assert batch.substituted.dtype == np.float32
         assert batch.substituted.tolist() == [row in BAD for row in batch.row.tolist()]
-        keys = example_keys(CROP_SEED, batch.epoch, batch.row)
+        keys = example_keys(SEED, batch.epoch, batch.row)
         for image, row, key in zip(batch.image, batch.row.tolist(), keys, strict=True):
-            expected = train_image(table.read(stand_in(row, BAD)), key, Crop(), SIZE)
+            expected = train_image(table.read(substitute(row, BAD)), key, Crop(), SIZE)
             np.testing.assert_array_equal(image, expected)
 
 
+@pytest.mark.slow
 def test_a_stream_that_starts_later_chooses_alike(spoiled, whole):
-    for batch, other in zip(whole[4:], batches(table_of(*spoiled), SEED, start=4), strict=True):
+    for batch, other in zip(whole[4:], batches(table_of(*spoiled), range(4, 6)), strict=True):
         for leaf, other_leaf in zip(batch, other, strict=True):
             np.testing.assert_array_equal(leaf, other_leaf)
 
 
-def test_the_log_names_each_bad_file_once_and_what_stands_in(spoiled, caplog):
+def test_the_log_names_each_bad_file_once_and_its_substitute(spoiled, caplog):
     table = table_of(*spoiled)
     with caplog.at_level(logging.WARNING, "jaxddp.data"):
-        batches(table, SEED, stop=4)
+        batches(table, range(4))
     lines = [record.getMessage() for record in caplog.records if record.name == "jaxddp.data"]
     assert sorted(line.partition(": ")[0] for line in lines) == sorted(table.name(row) for row in BAD)
-    assert all(line.endswith(" stands in for it") and "\n" not in line for line in lines)
+    assert all("; its substitute is " in line and "\n" not in line for line in lines)
     (line,) = (line for line in lines if line.startswith(table.name(10)))
-    assert "cut short: no end-of-image marker" in line and "; download it again or remove its row: " in line
-    assert line.endswith(f"{table.name(13)} stands in for it")
+    assert (
+        "cut short: no end-of-image marker" in line
+        and "; download it again or remove its row; its substitute is " in line
+    )
+    assert line.endswith(f"its substitute is {table.name(13)}")
 
 
 def test_a_class_without_a_sound_image_ends_the_stream(tmp_path: Path):
     names = write(tmp_path, dict.fromkeys(rows_of_class(1), b""))
     with pytest.raises(InputError) as caught:
-        batches(table_of(tmp_path, names), SEED)
+        batches(table_of(tmp_path, names))
     assert "empty file" in str(caught.value) and str(tmp_path) in str(caught.value)
-    assert str(caught.value).endswith("no image of class bee is left that could stand in for it")
+    assert str(caught.value).endswith("no image of class bee is left to substitute")
 
 
-def test_no_stand_in_where_all_are_sound(tmp_path: Path):
+def test_nothing_is_substituted_where_all_are_sound(tmp_path: Path):
     table = table_of(tmp_path, write(tmp_path, {}))
-    for batch in batches(table, SEED, stop=3):
+    for batch in batches(table, range(3)):
         assert not batch.substituted.any()
 
 
@@ -138,7 +143,7 @@ def test_resolve_follows_chains_and_wraps_around(spoiled):
     substitutes = Substitutes(table_of(*spoiled))
     rows = np.arange(NUM_EXAMPLES, dtype=np.int32)
     assert substitutes.resolve(rows) is rows
-    # A stand-in may be met as itself before the row that it would stand in for, and the other way round.
+    # A substitute may be read for its own row before the row that it replaces, or after it.
     for row in (12, 9, 15):
         substitutes.refuse(row, "gone")
     resolved = substitutes.resolve(rows)
@@ -176,16 +181,17 @@ def test_a_crop_above_the_damage_is_refused_all_the_same(damaged_below, start: i
 
     monkeypatch.setattr(decode, "random_area_window", lambda size, key, crop: tf.constant([0, 0, 24, 24]))
     order = SampleOrder(NUM_EXAMPLES, BATCH, 0)
-    arguments = {"start": start, "stop": start + 3, "seed": 0, "image_size": SIZE}
+    steps = range(start, start + 3)
     with pytest.raises(InputError) as caught:
-        list(image_batches(table_of(root, names), order, Crop(), **arguments))
+        list(table_of(root, names).train_batches(order, DATA, steps))
     assert str(caught.value).startswith(f"{root / names[4]}: damaged: ")
     assert str(caught.value).endswith("; download it again or remove its row")
     table = table_of(root, names)
-    for batch in image_batches(table, order, Crop(), **arguments, substitutes=Substitutes(table)):
+    for batch in table.train_batches(order, DATA, steps, substitutes=Substitutes(table)):
         assert batch.substituted.tolist() == (batch.row == 4).tolist()
 
 
+@pytest.mark.slow
 def test_a_new_process_that_resumes_refuses_it_too(damaged_below):
     root, names = damaged_below
     code = f"""
@@ -193,7 +199,7 @@ import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_stream import *
 table = table_of(Path({str(root)!r}), {names!r})
 try:
-    list(image_batches(table, SampleOrder({NUM_EXAMPLES}, {BATCH}, 0), Crop(), start=3, stop=6, seed=0, image_size=24))
+    list(table.train_batches(SampleOrder({NUM_EXAMPLES}, {BATCH}, 0), DATA, range(3, 6)))
 except InputError as error:
     print(error)
 """

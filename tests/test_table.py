@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ilsvrc import IMAGES, synset, write_csv, write_tree
 
+from jaxddp.config import DataConfig
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.source import check_labelled
 from jaxddp.data.subset import balanced_rows, chosen_classes
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
@@ -61,17 +63,17 @@ def test_train_labels_follow_the_mapping_and_paths_exist(tree):
     assert table.class_ids == tuple(synset(i) for i in range(4))
     assert table.class_names[1] == "class 1, also called 1"
     assert table.class_indices == (0, 1, 2, 3)
-    assert table.label.dtype == np.int32 and table.label.tolist() == [0, 1, 2, 3] * 3
-    for image_id, path, label in zip(table.id, table.path, table.label, strict=True):
+    assert table.labels.dtype == np.int32 and table.labels.tolist() == [0, 1, 2, 3] * 3
+    for image_id, path, label in zip(table.id, table.path, table.labels, strict=True):
         assert path.decode() == f"{IMAGES}/train/{synset(label)}/{image_id.decode()}.JPEG"
         assert (tree / path.decode()).is_file()
     assert [table.name(row) for row in (5, 0)] == [f"{tree}/{os.fsdecode(table.path[row])}" for row in (5, 0)]
-    table.check_images()
+    table.check(DataConfig())
 
 
 def test_labels_come_from_the_order_of_the_mapping_and_not_of_the_names(files):
     table = read(files, HEADER + "a,n01 1 2 3 4\nb,n02 1 2 3 4 \n")
-    assert table.label.tolist() == [1, 0]
+    assert table.labels.tolist() == [1, 0]
     assert table.class_names == ("second, of two", "first")
     (files / "LOC_synset_mapping.txt").write_text("n02\tsecond, of two \nn01\n")
     assert train_solutions(files).class_names == ("second, of two", "n01")
@@ -79,17 +81,23 @@ def test_labels_come_from_the_order_of_the_mapping_and_not_of_the_names(files):
 
 def test_val_and_test_images_lie_in_one_folder(tree):
     val, listing = val_solutions(tree), ilsvrc.test_listing(tree)
-    assert val.label.tolist() == [0, 1, 2, 3, 0, 1]
+    assert val.labels.tolist() == [0, 1, 2, 3, 0, 1]
     assert val.path[0].decode() == f"{IMAGES}/val/ILSVRC2012_val_00000001.JPEG"
-    assert listing.label.tolist() == [-1, -1] and listing.num_classes == 0
+    assert listing.labels.tolist() == [-1, -1] and listing.num_classes == 0
     assert listing.path[1].decode() == f"{IMAGES}/test/ILSVRC2012_test_00000002.JPEG"
-    val.check_images()
-    listing.check_images()
+    val.check(DataConfig())
+    listing.check(DataConfig())
+    assert val.labelled and not listing.labelled
+    check_labelled(val, "validation data")
+    with pytest.raises(InputError) as caught:
+        check_labelled(listing, "validation data")
+    expected = f"validation data: {listing.name(0)} has no label (2 of 2 images have none); give data with labels"
+    assert str(caught.value).startswith(expected)
 
 
 def test_several_boxes_numbers_and_white_space(files):
     table = read(files, HEADER + "a,n01 1 2 3 4 n01 -5 6.25 7 8 n01 1 1 1 1 \nb, n02  1\t2 3 4\n")
-    assert table.label.tolist() == [1, 0]
+    assert table.labels.tolist() == [1, 0]
 
 
 def test_bom_crlf_quotes_blank_lines_and_other_columns_are_accepted(files):
@@ -140,21 +148,21 @@ def test_selected_labels_are_dense_and_lead_back_through_the_mapping(label, data
         chosen.append(label[0])
     selected = table.select(chosen)
     assert [int(i) for i in selected.id] == [row for row, old in enumerate(label) if old in chosen]
-    assert [selected.class_indices[new] for new in selected.label] == [old for old in label if old in chosen]
+    assert [selected.class_indices[new] for new in selected.labels] == [old for old in label if old in chosen]
     assert selected.class_indices == tuple(sorted(chosen))
     assert selected.class_ids == selected.class_names == tuple(CLASS_IDS[i] for i in sorted(chosen))
-    assert selected.label.dtype == np.int32
+    assert selected.labels.dtype == np.int32
     by_name = table.select(",".join(CLASS_IDS[i] for i in chosen))
     assert by_name.fingerprint == selected.fingerprint == table.select(tuple(CLASS_IDS[i] for i in chosen)).fingerprint
 
 
 def test_a_range_selects_as_python_does(tree):
     table = train_solutions(tree, classes="1:3")
-    assert table.class_indices == (1, 2) and table.label.tolist() == [0, 1] * 3
+    assert table.class_indices == (1, 2) and table.labels.tolist() == [0, 1] * 3
     for same in (range(1, 3), [2, 1], np.array([1, 2]), f" {synset(2)}, {synset(1)},"):
         assert train_solutions(tree, classes=same).fingerprint == table.fingerprint
     again = table.select([1])
-    assert again.class_indices == (2,) and again.class_ids == (synset(2),) and again.label.tolist() == [0] * 3
+    assert again.class_indices == (2,) and again.class_ids == (synset(2),) and again.labels.tolist() == [0] * 3
     assert val_solutions(tree, classes="1:3").class_ids == table.class_ids
     assert table.select(None) is table
 
@@ -197,7 +205,7 @@ def test_take_keeps_every_class_share_and_grows_by_adding(label, data):
     counts = np.bincount(label, minlength=7)
     share = len(rows) * counts / len(label)
     bound = 1 + len(set(label)) / 2 * counts / len(label)
-    assert (abs(np.bincount(table.take(small).label, minlength=7) - share) <= bound).all()
+    assert (abs(np.bincount(table.take(small).labels, minlength=7) - share) <= bound).all()
 
 
 @given(classes=st.integers(1, 6), each=st.integers(1, 6), limit=st.integers(1, 36))
@@ -378,8 +386,8 @@ def test_links_within_a_linked_root_are_followed(linked):
     replace_by_link(
         linked / IMAGES / "val" / "ILSVRC2012_val_00000001.JPEG", f"../train/{synset(1)}/{synset(1)}_0.JPEG"
     )
-    train_solutions(linked).check_images()
-    val_solutions(linked).check_images()
+    train_solutions(linked).check(DataConfig())
+    val_solutions(linked).check(DataConfig())
 
 
 def test_an_image_that_is_a_link_out_is_refused(linked):
@@ -428,19 +436,19 @@ def test_check_images_names_the_first_and_counts_the_rest(linked):
         (first, lambda: (first.unlink(), first.symlink_to("/etc/passwd")), "a symbolic link leads out of the data set"),
     ):
         spoil()
-        assert f"{place}: {expected}" in message(table.check_images)
+        assert f"{place}: {expected}" in message(table.check, DataConfig())
 
 
 def test_check_images_knows_missing_folders(linked):
     table = val_solutions(linked)
     folder = linked / IMAGES / "val"
     folder.rename(folder.with_name("gone"))
-    assert "the image's folder is missing (2 of 2 images" in message(table.check_images)
+    assert "the image's folder is missing (2 of 2 images" in message(table.check, DataConfig())
     folder.write_text("")
-    assert "the image's folder cannot be read (Not a directory) (2 of 2" in message(table.check_images)
+    assert "the image's folder cannot be read (Not a directory) (2 of 2" in message(table.check, DataConfig())
     folder.unlink()
     folder.symlink_to(linked.parent / "outside")
-    assert "leads out of the data set" in message(table.check_images)
+    assert "leads out of the data set" in message(table.check, DataConfig())
 
 
 # Size

@@ -17,14 +17,14 @@ from PIL import Image
 from test_stream import assert_same, encode, picture
 
 from jaxddp.cache_folder import CACHE_VARIABLE
+from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.tfds import read_tfds
 from jaxddp.data.images.decode import train_image
 from jaxddp.data.images.windows import Crop
-from jaxddp.data.order import SampleOrder
+from jaxddp.data.order import WHOLE, SampleOrder, Shard
 from jaxddp.data.storage.array_records import ArrayRecords
 from jaxddp.data.storage.records import RecordFiles
-from jaxddp.data.stream import image_batches
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
@@ -147,17 +147,15 @@ def shards_of(data_dir: Path, split: str = "train") -> list[Path]:
     return sorted(file for file in data_dir.rglob(f"*-{split}.*") if "-of-" in file.name)
 
 
-def batches_of(table: ExampleTable, image_size: int, **options) -> list[Batch]:
-    order = SampleOrder(len(table), 4, seed=3)
-    arguments = {"start": 0, "stop": -(-len(table) // 4), "seed": 0, "image_size": image_size} | options
-    return list(image_batches(table, order, Crop(kind="whole"), **arguments))
+def batches_of(table: ExampleTable, image_size: int, shard: Shard = WHOLE) -> list[Batch]:
+    order, data = SampleOrder(len(table), 4, seed=3), DataConfig(image_size=image_size, crop="whole")
+    return list(table.train_batches(order, data, range(-(-len(table) // 4)), shard))
 
 
 def examples(table: ExampleTable, image_size: int) -> dict[bytes, int]:
     """From the pixels of every example to its label, of which a batch as large as the table has each once."""
     order = SampleOrder(len(table), len(table), seed=3)
-    whole = Crop(kind="whole")
-    (batch,) = image_batches(table, order, whole, start=0, stop=1, seed=0, image_size=image_size)
+    (batch,) = table.train_batches(order, DataConfig(image_size=image_size, crop="whole"), range(1))
     assert sorted(batch.row.tolist()) == list(range(len(table))) and batch.mask.all()
     pixels = {image.tobytes(): int(label) for image, label in zip(batch.image, batch.label, strict=True)}
     assert len(pixels) == len(table)
@@ -179,7 +177,7 @@ def test_png_pixels_are_those_that_went_in(prepared: Path, file_format: str, nam
     assert examples(table, size) == expected
     assert table.class_ids == table.class_names == tuple(NAMES) and table.class_indices == (0, 1, 2)
     assert isinstance(table.store, RecordFiles if file_format == "tfrecord" else ArrayRecords)
-    table.check_images()
+    table.check(DataConfig())
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
@@ -215,7 +213,7 @@ def test_ids_are_those_of_the_library(prepared: Path):
         builder = tfds.builder_from_directory(shards_of(prepared / "tfrecord" / name)[0].parent)
         config = tfds.ReadConfig(add_tfds_id=True)
         examples = builder.as_dataset(split="train", read_config=config, decoders={"image": tfds.decode.SkipDecoding()})
-        rows = {table.id[row]: (table.read(row), int(table.label[row])) for row in range(len(table))}
+        rows = {table.id[row]: (table.read(row), int(table.labels[row])) for row in range(len(table))}
         found = {one["tfds_id"]: (one["image"], int(one["label"])) for one in examples.as_numpy_iterator()}
         assert len(rows) == 23 and rows == found
 
@@ -227,10 +225,11 @@ def test_both_kinds_of_files_give_the_same_batches(prepared: Path, name: str, si
     assert len({path for table in tables for path in table.path.tolist()}) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_two_hosts_make_the_batches_of_one(prepared: Path, file_format: str):
     table = read_tfds("tiny_gray", "train", prepared / file_format)
-    hosts = [batches_of(table, 28, index=index, count=2) for index in range(2)]
+    hosts = [batches_of(table, 28, Shard(index, 2)) for index in range(2)]
     steps = [[shard[:5] for shard in shards] for shards in zip(*hosts, strict=True)]
     assert_same([Batch(*map(np.concatenate, zip(*shards, strict=True))) for shards in steps], batches_of(table, 28))
 
@@ -247,7 +246,7 @@ def test_many_threads_read_what_one_reads(prepared: Path, file_format: str):
 
 def test_selected_classes(prepared: Path):
     for file_format in FORMATS:
-        table = read_tfds("tiny_gray", "train", prepared / file_format, classes="bee,cat")
+        table = read_tfds("tiny_gray", "train", prepared / file_format).select("bee,cat")
         assert table.class_ids == ("cat", "bee") and table.class_indices == (0, 2)
         wanted = {
             np.broadcast_to(gray(n), (28, 28, 3)).tobytes(): label_of(n) // 2 for n in range(23) if label_of(n) != 1
@@ -335,7 +334,7 @@ def test_a_set_that_is_no_image_classification_is_named(tmp_path: Path):
 def test_a_split_without_labels_is_named(tmp_path: Path, file_format: str):
     root = prepare(Unlabelled, tmp_path, file_format)
     message = fault("unlabelled", "train", tmp_path)
-    assert message.startswith(str(root)) and "the label -1 is none of the 3 classes (5 such records)" in message
+    assert message.startswith(str(root)) and "the label -1 is not one of the 3 classes (5 such records)" in message
     name, _, place = message.partition(": ")[0].rpartition(" ")
     assert name.partition(", record")[0] in map(str, shards_of(tmp_path)) and place.isdecimal()
 
@@ -350,7 +349,7 @@ def test_a_label_that_32_bits_would_take_for_another_is_named(prepared: Path, tm
     with tf.io.TFRecordWriter(str(shard)) as writer:
         for record in records:
             writer.write(record.SerializeToString())
-    assert "the label 4294967296 is none of the 3 classes (1 such" in fault("tiny_gray", "train", tmp_path)
+    assert "the label 4294967296 is not one of the 3 classes (1 such" in fault("tiny_gray", "train", tmp_path)
 
 
 def test_a_missing_split_is_named(tmp_path: Path):
@@ -384,7 +383,7 @@ def test_a_set_made_anew_is_indexed_anew(copy: Path, tmp_path: Path):
     file_format = "tfrecord" if isinstance(before.store, RecordFiles) else "array_record"
     shutil.copytree(prepare(TinyGray, tmp_path / "other", file_format), copy / "tiny_gray/1.0.0", dirs_exist_ok=True)
     after = read_tfds("tiny_gray", "train", copy)
-    np.testing.assert_array_equal(after.label, (before.label + 1) % 3)
+    np.testing.assert_array_equal(after.labels, (before.labels + 1) % 3)
 
 
 def test_a_damaged_index_is_built_anew(copy: Path):
@@ -433,12 +432,13 @@ def test_a_shard_lost_while_training_gets_one_line(copy: Path):
     shard = shards_of(copy)[1]
     shard.unlink()
     with pytest.raises(InputError, match=r"its file is missing \(7 of 23 images"):
-        table.check_images()
+        table.check(DataConfig())
     with pytest.raises(InputError) as raised:
         batches_of(table, 28)
     assert str(raised.value).startswith(str(shard)) and "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_reading_is_quiet_and_needs_no_network_and_no_gpu(prepared: Path):
     program = """
     import socket

@@ -1,6 +1,6 @@
-"""What all contenders are given, so that all do the same: the network, the images, the weights, the steps to time.
+"""The input of all contenders, so that all do the same: network, images, weights, and the steps to time.
 
-Needs NumPy alone: torch's contender runs where there is no JAX.
+Needs only NumPy: torch's contender runs where JAX is not installed.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class Task:
     """In a turn."""
     turns: int
     out: Path
-    """Where the first process writes its figures."""
+    """Where process 0 writes its results."""
     devices: int | None = None
     """Of a JAX contender in one process; its batch is `batch` on each."""
 

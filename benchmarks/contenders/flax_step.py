@@ -1,5 +1,5 @@
 """The step that a data-parallel trainer in Flax is usually given: every device averages gradients, batch statistics and
-figures leaf by leaf. Started by `benchmarks/step.py --against flax`.
+metrics leaf by leaf. Started by `benchmarks/step.py --against flax`.
 
 The network is that of `jaxddp.models.resnet` in Linen's own layers, with `nn.max_pool`.
 """
@@ -18,7 +18,7 @@ from jax_case import lay_out, local_images, read_weights, run
 
 from jaxddp.mesh import AXIS
 
-# Linen declares paddings as strings alone.
+# Linen's type for paddings is a string.
 MARGINS: Any = ((1, 1), (1, 1))
 
 

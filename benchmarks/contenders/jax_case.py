@@ -13,10 +13,11 @@ import numpy as np
 from case import Case, Task
 from flax import traverse_util
 
+from jaxddp.api import resnet
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import is_first, join
 from jaxddp.mesh import Topology, simulate_cpu_devices
-from jaxddp.models.resnet import ResNet, resnet
+from jaxddp.models.resnet import ResNet
 
 LAST = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 

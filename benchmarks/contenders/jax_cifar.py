@@ -1,29 +1,24 @@
-"""CIFAR-10 on the device, by the recipe of configs/cifar10.py in bfloat16, without TensorFlow. Started by
-`benchmarks/gpu.py`.
+"""CIFAR-10 on the device, by the recipe of configs/cifar10.py in bfloat16. Started by `benchmarks/gpu.py`.
+
+The run is that of `jaxddp train`, but it is logged to metrics.jsonl alone, which needs no TensorFlow.
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from jaxddp.config import Config, load
-from jaxddp.data.opening import open_tables
-from jaxddp.data.order import SampleOrder
-from jaxddp.engine.objective import cross_entropy
-from jaxddp.engine.optimizer import make_optimizer, make_schedule
-from jaxddp.engine.program_cache import keep_compiled_programs
-from jaxddp.experiment.setup import prepare, train
-from jaxddp.mesh import Topology
-from jaxddp.models.resnet import resnet
-from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.experiment.experiment import Experiment, open_experiment, train
+from jaxddp.recipe_file import read_recipe
+from jaxddp.training.events import EvaluationRecord, Listener, RunStart
 from jaxddp.training.listeners.history import History
-from jaxddp.training.plan import Plan
 
 
-class Clock:
+class Clock(Listener):
     """When each evaluation ended, in seconds since the loop began, which compiles the step first."""
 
     def __init__(self) -> None:
@@ -34,15 +29,9 @@ class Clock:
     def start(self, run: RunStart) -> None:
         self.begin = time.perf_counter()
 
-    def step(self, record: StepRecord) -> None:
-        pass
-
     def evaluation(self, record: EvaluationRecord) -> None:
         if record.final:
             self.evaluations.append((time.perf_counter() - self.begin, record.metrics["top1"]))
-
-    def end(self, run: RunEnd) -> None:
-        pass
 
     def reached(self, top1: float) -> float | None:
         return next((seconds for seconds, found in self.evaluations if found >= top1), None)
@@ -57,34 +46,26 @@ def main() -> None:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    config = load("cifar10").replace(
+    file = read_recipe("cifar10")
+    config = file.config.replace(
         data={"path": options.data, "cache": "device"},
         model={"width": options.width},
         train={"precision": "bfloat16", "duration": options.duration, "batch_size": options.batch},
         eval={"batch_size": options.batch},
+        log={"to": ("jsonl",)},
+        parallel={"devices": 1},
     )
-    options.out.write_text(json.dumps(run(config, options.top1)))
+    options.out.write_text(json.dumps(run(open_experiment(dataclasses.replace(file, config=config)), options.top1)))
 
 
-def run(config: Config, top1: float) -> dict[str, Any]:
-    keep_compiled_programs()
-    train_table, val_table = open_tables(config.data)
-    plan, topology = Plan.of(config, len(train_table)), Topology.create(1)
-    sizes = {"num_examples": plan.num_examples, "batch_size": plan.batch_size}
-    warmup = config.optimizer.warmup.steps(**sizes, total_steps=plan.total_steps)
-    schedule = make_schedule(config.optimizer, total_steps=plan.total_steps, warmup_steps=warmup)
-    model, dtype = config.model, str(config.train.precision)
-    network = resnet(model.name, train_table.num_classes, width=model.width, stem=model.stem, dtype=dtype)
-    order = SampleOrder(len(train_table), config.train.batch_size, config.seed)
-    optimizer = make_optimizer(config.optimizer, schedule)
-    setup = prepare(network, train_table, optimizer, topology, order, data=config.data, dtype=dtype)
-    objective, clock, history = setup.objective(cross_entropy()), Clock(), History()
-    evaluator = setup.evaluator(objective, val_table, config.eval.batch_size)
-    train(setup, objective, plan, evaluator=evaluator, listeners=[clock, history])
+def run(experiment: Experiment, top1: float) -> dict[str, Any]:
+    clock, history = Clock(), History()
+    with tempfile.TemporaryDirectory() as workdir:
+        train(experiment, Path(workdir), listeners=[clock, history])
     seconds = [float(each) for each in history.epochs["seconds"]]
     return {
-        "config": config.to_dict(),
-        "examples": len(train_table),
+        "config": experiment.config.to_dict(),
+        "examples": len(experiment.resources.train),
         "epoch_seconds": seconds,
         # The first epoch compiles.
         "epoch": statistics.median(seconds[1:] or seconds),

@@ -1,4 +1,4 @@
-"""What a case asks of a device, and what JAX gets out of the device at best. Started by `benchmarks/gpu.py`.
+"""The FLOPs of a case, and the most that JAX reaches on the device. Started by `benchmarks/gpu.py`.
 
 Writes the weights that all contenders begin with, counts the step's floating-point operations, and measures a product
 of matrices in bfloat16 and the memory.
@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from case import Task
 from jax_case import write_weights
-from jaxddp_parts import Parts, make_parts
+from jaxddp_parts import make_parts
 
-from jaxddp.engine.step import make_train_step
+from jaxddp.data.batch import Batch
+from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.flops import count_flops
 
 RUNS, REPEATS = 5, 10
@@ -25,21 +26,21 @@ RUNS, REPEATS = 5, 10
 def main() -> None:
     task = Task.parse()
     write_weights(task.case, task.weights)
-    parts = make_parts(task)
-    topology = parts.setup.topology
+    setup, batch = make_parts(task)
+    topology = setup.topology
     large = topology.platform == "gpu"
     figures = {
         "device": topology.device_kind,
-        "flops_an_image": flops_of_step(parts) / task.case.batch,
+        "flops_an_image": flops_of_step(setup, batch) / task.case.batch,
         "matmul_flops_a_second": matmul_speed(8192 if large else 512),
         "memory_bytes_a_second": memory_speed(1 << (30 if large else 22)),
     }
     task.out.write_text(json.dumps(figures | {"version": jax.__version__}))
 
 
-def flops_of_step(parts: Parts) -> int:
-    step: Any = make_train_step(parts.objective, parts.setup.optimizer, parts.setup.topology)
-    return count_flops(step.trace(parts.state, parts.batch).jaxpr).total()
+def flops_of_step(setup: RunSetup, batch: Batch) -> int:
+    step: Any = setup.step()
+    return count_flops(step.trace(setup.state, batch).jaxpr).total()
 
 
 def matmul_speed(side: int) -> float:
@@ -55,7 +56,7 @@ def memory_speed(count: int) -> float:
 
 
 def seconds(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
-    """The median over a few runs of one call; the first, which compiles, is none of them."""
+    """The median over a few runs of one call, without the first, which compiles."""
     jax.block_until_ready(function(*arguments))
     found = []
     for _ in range(RUNS):

@@ -1,22 +1,19 @@
 """Variants of this project's step that take turns in one process, each beside the step as it is. Started by
 `benchmarks/gpu.py`.
 
-- 1x1 convolutions as products of matrices, which `jaxddp.models.convolution` has on CPUs alone;
-- XLA's options that `jaxddp.engine.compiler_options` holds to be worth trying;
+- 1x1 convolutions as products of matrices, as `jaxddp.models.cpu_convolution` has them on CPUs;
+- XLA's options in `XLA_OPTIONS`;
 - a state that is not donated;
 - images that lie on the device: one step in a dispatch, and several.
 """
 
-import contextlib
 import functools
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
-from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -24,22 +21,35 @@ import numpy as np
 from case import Task
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jax_case import all_images
-from jaxddp_parts import Parts, make_parts
+from jaxddp_parts import make_parts
 
-from jaxddp.data.source import stacked_columns
-from jaxddp.engine.compiler_options import WORTH_TRYING, compiler_options
+from jaxddp.data.batch import Batch
+from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.resident_steps import make_resident_steps
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import TrainStep, make_local_step
 from jaxddp.errors import InputError
+from jaxddp.experiment.feed import LONGEST_CHUNK
+from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import AXIS
-from jaxddp.models import resnet
-from jaxddp.models.convolution import convolve
+from jaxddp.models.adapt import adapt
 
 BASE = "the step as it is"
-LONGEST_CHUNK = 32
+# A threshold for combining all-reduces is not among them: gradients travel in one buffer.
+XLA_OPTIONS = (
+    # Computes while the all-reduce is under way.
+    "xla_gpu_enable_latency_hiding_scheduler=true",
+    # NCCL sends the one large buffer from where it is.
+    "xla_gpu_enable_nccl_user_buffers=true",
+    # Hundreds of kernels, convolutions and the all-reduce too, are launched as a few CUDA graphs.
+    "xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONVOLUTION,COLLECTIVES",
+    # Every kernel is launched by itself, where making graphs costs more than it saves.
+    "xla_gpu_enable_command_buffer=",
+    # Convolutions take in the operations beside them.
+    "xla_gpu_experimental_enable_conv_fusion=true",
+)
 # In bfloat16 another order of additions is seen in the third digit.
 LOSS_TOLERANCE = 0.02
 
@@ -48,23 +58,21 @@ Turn = Callable[[], float]
 
 @dataclass(frozen=True)
 class Variant:
-    """A jitted program, the arguments that follow the state, how many steps it takes, and what must hold while it is
-    traced."""
+    """A jitted program, the arguments that follow the state, and how many steps it takes."""
 
     make: Callable[[], Any]
     feed: tuple[Any, ...]
     steps: int = 1
-    around: AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
 
 
 def main() -> None:
     task = Task.parse()
-    parts = make_parts(task)
+    setup, batch = make_parts(task)
     turns: dict[str, Turn] = {}
     figures: dict[str, dict[str, Any]] = {}
-    for name, variant in variants(task, parts):
+    for name, variant in variants(setup, batch, task.steps):
         try:
-            turns[name], figures[name] = prepared(variant, parts, task.steps)
+            turns[name], figures[name] = prepared(variant, setup.state, task.steps)
         except (InputError, jax.errors.JaxRuntimeError) as error:
             figures[name] = {"refused": str(error).splitlines()[0]}
         print(name, figures[name], flush=True)
@@ -78,29 +86,23 @@ def main() -> None:
     task.out.write_text(json.dumps(figures))
 
 
-def variants(task: Task, parts: Parts) -> Iterator[tuple[str, Variant]]:
-    settings = (parts.objective, parts.setup.optimizer, parts.setup.topology)
-    step, batch = functools.partial(make_train_step, *settings), (parts.batch,)
-    yield BASE, Variant(step, batch)
-    yield "1x1 as products", Variant(step, batch, around=patch.object(resnet, "convolve", by_products))
-    for option in WORTH_TRYING["gpu"]:
+def variants(setup: RunSetup, batch: Batch, steps: int) -> Iterator[tuple[str, Variant]]:
+    yield BASE, Variant(setup.step, (batch,))
+    yield "1x1 as products", Variant(functools.partial(with_products, setup), (batch,))
+    for option in XLA_OPTIONS:
         # Tried when it is made, so that one that is refused is noted and the others go on.
-        yield option.word, Variant(functools.partial(with_option, step, option.word), batch)
-    yield "state not donated", Variant(functools.partial(undonated, *settings), batch)
-    topology, (images, labels) = parts.setup.topology, all_images(task)
-    images = topology.replicate(images)
-    for length in (1, min(LONGEST_CHUNK, task.steps)):
-        columns = stacked_columns(labels, parts.setup.order, range(length), length)
-        feed = (images, topology.place(columns), topology.replicate(np.int32(length)))
-        make = functools.partial(make_resident_steps, *settings, length=length)
-        yield f"on the device, {length} a dispatch", Variant(make, feed, length)
+        yield option, Variant(functools.partial(with_option, setup, option), (batch,))
+    yield "state not donated", Variant(functools.partial(undonated, setup), (batch,))
+    for length in (1, min(LONGEST_CHUNK, steps)):
+        (chunk,) = setup.feed.resident_chunks([range(length)], length)
+        make = functools.partial(make_resident_steps, local_step(setup), setup.topology, length=length)
+        yield f"on the device, {length} a dispatch", Variant(make, (setup.feed.images, *chunk.feed), length)
 
 
-def prepared(variant: Variant, parts: Parts, steps: int) -> tuple[Turn, dict[str, Any]]:
+def prepared(variant: Variant, state: TrainState, steps: int) -> tuple[Turn, dict[str, Any]]:
     """A compiled variant's turn, in seconds a step over at least `steps`, and what is known before it runs."""
-    state, begin = jax.tree.map(jnp.copy, parts.state), time.perf_counter()
-    with variant.around:
-        compiled, cost = compile_with_cost(variant.make(), state, *variant.feed)
+    state, begin = jax.tree.map(jnp.copy, state), time.perf_counter()
+    compiled, cost = compile_with_cost(variant.make(), state, *variant.feed)
     figures: dict[str, Any] = {"compile": time.perf_counter() - begin}
     if cost.memory is not None:
         figures["needed_bytes"] = cost.memory.needed
@@ -128,20 +130,30 @@ def first_loss(sums: MetricSums) -> float:
     return float(np.ravel(sums.values[..., 0, 0])[0] / np.ravel(sums.values[..., 0, 1])[0])
 
 
+def with_products(setup: RunSetup) -> Any:
+    model: Any = setup.model
+    return replace(setup, model=adapt(model.module.clone(convolution=by_products))).step()
+
+
 def by_products(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """`convolve`, but 1x1 kernels are products of matrices wherever it runs."""
-    if kernel.shape[0] > 1:
-        return convolve(images, kernel, stride, padding)
-    return lax.dot_general(images[:, ::stride, ::stride], kernel[0, 0], (((3,), (0,)), ((), ())))
+    """A convolution, but 1x1 kernels are products of matrices wherever it runs."""
+    if kernel.shape[0] == 1:
+        return lax.dot_general(images[:, ::stride, ::stride], kernel[0, 0], (((3,), (0,)), ((), ())))
+    margins, numbers = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(images, kernel, (stride, stride), margins, dimension_numbers=numbers)
 
 
-def with_option(step: Callable[..., Any], word: str) -> Any:
-    return step(compiler_options=compiler_options([word]))
+def with_option(setup: RunSetup, word: str) -> Any:
+    resources = replace(setup.resources, compiler_options=compiler_options([word]))
+    return replace(setup, resources=resources).step()
 
 
-def undonated(objective: Any, optimizer: Any, topology: Any) -> Any:
-    step = make_local_step(objective, optimizer, topology)
-    return jax.jit(jax.shard_map(step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+def undonated(setup: RunSetup) -> Any:
+    return jax.jit(jax.shard_map(local_step(setup), mesh=setup.topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+
+
+def local_step(setup: RunSetup) -> TrainStep:
+    return make_local_step(setup.objective, setup.optimizer, setup.topology)
 
 
 def beside(found: list[float], base: list[float]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What torch gets out of a device at best: a product of matrices in bfloat16, and the memory. Started by
+"""The most that torch reaches on a device: a product of matrices in bfloat16, and the memory. Started by
 `benchmarks/gpu.py`.
 """
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def seconds(call: Callable[[], torch.Tensor]) -> float:
-    """The median over a few runs of one call; the first, which loads the kernel, is none of them."""
+    """The median over a few runs of one call, without the first, which loads the kernel."""
     wait(call())
     found = []
     for _ in range(RUNS):

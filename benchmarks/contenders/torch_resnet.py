@@ -62,7 +62,7 @@ def load(network: nn.Module, weights: dict[str, np.ndarray]) -> None:
     """Copy weights of JAX's layout into a network; every one of both must find its partner."""
     state = {name: torch.from_numpy(to_torch(array)) for name, array in weights.items()}
     missing, unexpected = network.load_state_dict(state, strict=False)
-    # Running statistics begin alike, and torch counts its batches beside.
+    # Running statistics start equal; torch also counts its batches.
     assert not unexpected and all(".running_" in n or n.startswith("bn1.") or "num_batches" in n for n in missing), (
         missing
     )

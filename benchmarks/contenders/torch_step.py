@@ -1,4 +1,4 @@
-"""PyTorch as it is fast: channels-last; DistributedDataParallel and one thread a process on a CPU; on a GPU
+"""PyTorch in its fastest form: channels-last; DistributedDataParallel and one thread a process on a CPU; on a GPU
 `torch.compile` in its fastest mode, autocast and a fused optimizer. Started by `benchmarks/step.py --against torch`.
 """
 

@@ -4,12 +4,16 @@ Examples pair up with their neighbours in the batch (position XOR 1). A device's
 even position, so both of a pair lie on one device, and the pairs are the same on any number of devices.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxddp.augment.bounds import check_bound
 from jaxddp.augment.box import centered
+from jaxddp.config import AugmentConfig
+from jaxddp.errors import InputError
 
 
 class Mixing(NamedTuple):
@@ -19,6 +23,21 @@ class Mixing(NamedTuple):
     """int32[B], the label of the partner."""
     weight: jax.Array
     """float32[B], the weight of the example's own label; the partner's has the rest."""
+
+
+def check_mixing(augment: AugmentConfig, batch_size: int, num_devices: int) -> None:
+    """Raises `InputError` where an alpha is invalid, or a device's slice of a batch cannot be divided into pairs."""
+    for key in ("mixup", "cutmix"):
+        check_bound(key, getattr(augment, key), math.inf, "the alpha of a Beta distribution")
+    key = "mixup" if augment.mixup else "cutmix"
+    alpha = getattr(augment, key)
+    share = batch_size // num_devices
+    if alpha and share % 2:
+        near = " or ".join(str(size * num_devices) for size in (share - 1, share + 1) if size)
+        raise InputError(
+            f"data.augment.{key}={alpha} mixes pairs of images on one device, and train.batch_size={batch_size} gives "
+            f"each of {num_devices} devices {share}, an odd number; a batch of {near} would do"
+        )
 
 
 def mix(
@@ -84,5 +103,5 @@ def _boxed(keys: jax.Array, images: jax.Array, alpha: float) -> tuple[jax.Array,
 
 
 def _partners(column: jax.Array) -> jax.Array:
-    """Each pair changes places."""
+    """Of each pair, the one in the place of the other."""
     return column.reshape(-1, 2, *column.shape[1:])[:, ::-1].reshape(column.shape)

@@ -1,21 +1,29 @@
 """From uint8 pixels to the network's input, on the device; whatever is random is a function of (seed, epoch, row)."""
 
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.erasing import cutout, erase
 from jaxddp.augment.mixing import Mixing, mix
-from jaxddp.augment.rand_augment import rand_augment
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
+from jaxddp.errors import InputError
+from jaxddp.registry import AUGMENTATIONS
+
+Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
+"""(key, image [H, W, C]) -> image of the same shape and dtype."""
 
 # One stream of random numbers per use of a seed: initialization takes the seed itself, others fold a word of theirs.
 _AUGMENT = 0x696D67
-# And one per use of an example's key.
-_FLIP, _CROP, _RAND_AUGMENT, _CUTOUT, _ERASE, _MIX = range(6)
+# The augmentations that have a setting, of uint8 pixels and of normalized images, in their order.
+_OF_PIXELS, _OF_NORMALIZED = ("flip", "pad", "rand_augment", "cutout"), ("erase",)
+# And one stream per use of an example's key.
+*_SET, _MIX, _THEN, _EXTRA = range(8)
+_STREAMS = dict(zip(_OF_PIXELS + _OF_NORMALIZED, _SET, strict=True))
 
 
 class Inputs(NamedTuple):
@@ -24,7 +32,7 @@ class Inputs(NamedTuple):
     images: jax.Array
     """float[B, H, W, C]."""
     mixing: Mixing | None
-    """Which labels the images have, and how much of each; None where an image has but its own."""
+    """The labels of mixed images; None where each image has only its own."""
 
 
 @dataclass(frozen=True)
@@ -32,51 +40,58 @@ class Preprocess:
     """Augment and normalize.
 
     In training, in this order: flip, padded crop, RandAugment, cutout (on uint8 pixels); normalize; erase (zeros are
-    the mean colour here); mixup or cutmix. In evaluation, normalize alone.
-
-    Attributes:
-        mean, std: per channel, of pixel values in 0..1; grayscale images take the first of them.
-        dtype: of the result; all that comes after the uint8 pixels is computed in float32 or wider.
+    the mean colour here); the augmentations that `augment.then` names; `extra`; mixup or cutmix. In evaluation,
+    normalize alone. What one of them draws does not depend on which others there are.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    """Per channel, of pixel values in 0..1; grayscale images take the first."""
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     seed: int = 0
     dtype: Any = jnp.float32
+    """Of the result; after the uint8 pixels everything is computed in float32 or wider."""
+    extra: Augmentation | None = None
+    """A further augmentation of normalized images, a recipe file's own."""
 
     def __call__(self, batch: Batch, *, train: bool) -> Inputs:
         """The images in this instance's dtype, for a batch of uint8[B, H, W, C] images; B even where any are mixed."""
         if not train:
             return Inputs(self._normalize(batch.image).astype(self.dtype), None)
         keys = jax.vmap(self._key)(batch.epoch, batch.row)
-        images, mixing = jax.vmap(self._augment)(keys, batch.image), None
+        images, mixing = jax.vmap(self.augmented)(keys, batch.image), None
         if self.augment.mixup or self.augment.cutmix:
             keys = jax.vmap(lambda key: jax.random.fold_in(key, _MIX))(keys)
-            alphas = {"mixup": self.augment.mixup, "cutmix": self.augment.cutmix}
-            images, mixing = mix(keys, images, batch.label, batch.mask, **alphas)
+            images, mixing = mix(
+                keys, images, batch.label, batch.mask, mixup=self.augment.mixup, cutmix=self.augment.cutmix
+            )
         return Inputs(images.astype(self.dtype), mixing)
+
+    def augmented(self, key: jax.Array, image: jax.Array) -> jax.Array:
+        """One image, uint8[H, W, C], before any is mixed: float[H, W, C]. Raises: as `check_augmentation`."""
+        image = self._normalize(self._set(_OF_PIXELS, key, image))
+        image = self._set(_OF_NORMALIZED, key, image)
+        names = self.augment.then
+        for place, name in enumerate(names):
+            stream = jax.random.fold_in(jax.random.fold_in(key, _THEN), zlib.crc32(name.encode()))
+            own = jax.random.fold_in(stream, names[:place].count(name))
+            image = _checked(f"data.augment.then: {name}", AUGMENTATIONS.get(name)(self.augment), own, image)
+        if self.extra is not None:
+            image = _checked("augmentation", self.extra, jax.random.fold_in(key, _EXTRA), image)
+        return image
+
+    def _set(self, names: tuple[str, ...], key: jax.Array, image: jax.Array) -> jax.Array:
+        """Those of the named augmentations whose setting is not 0."""
+        for name in names:
+            # Made whether it is used or not: it checks its settings.
+            apply = AUGMENTATIONS.get(name)(self.augment)
+            if getattr(self.augment, name):
+                image = apply(jax.random.fold_in(key, _STREAMS[name]), image)
+        return image
 
     def _key(self, epoch: jax.Array, row: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(self.seed), _AUGMENT)
         return jax.random.fold_in(jax.random.fold_in(key, epoch), row)
-
-    def _augment(self, key: jax.Array, image: jax.Array) -> jax.Array:
-        """One image, uint8[H, W, C], as far as it does not depend on others: float[H, W, C]."""
-        settings = self.augment
-        if settings.flip:
-            image = flip(jax.random.fold_in(key, _FLIP), image)
-        if settings.pad:
-            image = padded_crop(jax.random.fold_in(key, _CROP), image, settings.pad)
-        if settings.rand_augment:
-            key_of_all = jax.random.fold_in(key, _RAND_AUGMENT)
-            image = rand_augment(key_of_all, image, settings.rand_augment, settings.rand_magnitude)
-        if settings.cutout:
-            image = cutout(jax.random.fold_in(key, _CUTOUT), image, settings.cutout)
-        image = self._normalize(image)
-        if settings.erase:
-            image = erase(jax.random.fold_in(key, _ERASE), image, settings.erase)
-        return image
 
     def _normalize(self, images: jax.Array) -> jax.Array:
         """(pixels / 255 - mean) / std, as one multiplication and one addition; float32, or float64 where asked for."""
@@ -86,13 +101,30 @@ class Preprocess:
         return images.astype(wide) * (1 / (255 * std)).astype(wide) - (mean / std).astype(wide)
 
 
-def flip(key: jax.Array, image: jax.Array) -> jax.Array:
-    """Mirrored left to right, or not, with equal chance: [H, W, C]."""
-    return jnp.where(jax.random.bernoulli(key), image[:, ::-1], image)
+def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]) -> None:
+    """Trace the augmentation of one image, (H, W, C), so that errors in it are found before a run is compiled.
+
+    Raises:
+        InputError: a setting out of bounds, images that an augmentation cannot take, an unknown name in
+            `data.augment.then`, or a function that fails or does not keep an image's shape and dtype.
+    """
+    image = jax.ShapeDtypeStruct(image_shape, jnp.uint8)
+    jax.eval_shape(lambda image: preprocess.augmented(jax.random.key(0), image), image)
 
 
-def padded_crop(key: jax.Array, image: jax.Array, pad: int) -> jax.Array:
-    """Cut at random from a copy with `pad` black pixels around it: [H, W, C]."""
-    top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
-    padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
-    return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
+def _checked(origin: str, function: Augmentation, key: jax.Array, image: jax.Array) -> jax.Array:
+    try:
+        found = jnp.asarray(function(key, image))
+    except InputError:
+        raise
+    except Exception as error:
+        what = next(iter(str(error).splitlines()), "")
+        raise InputError(
+            f"{origin}: failed on an image {jax.typeof(image)} ({type(error).__name__}: {what}); "
+            "give a function (key, image) -> image that JAX can trace"
+        ) from error
+    if (found.shape, found.dtype) != (image.shape, image.dtype):
+        raise InputError(
+            f"{origin}: made {jax.typeof(found)} of an image {jax.typeof(image)}; return one of this shape and dtype"
+        )
+    return found

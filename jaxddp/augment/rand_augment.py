@@ -1,22 +1,27 @@
 """RandAugment: operations drawn at random, all of one magnitude (Cubuk et al. 2020, arXiv:1909.13719).
 
-Under `vmap` a switch would compute every operation for every image. So a layer is three units, each computed once with
-the parameters of what was drawn: a warp, a lookup table, a blend. Those that were not drawn leave the image as it is.
+Under `vmap` a switch would compute every operation for every image. So a layer is a warp, a lookup table and a blend,
+each computed once with the parameters of what was drawn. Those that were not drawn leave the image as it is.
 
 The ranges are those of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501), each growing with the magnitude from none:
 rotate 30 degrees, shear 0.3, translate 150/331 of the side, solarize from 256 down to 0, posterize from 8 to 4 bits,
 the factor of a blend 0.9 away from 1. Each operation is Pillow's (ImageOps, ImageEnhance, nearest neighbour), but that
 a blend is rounded where Pillow cuts off.
 
-All arithmetic on pixels and places is in integers, fractions in 65,536 parts: whatever the compiler makes of it, and on
-whatever device, the pixels are the same.
+All arithmetic on pixels and places is in integers, fractions in 65,536 parts, so the pixels are the same on any device.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jaxddp.augment.bounds import check_bound
+from jaxddp.config import AugmentConfig
+from jaxddp.errors import InputError
+from jaxddp.registry import AUGMENTATIONS
 
 OPERATIONS = (
     *("identity", "autocontrast", "equalize", "rotate", "solarize", "color", "posterize"),
@@ -25,7 +30,7 @@ OPERATIONS = (
 """The paper's 14, in its order."""
 LARGEST = 10
 FILL = 128
-"""Where a warp shows what is outside of the image: gray, as in the authors' code."""
+"""Gray, outside of a warped image, as in the authors' code."""
 
 _ONE = 1 << 16
 _LUMA = (19595, 38470, 7471)
@@ -51,13 +56,31 @@ class Drawn(NamedTuple):
         return jnp.where(self.among(name)[0], self.sign * round(amount), 0)
 
 
-def rand_augment(key: jax.Array, image: jax.Array, layers: int, magnitude: float) -> jax.Array:
-    """`layers` operations one after the other, each any of `OPERATIONS` with equal chance, in either direction.
+@AUGMENTATIONS.add("rand_augment")
+def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """With the config's layers and magnitude; see `rand_augment`."""
+    layers, magnitude = settings.rand_augment, settings.rand_magnitude
+    check_bound("rand_augment", layers, math.inf, "layers")
+    check_bound("rand_magnitude", magnitude, LARGEST, "as in the paper")
 
-    Args:
-        image: uint8[H, W, C], C of 1 or 3.
-        magnitude: 0 to `LARGEST`.
-    """
+    def apply(key: jax.Array, image: jax.Array) -> jax.Array:
+        if image.shape[-1] not in (1, 3):
+            raise InputError(
+                f"data.augment.rand_augment={layers}: its colours are defined for 1 or 3 channels, and the "
+                f"images have {image.shape[-1]}; give 0"
+            )
+        if image.dtype != jnp.uint8:
+            raise InputError(
+                f"rand_augment takes uint8 pixels, and the images are {image.dtype} here; "
+                "set data.augment.rand_augment in place of naming it in data.augment.then"
+            )
+        return rand_augment(key, image, layers, magnitude)
+
+    return apply
+
+
+def rand_augment(key: jax.Array, image: jax.Array, layers: int, magnitude: float) -> jax.Array:
+    """`layers` operations on uint8[H, W, C], each any of `OPERATIONS` with equal chance, in either direction."""
     which, direction = jax.random.split(key)
     operations = jax.random.randint(which, (layers,), 0, len(OPERATIONS), jnp.int32)
     signs = jax.random.rademacher(direction, (layers,), jnp.int32)

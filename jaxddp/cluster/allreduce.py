@@ -1,4 +1,4 @@
-"""The collective that every step leans on, by itself: is its sum right, and how fast is it?"""
+"""The all-reduce of a training step by itself: whether its sum is right, and how fast it is."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ _CYCLE = 5
 
 
 def make_all_reduce(topology: Topology) -> Callable[[jax.Array], jax.Array]:
-    """Compile (on first use) the sum over all devices: float32[devices * n], sharded, to float32[n], replicated."""
+    """The sum over all devices, compiled on first use: float32[devices * n], sharded, to float32[n], replicated."""
     reduce = jax.shard_map(lambda own: lax.psum(own, AXIS), mesh=topology.mesh, in_specs=P(AXIS), out_specs=P())
     return jax.jit(reduce)
 
@@ -33,7 +33,7 @@ def contributions(topology: Topology, size: int) -> jax.Array:
 
 
 def check_sum(topology: Topology, total: jax.Array) -> None:
-    """Compare the sum of `contributions`, on each device of this process, with what it must be.
+    """Compare the sum of `contributions`, on each device of this process, with the expected one.
 
     Raises:
         InputError: names the first element that differs, its device, and both values.
@@ -47,14 +47,14 @@ def check_sum(topology: Topology, total: jax.Array) -> None:
             at = wrong[0]
             raise InputError(
                 f"{shard.device}: a sum of {total.nbytes} bytes over {topology.num_devices} devices is wrong: element "
-                f"{at} is {found[at]:g}, expected {expected[at]:g}; do not train here before that is mended"
+                f"{at} is {found[at]:g}, expected {expected[at]:g}; do not train here before this is fixed"
             )
 
 
 def time_all_reduce(topology: Topology, num_bytes: int, repeats: int = REPEATS) -> tuple[float, jax.Array]:
-    """Seconds that an all-reduce of `num_bytes` a device takes, the median, and the last sum, for `check_sum`.
+    """The median seconds of an all-reduce of `num_bytes` on each device, and the last sum, for `check_sum`.
 
-    All processes must call it alike. It looks at no sum, for a process that raised would leave the others waiting.
+    All processes must call it alike. It checks no sum, because a process that raised would leave the others waiting.
     """
     reduce, parts = make_all_reduce(topology), contributions(topology, num_bytes // 4)
     total, seconds = jax.block_until_ready(reduce(parts)), []
@@ -66,7 +66,7 @@ def time_all_reduce(topology: Topology, num_bytes: int, repeats: int = REPEATS) 
 
 
 def bus_bandwidth(num_devices: int, num_bytes: int, seconds: float) -> float:
-    """Bytes a second over each link of a ring: 2 (n - 1) / n times the buffer passes there.
+    """Bytes per second over each link of a ring, which carries 2 (n - 1) / n times the buffer.
 
     Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002; nccl-tests calls it busbw.
     """

@@ -1,4 +1,4 @@
-"""What can be looked at on a machine before anything is trained on it. Each check says what it found, or raises."""
+"""The checks of a machine before a run. Each returns what it finds, or raises."""
 
 import os
 import platform
@@ -13,14 +13,15 @@ from typing import Any, Literal
 import jaxddp.files as files
 from jaxddp.cluster.allreduce import bus_bandwidth, check_sum, time_all_reduce
 from jaxddp.cluster.machine import local_cores, local_gpus
-from jaxddp.config import Config, ParallelConfig
+from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError
-from jaxddp.experiment.recipe import join_job
-from jaxddp.experiment.resume import check_shared
+from jaxddp.experiment.lock import check_shared
+from jaxddp.experiment.resources import join_job
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import agree
 from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
+from jaxddp.recipe_file import RecipeFile
 from jaxddp.wording import size
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -31,7 +32,7 @@ _LARGEST_ON_CPU = 16_000_000
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check that could be made found: a line for the reader, and a value for the checks after it."""
+    """The result of a check: a line for the user, and a value for the checks after it."""
 
     detail: str
     value: Any = None
@@ -39,7 +40,7 @@ class Finding:
 
 
 def environment() -> Finding:
-    """Which job this process is in; the value is a list of it, empty for a process that is alone."""
+    """The job of this process; the value is a list that holds it, empty for a single process."""
     job = find_job()
     place = str(job) if job else "a single process (no launcher's variables)"
     cores = len(local_cores())
@@ -47,7 +48,7 @@ def environment() -> Finding:
 
 
 def coordinator(job: Job | None, parallel: ParallelConfig) -> Finding:
-    """Join the job, after the devices were simulated that the config asks for."""
+    """Simulate the devices that the config asks for, and join the job."""
     begin = time.monotonic()
     join_job(job, parallel)
     if job is None:
@@ -63,15 +64,10 @@ def devices(parallel: ParallelConfig) -> Finding:
     over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
     found = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
     unseen = local_gpus()
-    if unseen and on_cpu(topology):
+    if unseen and topology.platform == "cpu":
         advice = "install jaxddp[cuda12], or set JAX_PLATFORMS=cpu"
         return Finding(f"{found}; JAX does not see the {len(unseen)} GPUs here: {advice}", topology, "warn")
     return Finding(found, topology)
-
-
-def on_cpu(topology: Topology) -> bool:
-    """Whether the devices are CPUs, simulated or not."""
-    return topology.mesh.devices.flat[0].platform == "cpu"
 
 
 def device_memory(topology: Topology) -> int | None:
@@ -81,7 +77,7 @@ def device_memory(topology: Topology) -> int | None:
 
 
 def versions() -> Finding:
-    """What is installed of all that a run needs."""
+    """The installed versions of the packages that a run needs."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         names = ("tensorflow", "tensorflow-cpu") if package == "tensorflow" else (package,)
@@ -100,10 +96,10 @@ def _version(package: str) -> str | None:
 
 
 def all_reduce(topology: Topology) -> Finding:
-    """Sums over all devices, checked, and their speed as ring bandwidth: what passes over a link of the ring."""
+    """Sums over all devices, verified, and their speed as ring bandwidth: bytes per second over a link of the ring."""
     said, sums = [], []
     for name, num_bytes in _SIZES.items():
-        if on_cpu(topology) and num_bytes > _LARGEST_ON_CPU:
+        if topology.platform == "cpu" and num_bytes > _LARGEST_ON_CPU:
             continue
         seconds, total = time_all_reduce(topology, num_bytes)
         sums.append(total)
@@ -116,19 +112,20 @@ def all_reduce(topology: Topology) -> Finding:
     return Finding("; ".join(["sums are right", *said]))
 
 
-def settings(config: Config | None, directory: Path | None) -> Finding:
-    """Whether all processes were given the same, without which the checks after this one would not meet."""
-    given = {} if config is None else {key: str(value) for key, value in flatten(config.to_dict()).items()}
-    words = {"CONFIG": config, "--workdir": directory}
+def settings(file: RecipeFile | None, directory: Path | None) -> Finding:
+    """Whether all processes have the same arguments; the checks after this one run together and need it."""
+    given = {} if file is None else {key: str(value) for key, value in flatten(file.config.to_dict()).items()}
+    given |= {"the recipe file's digest": str(file.digest()) if file else ""}
+    words = {"CONFIG": file, "--workdir": directory}
     agree({word: "not given" if value is None else "given" for word, value in words.items()} | given)
     return Finding("the same in all processes", True)
 
 
 def work_directory(directory: Path, needed: int | None) -> Finding:
-    """Make the directory as training would, write into it, and see what room there is; the value is the directory.
+    """Create the directory as training does, write into it, and compare the free space; the value is the directory.
 
     Args:
-        needed: bytes that a run's checkpoints will take at most, where known.
+        needed: the most bytes that the checkpoints of a run take, where known.
     """
     files.create(directory)
     with files.readable_errors(directory), tempfile.TemporaryFile(dir=directory) as file:
@@ -147,6 +144,6 @@ def work_directory(directory: Path, needed: int | None) -> Finding:
 
 
 def shared(directory: Path) -> Finding:
-    """Whether every process sees what the first one writes."""
+    """Whether every process sees what process 0 writes."""
     check_shared(directory)
     return Finding(f"{directory}: seen by all processes")

@@ -1,6 +1,6 @@
-"""Start a group of processes on this machine, each told its place in the job, and see them to their end.
+"""Starts the processes of a job on this machine, gives each its place in the job, and waits for their end.
 
-This process starts no JAX backend: it would hold memory on every GPU.
+This process starts no JAX backend, which would take memory on every GPU.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count, zip_longest
@@ -23,41 +23,41 @@ from jaxddp.errors import InputError
 from jaxddp.wording import nearest
 
 COMMANDS = ("train", "eval", "doctor", "data")
-"""First words of a command that mean `python -m jaxddp`."""
+"""A command that begins with one of these runs as `python -m jaxddp`."""
 _EXAMPLE = "jaxddp launch --processes 2 -- train digits"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Start a command in several processes: one for each GPU of this machine, unless told otherwise."""
+    """Start a command in several processes; by default in one for each GPU of this machine."""
 
     processes: int | None = None
-    """Processes on this machine; its GPUs, if it has any, are shared out evenly among them."""
+    """Processes on this machine; its GPUs, if it has any, are divided evenly among them."""
     gpus: int | None = None
-    """GPUs of this machine to use, one process each; 0 leaves them all alone and computes on the CPU."""
+    """GPUs of this machine to use, one process each; with 0 all processes compute on the CPU."""
     nodes: int = 1
-    """Machines in the job, on each of which the same command is started, but for --nr."""
+    """Machines in the job. Start the same command on each, with its own --nr."""
     nr: int | None = None
     """This machine's number, from 0."""
     coordinator: str | None = None
-    """HOST:PORT by which every machine reaches machine 0; a free port of the loopback where there is one machine."""
+    """HOST:PORT by which every machine reaches machine 0; for one machine, by default a free port of the loopback."""
     run_id: str | None = None
-    """What tells this job from any other that its processes might meet; the same on every machine."""
+    """A name that distinguishes this job from others at the same address; the same on every machine."""
     logs: Path | None = None
-    """Folder for each process's output; `logs` in the command's --workdir, or runs/launch."""
+    """Folder for the output of each process; by default `logs` in the command's --workdir, otherwise runs/launch."""
     cores: int | None = None
-    """Cores for each process; its even share where there are no GPUs. 0 lets every process use all."""
+    """Cores for each process; without GPUs by default an even share. With 0 every process uses all cores."""
     grace: float = 10.0
-    """Seconds between SIGTERM and SIGKILL for the processes that outlive another's failure."""
+    """Seconds between SIGTERM and SIGKILL for the other processes after one fails."""
     save_grace: float = 120.0
-    """The same after Ctrl-C or SIGTERM, when every process is to save first."""
+    """Seconds between SIGTERM and SIGKILL after Ctrl-C or SIGTERM, when every process saves first."""
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own words and the command's, which are parted by the first `--`.
+    """The arguments of the launcher and the command, which the first `--` separates.
 
     Raises:
-        InputError: no command follows, unless the launcher's words ask for help.
+        InputError: there is no command, and the launcher's arguments do not ask for help.
     """
     words = list(arguments)
     own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
@@ -67,21 +67,19 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def launch(options: Launch, command: Sequence[str]) -> int:
-    """Run a command in every process of this machine, and wait for their end. From the main thread.
+    """Run a command in every process of this machine, and wait for their end. Call it from the main thread.
 
     Each process is a direct child in a session of its own, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
-    JAX_PROCESS_ID and JAXDDP_RUN_ID in its environment, and CUDA_VISIBLE_DEVICES where GPUs are shared out. Process 0
-    of the job also inherits a socket that listens at the coordinator's address, whose number is JAXDDP_COORDINATOR_FD.
-    What they write is shown line by line after `[R] `, and kept in `process-R.log`.
+    JAX_PROCESS_ID and JAXDDP_RUN_ID in its environment, and CUDA_VISIBLE_DEVICES where GPUs are divided. Process 0 of
+    the job also inherits a socket that listens at the coordinator's address; JAXDDP_COORDINATOR_FD holds its number.
+    Their output is shown line by line after `[R] `, and kept in `process-R.log`. Returns the code of
+    `WorkerGroup.watch`.
 
     Args:
-        command: the words of `jaxddp` (`train digits`), or of any program; `python` is the one that runs here.
-
-    Returns:
-        An exit code: see `jaxddp.cluster.workers.WorkerGroup.watch`.
+        command: the arguments of `jaxddp` (`train digits`), or any program; `python` is this interpreter.
 
     Raises:
-        InputError: options that do not fit each other or this machine, or a command that is not there.
+        InputError: options that contradict each other or this machine, or a command that does not exist.
     """
     program = _program(command)
     _check(options)
@@ -89,15 +87,18 @@ def launch(options: Launch, command: Sequence[str]) -> int:
     logs = options.logs or _default_logs(command)
     first_rank = (options.nr or 0) * len(gpus)
     with caught_signals() as received, WorkerGroup(options.grace, options.save_grace) as group:
-        # Let go of once process 0 holds it, so that after its death nobody waits at a door that none will open.
+        # Closed here once process 0 holds it: otherwise others could still connect to it after process 0 ended.
         with _listener(options) or nullcontext() as listener:
             shared = _job_environment(options, len(gpus), listener)
-            _announce(options, shared, logs)
+            total = _counted(int(shared["JAX_NUM_PROCESSES"]), "process", "es")
+            machines = f" on {options.nodes} machines" if options.nodes > 1 else ""
+            address = shared["JAX_COORDINATOR_ADDRESS"]
+            say(f"jaxddp launch: {total}{machines}, coordinator {address}, output in {logs}")
             for rank, own_gpus, own_cores in zip(count(first_rank), gpus, cores, strict=False):
-                door = listener if rank == 0 else None
-                environ = shared | _own_environment(options, rank, own_gpus, door)
+                own_listener = listener if rank == 0 else None
+                environ = shared | _own_environment(options, rank, own_gpus, own_listener)
                 log = logs / f"process-{rank}.log"
-                inherited = [door.fileno()] if door else []
+                inherited = [own_listener.fileno()] if own_listener else []
                 group.workers.append(Worker.start(rank, program, environ, log, cores=own_cores, pass_fds=inherited))
         return group.watch(received)
 
@@ -114,7 +115,7 @@ def _program(command: Sequence[str]) -> list[str]:
 
 
 def _check(options: Launch) -> None:
-    """What can be said of the options without looking at the machine."""
+    """Check the options without looking at the machine."""
     least = {"processes": 1, "gpus": 0, "nodes": 1, "cores": 0, "grace": 0, "save_grace": 0}
     for name, bound in least.items():
         value = getattr(options, name)
@@ -131,7 +132,7 @@ def _check(options: Launch) -> None:
 
 
 def _shares(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
-    """Each process's GPUs, in CUDA's words, and cores; no cores are all cores."""
+    """The GPUs of each process, as CUDA names them, and its cores; an empty sequence of cores means all."""
     seen = local_gpus()
     gpus = seen if options.gpus is None else seen[: options.gpus]
     if options.gpus is not None and options.gpus > len(seen):
@@ -162,7 +163,7 @@ def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[in
 
 
 def _listener(options: Launch) -> socket.socket | None:
-    """Where process 0 of the job will be met, if it runs on this machine."""
+    """The socket at which process 0 of the job listens, if it runs on this machine."""
     if options.nr:
         return None
     if options.coordinator is None:
@@ -170,7 +171,7 @@ def _listener(options: Launch) -> socket.socket | None:
     listener = listen_at(options.coordinator)
     host, _ = split_address(options.coordinator)
     if options.nodes > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
-        # Debian's /etc/hosts gives a machine's own name such an address.
+        # Debian's /etc/hosts maps a machine's own name to such an address.
         say(
             f"jaxddp launch: {host} is {listener.getsockname()[0]} here, where no other machine reaches it: give its IP"
         )
@@ -178,13 +179,13 @@ def _listener(options: Launch) -> socket.socket | None:
 
 
 def _job_environment(options: Launch, processes: int, listener: socket.socket | None) -> dict[str, str]:
-    """What every process of this machine is told."""
-    # These are about one process, and this one may itself have been started by a launcher.
+    """The environment that all processes of this machine share."""
+    # These belong to one process, and a launcher may have started this one.
     ours = {"JAXDDP_COORDINATOR_FD", "JAX_LOCAL_DEVICE_IDS"}
     environ = {name: value for name, value in os.environ.items() if name not in ours}
     # Measured: huge pages for malloc make a training step on a CPU 9 to 20% faster.
     environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    # Or the last lines of a process that is killed would be lost in its buffer.
+    # Otherwise the last lines of a process that is killed would be lost in its buffer.
     environ.setdefault("PYTHONUNBUFFERED", "1")
     address, run_id = options.coordinator, options.run_id
     if address is None:
@@ -200,22 +201,16 @@ def _job_environment(options: Launch, processes: int, listener: socket.socket | 
     }
 
 
-def _own_environment(options: Launch, rank: int, gpus: Sequence[str], door: socket.socket | None) -> dict[str, str]:
-    """What one process is told."""
+def _own_environment(options: Launch, rank: int, gpus: Sequence[str], listener: socket.socket | None) -> dict[str, str]:
+    """The environment of one process, beside the shared one."""
     environ = {"JAX_PROCESS_ID": str(rank)}
-    if door:
-        environ["JAXDDP_COORDINATOR_FD"] = str(door.fileno())
+    if listener:
+        environ["JAXDDP_COORDINATOR_FD"] = str(listener.fileno())
     if gpus:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     elif options.gpus == 0:
         environ |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     return environ
-
-
-def _announce(options: Launch, environ: Mapping[str, str], logs: Path) -> None:
-    total, address = int(environ["JAX_NUM_PROCESSES"]), environ["JAX_COORDINATOR_ADDRESS"]
-    machines = f" on {options.nodes} machines" if options.nodes > 1 else ""
-    say(f"jaxddp launch: {_counted(total, 'process', 'es')}{machines}, coordinator {address}, output in {logs}")
 
 
 def _default_logs(command: Sequence[str]) -> Path:
@@ -228,4 +223,4 @@ def _default_logs(command: Sequence[str]) -> Path:
 
 
 def _counted(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
+    return f"{number} {noun}{plural * (number != 1)}"

@@ -1,4 +1,4 @@
-"""What this machine has to share among processes, found without starting a JAX backend."""
+"""The GPUs and cores of this machine, found without starting a JAX backend."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,11 @@ Item = TypeVar("Item")
 
 
 def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[str]:
-    """The NVIDIA GPUs that a process started here would see, in the words of CUDA_VISIBLE_DEVICES.
+    """The NVIDIA GPUs that a process started here sees, as CUDA_VISIBLE_DEVICES names them.
 
-    None where JAX_PLATFORMS leaves GPUs out. Otherwise CUDA_VISIBLE_DEVICES decides where it is set (a negative number
-    ends its list); else the device files do, or, where the driver has not made them yet, what it says of itself. In a
-    container both show its own GPUs alone, which CUDA counts from 0.
-
-    Args:
-        root: what `/dev` and `/proc` are looked for under.
+    Empty where JAX_PLATFORMS leaves GPUs out. Otherwise CUDA_VISIBLE_DEVICES decides where it is set (a negative number
+    ends its list), then the device files, and where the driver has not made them yet, its own list in `/proc`, both
+    below `root`. In a container both show only the GPUs of the container, which CUDA counts from 0.
     """
     platforms = {word.strip() for word in environ.get("JAX_PLATFORMS", "").lower().split(",")} - {""}
     if platforms and not platforms & {"cuda", "gpu"}:
@@ -32,13 +29,13 @@ def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
 
 
 def local_cores() -> list[int]:
-    """The cores that this process may use; where the system does not say, all of them."""
+    """The cores that this process may use; all of them where the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def shares(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """`items` cut into `count` neighbourhoods, in order, whose sizes differ by one at most."""
+    """`items` divided into `count` contiguous parts, whose sizes differ by at most one."""
     bounds = [part * len(items) // count for part in range(count + 1)]
     return [items[start:stop] for start, stop in pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""What a process writes: whole lines for the screen, every byte for its log file, the last lines for a report."""
+"""The output of a process: whole lines for the screen, every byte for its log file, the last lines for a report."""
 
 import contextlib
 import os
@@ -16,10 +16,10 @@ _LAST_LINES = 10
 
 
 class Lines:
-    """Cuts a stream of bytes into lines, as a terminal would show them.
+    """Divides a stream of bytes into lines, as a terminal shows them.
 
-    A carriage return begins its line again, so that of a progress bar's updates, each overwriting the last, what was to
-    be seen is kept and told once. A line that does not end is told in pieces of 64 KiB.
+    A carriage return starts its line again: of the updates of a progress bar, each of which overwrites the last, only
+    what a terminal shows in the end is returned. A line that does not end is returned in pieces of 64 KiB.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Lines:
         """The lines that these bytes complete."""
         *whole, rest = (self._rest + data).split(b"\n")
         lines = [_overwritten(line) for line in whole]
-        # Whether a last "\r" ends the line together with "\n" is not known before the next byte.
+        # Only the next byte tells whether a last "\r" is part of "\r\n".
         update, _, _ = rest[:-1].rpartition(b"\r")
         if update.strip():
             lines.append(_overwritten(update))
@@ -42,7 +42,7 @@ class Lines:
         return lines
 
     def finish(self) -> list[str]:
-        """What has not ended in a line."""
+        """The rest, which no newline ended."""
         rest, self._rest = self._rest, b""
         return [_overwritten(rest)] if rest else []
 
@@ -52,29 +52,22 @@ def _overwritten(line: bytes) -> str:
 
 
 class Output:
-    """One process's standard output and error, on their way from a pipe to the screen and to a file.
+    """The standard output and error of one process, copied from a pipe to the screen and to the file at `path`.
 
-    Attributes:
-        path: the file.
-        ended: nobody holds the pipe's other end any more.
+    `ended` is true once no process holds the other end of the pipe; `last_lines` are ten, each with its prefix.
     """
 
     def __init__(self, rank: int, pipe: IO[bytes], path: Path):
         os.set_blocking(pipe.fileno(), False)
         self.path, self.ended = path, False
         self._rank, self._pipe, self._log = rank, pipe, _open_log(path)
-        self._lines, self._last = Lines(), deque[str](maxlen=_LAST_LINES)
+        self._lines, self.last_lines = Lines(), deque[str](maxlen=_LAST_LINES)
 
     def fileno(self) -> int:
         return self._pipe.fileno()
 
-    @property
-    def last_lines(self) -> list[str]:
-        """The last ten lines, each with its prefix."""
-        return list(self._last)
-
     def read(self) -> bool:
-        """Pass on what there is, 64 KiB at most. False where there is nothing: just now, or for ever (`ended`)."""
+        """Copy what is available, at most 64 KiB. False where there is nothing, for now or for good (`ended`)."""
         try:
             data = os.read(self._pipe.fileno(), _CHUNK)
         except BlockingIOError:
@@ -85,13 +78,13 @@ class Output:
         return bool(data)
 
     def drain(self, seconds: float) -> None:
-        """Pass on what an ended process has left; the bound is for a descendant of it that goes on writing."""
+        """Copy what a process left when it ended; bounded, because one of its children may still write."""
         give_up = time.monotonic() + seconds
         while self.read() and time.monotonic() < give_up:
             pass
 
     def close(self) -> None:
-        """Show what is left of the last line, and let go of pipe and file."""
+        """Show the rest of the last line, and close pipe and file."""
         self.ended = True
         self._show(self._lines.finish())
         self._pipe.close()
@@ -103,7 +96,7 @@ class Output:
         try:
             self._log.write(data)
         except OSError as error:
-            say(f"jaxddp launch: {self.path}: cannot be written ({error.strerror}); the run goes on without it")
+            say(f"jaxddp launch: {self.path}: cannot be written ({error.strerror}); the run continues without it")
             self._drop_log()
 
     def _drop_log(self) -> None:
@@ -114,20 +107,20 @@ class Output:
 
     def _show(self, lines: list[str]) -> None:
         prefixed = [f"[{self._rank}] {line}" for line in lines]
-        self._last.extend(prefixed)
+        self.last_lines.extend(prefixed)
         if prefixed:
             say("\n".join(prefixed), sys.stdout)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """A line to stderr, or to another stream, whatever its encoding, and whether or not anybody still reads it."""
+    """Print a line to stderr or another stream, whatever its encoding, and even if its reader has gone."""
     target = stream or sys.stderr
     encoding = target.encoding or "utf-8"
     try:
         print(text.encode(encoding, "replace").decode(encoding), file=target, flush=True)
     except OSError:
-        # A reader that left (`| head`, a terminal that was closed) must not end the run. What the stream still holds
-        # would be tried again at exit, and change the exit code: from here on it goes nowhere.
+        # A reader that has gone (`| head`, a closed terminal) must not end the run. The stream would be flushed again
+        # at exit and change the exit code, so from now on it goes to /dev/null.
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), target.fileno())
 
@@ -135,7 +128,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 def _open_log(path: Path) -> IO[bytes]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A run that is resumed goes on in its log, as it does in its other files.
+        # A resumed run appends to its log, as to its other files.
         log = path.open("ab", buffering=0)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder with --logs") from error

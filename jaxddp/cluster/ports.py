@@ -1,4 +1,4 @@
-"""The coordinator's port, bound before anybody is told of it: a port that was only found free may be taken by then."""
+"""The coordinator's port, bound before its number is passed on: a port that is only found free may be taken by then."""
 
 import errno
 import os
@@ -7,14 +7,14 @@ import socket
 from jaxddp.errors import InputError
 
 _WAITING = 4096
-"""Connections that may wait to be accepted: every process of the largest job, at once."""
+"""Connections that may wait to be accepted: those of all processes of the largest job at once."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """("host0", 1234) of `host0:1234`; an IPv6 address stands in brackets.
+    """("host0", 1234) of `host0:1234`; an IPv6 address is in brackets.
 
     Raises:
-        InputError: there is no host, or no port from 1 to 65535.
+        InputError: the host is missing, or the port is not from 1 to 65535.
     """
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
@@ -31,7 +31,7 @@ def listen_at(address: str) -> socket.socket:
     """A socket that listens at `host:port`, which must be an address of this machine, and on no other interface.
 
     Raises:
-        InputError: the port is taken or not allowed, the host unknown or another machine's.
+        InputError: the port is taken or not permitted, or the host is unknown or another machine.
     """
     host, port = split_address(address)
     try:
@@ -44,7 +44,7 @@ def listen_at(address: str) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address says itself that it is reached from its own machine alone."""
+    """Whether only its own machine reaches a host of this name or address."""
     return host == "localhost" or host.startswith("127.") or host == "::1"
 
 

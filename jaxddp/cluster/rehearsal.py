@@ -1,4 +1,4 @@
-"""The first moments of a config's run, one after the other: its data, a few of its images, its compiled step."""
+"""The start of a config's run, part by part: its data, a few of its images, its compiled step."""
 
 import time
 from itertools import islice
@@ -9,18 +9,17 @@ import numpy as np
 
 from jaxddp.cluster.checks import Finding, device_memory
 from jaxddp.config import Config
-from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
-from jaxddp.data.opening import Table, open_tables
+from jaxddp.data.opening import open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.engine.objective import cross_entropy
+from jaxddp.data.source import Source
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_train_step
 from jaxddp.errors import InputError
-from jaxddp.experiment.batches import image_shape, make_substitutes
-from jaxddp.experiment.recipe import Recipe
+from jaxddp.experiment.experiment import open_experiment
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.cost import compile_with_cost
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.training.listeners.lines import count_parameters
 from jaxddp.wording import size
 
 SAMPLE_IMAGES = 512
@@ -28,60 +27,45 @@ _SAMPLE_BATCH = 16
 
 
 def data(config: Config) -> Finding:
-    """Open the data and see that every image is there; the value is the two tables."""
+    """Open the data and check that every image exists; the value is the two tables."""
     tables = train_table, val_table = open_tables(config.data)
     counts = f"{len(train_table):,} rows to train, {len(val_table):,} to validate"
     return Finding(f"{counts}, {train_table.num_classes} classes; every image is there", tables)
 
 
-def images(config: Config, tables: tuple[Table, Table], process: int) -> Finding:
+def images(config: Config, tables: tuple[Source, Source], process: int) -> Finding:
     """Decode some of the images that training begins with, others in each process, and the first of validation."""
-    train_table, val_table = tables
-    if isinstance(train_table, ArrayTable) or isinstance(val_table, ArrayTable):
-        return Finding("in memory, nothing to decode")
-    # TensorFlow takes seconds to import, and a machine without it can still be looked at.
-    from jaxddp.data.images.windows import Crop
-    from jaxddp.data.stream import image_batches, image_eval_batches
-
-    size = min(_SAMPLE_BATCH, len(train_table))
-    steps = -(-min(SAMPLE_IMAGES, len(train_table)) // size)
-    span: dict[str, Any] = {"start": process * steps, "stop": (process + 1) * steps}
-    crop = Crop(config.data.crop, config.data.crop_area)
-    order = SampleOrder(len(train_table), size, config.seed)
-    span["substitutes"] = make_substitutes(train_table, config.data)
-    stream = image_batches(train_table, order, crop, **span, seed=config.seed, image_size=config.data.image_size)
-    # The clock starts at the first batch, when TensorFlow has built its graph and started its threads.
-    decoded, begin = len(next(stream).row), time.perf_counter()
-    timed = sum(len(batch.row) for batch in stream)
+    train_source, val_source = tables
+    size = min(_SAMPLE_BATCH, len(train_source))
+    steps = -(-min(SAMPLE_IMAGES, len(train_source)) // size)
+    order = SampleOrder(len(train_source), size, config.seed)
+    own = range(process * steps, (process + 1) * steps)
+    batches = train_source.train_batches(order, config.data, own, substitutes=train_source.substitutes(config.data))
+    # The clock starts at the first batch, when what reads and decodes has started.
+    decoded, begin = len(next(batches).row), time.perf_counter()
+    timed = sum(len(batch.row) for batch in batches)
     speed = f" at {timed / (time.perf_counter() - begin):,.0f} images/s" if timed else ""
-    evaluation = image_eval_batches(
-        val_table,
-        EvalOrder(len(val_table), _SAMPLE_BATCH),
-        image_size=config.data.image_size,
-        resize=config.data.resize,
-    )
+    evaluation = val_source.eval_batches(EvalOrder(len(val_source), _SAMPLE_BATCH), config.data)
     validated = int(sum(batch.mask.sum() for batch in islice(evaluation, steps)))
-    evaluation.close()
-    return Finding(f"{decoded + timed} decoded for training{speed}, {validated} for validation")
+    return Finding(f"{decoded + timed} read for training{speed}, {validated} for validation")
 
 
-def recipe(config: Config) -> Finding:
-    """Put the run together, as training does; the value is its setup."""
-    made = Recipe.of(config)
-    steps = f"{made.plan.total_steps:,} steps of {made.order.batch_size} images"
-    setup = made.setup()
-    count = sum(leaf.size for leaf in jax.tree.leaves(setup.state.params))
-    return Finding(f"{config.model.name}, {count:,} parameters; {steps}", setup)
+def recipe(file: RecipeFile) -> Finding:
+    """Set the run up as training does; the value is its setup."""
+    setup = open_experiment(file).setup()
+    steps = f"{setup.plan.total_steps:,} steps of {setup.order.batch_size} images"
+    count = count_parameters(setup.state.params)
+    name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
+    return Finding(f"{name}, {count:,} parameters; {steps}", setup)
 
 
-def step(config: Config, setup: RunSetup) -> Finding:
-    """Compile the training step and see what it takes.
+def step(setup: RunSetup) -> Finding:
+    """Compile the training step and report its memory and FLOPs.
 
     Raises:
-        InputError: a device has not as much memory.
+        InputError: a device has less memory than the step needs.
     """
-    objective = setup.objective(cross_entropy(config.train.label_smoothing))
-    made: Any = make_train_step(objective, setup.optimizer, setup.topology, compiler_options=setup.compiler_options)
+    made: Any = setup.step()
     begin = time.perf_counter()
     _, cost = compile_with_cost(made, setup.state, abstract_batch(setup))
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
@@ -99,7 +83,7 @@ def step(config: Config, setup: RunSetup) -> Finding:
 
 def abstract_batch(setup: RunSetup) -> Batch:
     """The shape of a placed training batch, without its memory."""
-    rows, shape, sharded = setup.order.batch_size, image_shape(setup.table, setup.data), setup.topology.sharded
+    rows, shape, sharded = setup.order.batch_size, setup.table.image_shape(setup.data), setup.topology.sharded
 
     def column(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=sharded)
@@ -110,10 +94,10 @@ def abstract_batch(setup: RunSetup) -> Batch:
         mask=column(np.float32),
         row=column(np.int32),
         epoch=column(np.int32),
-        substituted=column(np.float32) if setup.substitutes else None,
+        substituted=column(np.float32) if setup.feed.substitutes else None,
     )
 
 
 def checkpoint_bytes(state: TrainState, keep: int) -> int:
-    """What a work directory's checkpoints take at most: the latest, the best, and the one being written."""
+    """The most bytes that the checkpoints of a run take: the last `keep`, the best, and the one being written."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state)) * (keep + 2)

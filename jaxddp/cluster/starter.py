@@ -1,7 +1,7 @@
-"""Turns into a worker: `python starter.py LAUNCHER_PID CORES PROGRAM WORDS...`, with CORES as `0,1` or empty.
+"""Becomes a worker: `python starter.py LAUNCHER_PID CORES PROGRAM ARGUMENTS...`, with CORES as `0,1` or empty.
 
-What must be set inside a process before its program begins, without Python code between fork and exec: the launcher may
-have threads (JAX's, TensorFlow's), and such code can then deadlock. Run by its path and on its own, it starts in 20 ms.
+It sets what must be set inside a process before its program starts. Python code between fork and exec could deadlock,
+because the launcher may have threads (JAX's, TensorFlow's). Run by its path and without imports, it starts in 20 ms.
 """
 
 import ctypes
@@ -13,15 +13,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(launcher: int, cores: str, command: list[str]) -> None:
-    """Ask the kernel to end this process with its launcher (Linux), move to its cores, and become the command."""
+    """Ask the kernel to kill this process when its launcher ends (Linux), pin it to its cores, and run the command."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A launcher that was killed before that line has left this process to another parent.
+    # If the launcher was killed before that line, this process has another parent.
     if os.getppid() != launcher:
         sys.exit("the launcher is gone")
     if cores:
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-    # Python ignores these two, and an ignored signal stays ignored in the program.
+    # Python ignores these two signals, and they would stay ignored in the program.
     for name in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(name, signal.SIG_DFL)
     try:

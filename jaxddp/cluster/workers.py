@@ -1,4 +1,4 @@
-"""A group of processes from start to end: all end well, or the first failure ends the others, in bounded time."""
+"""A group of processes from start to end: all succeed, or the first failure ends the others, in bounded time."""
 
 import contextlib
 import os
@@ -17,19 +17,19 @@ PREEMPTED = 75
 _STARTER = Path(__file__).with_name("starter.py")
 _POLL_SECONDS = 0.02
 _MOMENT_SECONDS = 2.0
-"""What the others get, once one has failed, to end by themselves: their own account of it says more."""
+"""How long the others may take to end by themselves once one has failed: their own last lines say more."""
 _DRAIN_SECONDS = 1.0
 
 
 @dataclass(eq=False)
 class Worker:
-    """A started process: the leader of a session, and so of a process group, of its own."""
+    """A started process, which leads its own session and process group."""
 
     rank: int
     process: subprocess.Popen[bytes]
     output: Output
     code: int | None = None
-    """How it ended: an exit code, a signal's number negated, None while it runs."""
+    """Its exit code, or the negative number of the signal that ended it; None while it runs."""
 
     @classmethod
     def start(
@@ -42,15 +42,15 @@ class Worker:
         cores: Sequence[int] = (),
         pass_fds: Sequence[int] = (),
     ) -> "Worker":
-        """Start a process on `cores` (all, where empty), as a direct child of this one.
+        """Start a process on `cores` (empty: all), as a direct child of this one.
 
-        Call it from the main thread: on Linux the process is killed when the thread that started it ends, however it
-        ends. (Its own children are not: the kernel knows nothing of them.)
+        Call it from the main thread: on Linux the kernel kills the process when the thread that started it ends. It
+        does not kill the children of the process.
 
         Raises:
             InputError: the log cannot be written.
         """
-        # Isolated, as a user's PYTHON* variables and site packages are for the command, not for the starter.
+        # Isolated: the user's PYTHON* variables and site packages are for the command, not for the starter.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
         process = subprocess.Popen(
             [*starter, *command],
@@ -78,7 +78,7 @@ class Worker:
         )
 
     def poll(self) -> int | None:
-        """How it ended, or None. It stays a zombie, so that the number of its group is not given to another."""
+        """Its code, or None while it runs. It stays a zombie, so that the number of its group is not reused."""
         if self.code is None:
             end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is not None:
@@ -86,12 +86,12 @@ class Worker:
         return self.code
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process and to what it has started in its group."""
+        """Send a signal to the process and to its children in its group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
     def end(self) -> None:
-        """Kill what is left of the group, and collect it."""
+        """Kill what is left of the group, and reap the process."""
         if self.process.returncode is None:
             self.send(signal.SIGKILL)
             self.process.wait()
@@ -99,15 +99,12 @@ class Worker:
 
 @dataclass
 class WorkerGroup:
-    """The workers of one machine, watched until all have ended; none of them outlives its `with` block.
-
-    Attributes:
-        grace: seconds between SIGTERM and SIGKILL for those that outlive a failure.
-        save_grace: the same where all were asked to stop, and save before they do.
-    """
+    """The workers of one machine, watched until all have ended. None of them outlives the `with` block."""
 
     grace: float
+    """Seconds between SIGTERM and SIGKILL after a failure."""
     save_grace: float
+    """The same where all are asked to stop, and save first."""
     workers: list[Worker] = field(default_factory=list)
     _failed: Worker | None = None
     _asked: signal.Signals | None = None
@@ -120,14 +117,14 @@ class WorkerGroup:
         self.close()
 
     def watch(self, received: list[signal.Signals]) -> int:
-        """Wait for the end of all, and say how each ended that did not end well.
+        """Wait until all have ended, and report each that did not end with 0.
 
         Args:
-            received: grows by each signal that this process receives.
+            received: signals that this process receives are appended to it.
 
         Returns:
-            0 where all ended with 0; the first failure's exit code, or 128 and its signal; 75 where all that did not
-            end with 0 were preempted after saving; 128 and the signal received where one ended the job.
+            0 where all ended with 0; the exit code of the first failure, or 128 plus its signal; 75 where all others
+            than 0 were preempted after saving; 128 plus the received signal where that ended the job.
         """
         with selectors.DefaultSelector() as selector:
             for worker in self.workers:
@@ -146,10 +143,10 @@ class WorkerGroup:
         return self._conclude()
 
     def close(self) -> None:
-        """End what still runs, and show what was written last."""
+        """End what still runs, and show the last output."""
         for worker in self.workers:
             worker.end()
-        # Only a process that left its group can still hold a pipe.
+        # Only a process that left its group can still hold the pipe.
         give_up = time.monotonic() + _DRAIN_SECONDS
         for output in (worker.output for worker in self.workers):
             while not output.ended and time.monotonic() < give_up:
@@ -162,7 +159,7 @@ class WorkerGroup:
 
     def _note_ends(self) -> None:
         ended = [worker for worker in self._running() if worker.poll() is not None]
-        # Of those found ended together, one that was killed is a likelier cause than one that gave up.
+        # Of processes that are found ended together, one that was killed is the likelier cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
             worker.output.drain(_DRAIN_SECONDS)
             if worker.code != 0:
@@ -176,7 +173,7 @@ class WorkerGroup:
             self._failed = worker
             self._schedule(_MOMENT_SECONDS, self.grace)
         elif not self._plan:
-            # It has saved and gone; the others were told to as well, and may be about to finish writing.
+            # It has saved and ended; the others were asked to as well, and may still be writing.
             self._schedule(self.save_grace, self.grace)
 
     def _stop_on(self, number: signal.Signals) -> None:
@@ -184,7 +181,7 @@ class WorkerGroup:
             self._plan = [(time.monotonic(), signal.SIGKILL)]
         elif self._asked is None:
             self._asked = number
-            say(f"jaxddp launch: {number.name}: every process was asked to save and end; the next Ctrl-C kills them")
+            say(f"jaxddp launch: {number.name}: every process was asked to save and stop; another Ctrl-C kills them")
             self._schedule(0, self.grace if self._failed else self.save_grace)
 
     def _schedule(self, terminate: float, kill: float) -> None:
@@ -213,13 +210,13 @@ class WorkerGroup:
 
 @contextlib.contextmanager
 def caught_signals() -> Iterator[list[signal.Signals]]:
-    """While in the block, SIGINT, SIGTERM and SIGHUP are put down in a list and do nothing else. Main thread only."""
+    """In the block, SIGINT, SIGTERM and SIGHUP are appended to a list and do nothing else. Main thread only."""
     received: list[signal.Signals] = []
     names = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         names.append(signal.SIGHUP)
     before = {name: signal.signal(name, lambda number, _: received.append(signal.Signals(number))) for name in names}
-    # Where a parent ignores it, the kernel would collect ended processes, and how they ended would be lost.
+    # If a parent ignores SIGCHLD, the kernel reaps ended processes, and their exit codes are lost.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield received

@@ -1,36 +1,43 @@
-"""`jaxddp data check|show|pack`: look a data set over, see what the model sees, make a quicker copy."""
+"""`jaxddp data check|show|pack`: check a data set, show what the model sees, make a copy that is quicker to read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from jaxddp.commands.parse import parse
-from jaxddp.config import Config, DataConfig, config_names, load
+from jaxddp.config import Config, DataConfig
 from jaxddp.errors import InputError
+from jaxddp.recipe_file import config_names, read_recipe
 from jaxddp.wording import choices
 
 if TYPE_CHECKING:
-    from jaxddp.data.opening import Table
+    from jaxddp.data.source import Source
 
 
-@dataclass(frozen=True)
-class Check:
-    """Read every image of a data set once: one line for each that cannot be used, a summary, and a manifest."""
+@dataclass(frozen=True, kw_only=True)
+class DataPlace:
+    """The data set that a command reads."""
 
-    path: tyro.conf.Positional[str]
-    """Where the data lie, as in data.path."""
-    manifest: Path | None = None
-    """Where what is known of every image goes, as JSON lines; PATH's name with .manifest.jsonl, here, unless given."""
-    threads: int | None = None
-    """Images that are looked at at once; twice the cores, 8 at least, unless given."""
+    path: tyro.conf.Positional[str] = tyro.MISSING
+    """Where the data are, as in data.path."""
     data_dir: str | None = None
     """Where tensorflow-datasets keeps its prepared sets."""
     train: str | None = None
     """The solution file of the training split; LOC_train_solution.csv unless given."""
     val: str | None = None
     """The solution file of the validation split; LOC_val_solution.csv unless given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(DataPlace):
+    """Read every image of a data set once: one line for each that cannot be used, a summary, and a manifest."""
+
+    manifest: Path | None = None
+    """The file of JSON lines about every image; PATH's name with .manifest.jsonl, here, unless given."""
+    threads: int | None = None
+    """Images that are read at once; twice the cores, at least 8, unless given."""
 
 
 @dataclass(frozen=True)
@@ -46,32 +53,20 @@ class Show:
     """The picture to write."""
 
 
-@dataclass(frozen=True)
-class Pack:
+@dataclass(frozen=True, kw_only=True)
+class Pack(DataPlace):
     """Write a copy of a data set that is quicker to train on: images resized, in a few files; order and table stay."""
 
-    path: tyro.conf.Positional[str]
-    """Where the data lie, as in data.path."""
-    out: Path
+    out: Path = tyro.MISSING
     """The directory to make; give it as data.path then."""
     short_side: int = 256
-    """Pixels that an image's shorter side is brought down to."""
+    """Pixels to which an image's shorter side is reduced."""
     quality: int = 90
     """Of the JPEG files that are written, 1 to 100."""
-    data_dir: str | None = None
-    """Where tensorflow-datasets keeps its prepared sets."""
-    train: str | None = None
-    """The solution file of the training split; LOC_train_solution.csv unless given."""
-    val: str | None = None
-    """The solution file of the validation split; LOC_val_solution.csv unless given."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run one of the commands; returns the exit code.
-
-    Raises:
-        InputError: no such command, or whatever is wrong with what it is given.
-    """
+    """Run one of the commands; returns the exit code. Raises: InputError."""
     commands = {"check": _check, "show": _show, "pack": _pack}
     command = arguments[0] if arguments else ""
     if command in ("-h", "--help"):
@@ -83,7 +78,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _check(arguments: list[str]) -> int:
-    options = parse(Check, Check(tyro.MISSING), "jaxddp data check", arguments)
+    options = parse(Check, Check(), "jaxddp data check", arguments)
     from jaxddp.curate.check import check
     from jaxddp.curate.manifest import manifest_place, write_manifest
     from jaxddp.curate.progress_bar import ProgressBar
@@ -103,15 +98,18 @@ def _show(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
     name, rest = arguments[0], arguments[1:]
-    options = parse(Show, Show(load(name)), f"jaxddp data show {name}", rest)
+    file = read_recipe(name)
+    options = parse(Show, Show(file.config), f"jaxddp data show {name}", rest)
     from jaxddp.curate.show import show
+    from jaxddp.experiment.experiment import open_experiment
 
-    print(f"{show(options.config, options.step, options.count, options.out)}: {options.out}")
+    experiment = open_experiment(replace(file, config=options.config))
+    print(f"{show(experiment, options.step, options.count, options.out)}: {options.out}")
     return 0
 
 
 def _pack(arguments: list[str]) -> int:
-    options = parse(Pack, Pack(tyro.MISSING, tyro.MISSING), "jaxddp data pack", arguments)
+    options = parse(Pack, Pack(), "jaxddp data pack", arguments)
     from jaxddp.curate.pack import Packing, pack
     from jaxddp.curate.progress_bar import ProgressBar
 
@@ -126,8 +124,7 @@ def _pack(arguments: list[str]) -> int:
     return 0
 
 
-def _open(options: Check | Pack) -> "dict[str, Table]":
+def _open(options: DataPlace) -> "dict[str, Source]":
     from jaxddp.data.opening import open_splits
 
-    data = DataConfig(path=options.path, data_dir=options.data_dir, train=options.train, val=options.val)
-    return open_splits(data)
+    return open_splits(DataConfig(path=options.path, data_dir=options.data_dir, train=options.train, val=options.val))

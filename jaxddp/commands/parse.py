@@ -1,19 +1,21 @@
-"""The words of a command line become a dataclass: tyro, with one rule for durations."""
+"""A command line becomes a dataclass: tyro, with one rule for durations."""
 
+from pathlib import Path
 from typing import TypeVar
 
 import tyro
 
 from jaxddp.duration import Duration
+from jaxddp.recipe_file import CONFIG_FILE
 
 Command = TypeVar("Command")
 
 
 def parse(command: type[Command], default: Command, prog: str, arguments: list[str]) -> Command:
-    """The command with what the words override; tyro answers `--help` and mistyped options, and ends the program.
+    """The command with its overrides; tyro answers `--help` and mistyped options, and ends the program.
 
     Raises:
-        InputError: a duration that is none.
+        InputError: a value that is not a duration.
     """
     registry = tyro.constructors.ConstructorRegistry()
 
@@ -32,3 +34,8 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
         )
 
     return tyro.cli(command, default=default, prog=prog, args=arguments, registry=registry)
+
+
+def workdir_of(name: str) -> Path:
+    """The default work directory of a config: that of a `config.json`, else `runs/NAME`."""
+    return Path(name).parent if Path(name).name == CONFIG_FILE else Path("runs") / Path(name).stem

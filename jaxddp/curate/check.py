@@ -1,4 +1,4 @@
-"""A data set read once from end to end: which of its images cannot be used, and what else is odd about it."""
+"""A data set read once from end to end: which of its images cannot be used, and what else is unusual."""
 
 import os
 import threading
@@ -10,21 +10,22 @@ from contextlib import closing
 from typing import Protocol
 
 from jaxddp.curate.look import Look, look_at
-from jaxddp.curate.report import CheckedSplit, CheckReport, Table
+from jaxddp.curate.report import CheckedSplit, CheckReport
+from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 
-# Small enough that threads end together, large enough that handing them out is no work.
+# Small enough that threads end together, large enough that distributing chunks costs nothing.
 _CHUNK = 16
 _AHEAD = 2
-"""Chunks under way for each thread: what an image that takes long makes the others wait behind."""
+"""Pending chunks for each thread: how many the others can finish while one image takes long."""
 _LEAST_THREADS = 8
 
 
 class CheckProgress(Protocol):
-    """Whoever wants to know how far the check has come."""
+    """An observer of a check's progress."""
 
     def advance(self, looked: int, faults: int) -> None:
-        """So many images have been looked at, and so many of them cannot be used."""
+        """How many images have been looked at, and how many of them cannot be used."""
         ...
 
     def fault(self, line: str) -> None:
@@ -33,33 +34,33 @@ class CheckProgress(Protocol):
 
 
 def check(
-    tables: Mapping[str, Table], *, threads: int | None = None, progress: CheckProgress | None = None
+    sources: Mapping[str, Source], *, threads: int | None = None, progress: CheckProgress | None = None
 ) -> CheckReport:
     """Reads every image of every split once, and compares them all.
 
-    Faults are told in the order of the rows, and the report is the same on any number of threads. No more encoded
-    images are held than there are threads, and about 100 bytes a row.
+    Faults are reported in the order of the rows, and the report is the same on any number of threads. At most one
+    encoded image for each thread is in memory, and about 100 bytes for each row.
 
     Args:
-        tables: the splits by name, such as train and val, in the order in which duplicates are assigned.
-        threads: by default twice the cores, since some of them wait for the disk; 8 at least.
+        sources: the splits by name, such as train and val, in the order in which duplicates are assigned.
+        threads: by default twice the cores, since some of them wait for the disk; at least 8.
 
     Raises:
         InputError: no split, or fewer than one thread.
     """
-    if not tables:
+    if not sources:
         raise InputError("nothing to check: give at least one split")
     if threads is not None and threads < 1:
         raise InputError(f"threads {threads}: use at least 1")
     threads = threads or max(_LEAST_THREADS, 2 * (os.cpu_count() or 1))
     splits, looked, faults = [], 0, 0
     with warnings.catch_warnings():
-        # Pillow warns of images that are near the limit of pixels; what is beyond it is a fault here.
+        # Pillow warns of images near its limit of pixels; images beyond the limit are faults here.
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")
-        for name, table in tables.items():
-            split = CheckedSplit(name, table)
+        for name, source in sources.items():
+            split = CheckedSplit(name, source)
             splits.append(split)
-            with closing(_looks(table, threads)) as looks:
+            with closing(_looks(source, threads)) as looks:
                 for row, look in enumerate(looks):
                     split.add(row, look)
                     looked, faults = looked + 1, faults + (look.fault is not None)
@@ -70,22 +71,22 @@ def check(
     return CheckReport.of(splits)
 
 
-def _looks(table: Table, threads: int) -> Generator[Look]:
-    """A look at each row, in their order; closing it ends the threads after the image that each is at."""
+def _looks(source: Source, threads: int) -> Generator[Look]:
+    """A look at each row, in their order; closing it ends the threads after their current image."""
     ended = threading.Event()
 
     def chunk(start: int) -> list[Look]:
-        rows = range(start, min(start + _CHUNK, len(table)))
-        return [look_at(table, row) for row in rows if not ended.is_set()]
+        rows = range(start, min(start + _CHUNK, len(source)))
+        return [look_at(source, row) for row in rows if not ended.is_set()]
 
-    pool, under_way = ThreadPoolExecutor(threads), deque[Future[list[Look]]]()
+    pool, pending = ThreadPoolExecutor(threads), deque[Future[list[Look]]]()
     try:
-        for start in range(0, len(table), _CHUNK):
-            under_way.append(pool.submit(chunk, start))
-            if len(under_way) > _AHEAD * threads:
-                yield from under_way.popleft().result()
-        while under_way:
-            yield from under_way.popleft().result()
+        for start in range(0, len(source), _CHUNK):
+            pending.append(pool.submit(chunk, start))
+            if len(pending) > _AHEAD * threads:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
     finally:
         ended.set()
         pool.shutdown(wait=False, cancel_futures=True)

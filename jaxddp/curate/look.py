@@ -1,4 +1,4 @@
-"""One image looked at: what it is, what is remarkable about it, and what is wrong with it."""
+"""A look at one image: what it is, what is unusual about it, and what is wrong with it."""
 
 import hashlib
 import threading
@@ -6,16 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.images.header import ImageHeader, parse_header
 from jaxddp.data.images.markers import EOI, SOS, Segment, segments
 from jaxddp.data.images.pillow import open_sound
 from jaxddp.data.images.verify import verify
-from jaxddp.data.table import ExampleTable
+from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 
 LARGE = 20_000_000
-"""More pixels than these are decoded one image at a time, whatever the threads: that bounds the memory."""
+"""Images of more pixels are decoded one at a time, on any number of threads, which bounds the memory."""
 
 _ORIENTATION = 0x0112
 _SUFFIXES = {".jpeg": "jpeg", ".jpg": "jpeg", ".png": "png"}
@@ -24,45 +23,42 @@ _large = threading.Lock()
 
 @dataclass(frozen=True)
 class Look:
-    """What one image turned out to be.
-
-    Attributes:
-        sha256: of the file, or of an array's pixels; None where it could not be read.
-        size: of the file, in bytes.
-        kind: jpeg, png, or array; None where the header is unusable, and so are height and width.
-        mode: Pillow's name of the color space: L, RGB, CMYK, P, RGBA, ...; of arrays, the number of channels.
-        notes: what is remarkable and yet trains as it should, each as `kind: detail`.
-        fault: why the image cannot be trained on; None where it can.
-    """
+    """What was found of one image."""
 
     sha256: bytes | None = None
+    """Of the file, or of an array's pixels; None where it could not be read."""
     size: int = 0
+    """Of the file, in bytes."""
     kind: str | None = None
+    """jpeg, png, or array; None where the header is unusable, and so are height and width."""
     height: int | None = None
     width: int | None = None
     mode: str | None = None
+    """Pillow's name of the color space: L, RGB, CMYK, P, RGBA, ...; of arrays, the number of channels."""
     notes: tuple[str, ...] = ()
+    """What is unusual but does not hinder training, each as `kind: detail`."""
     fault: str | None = None
+    """Why the image cannot be trained on; None where it can."""
 
 
-def look_at(table: ExampleTable | ArrayTable, row: int) -> Look:
+def look_at(source: Source, row: int) -> Look:
     """A row's image, read, hashed and verified.
 
     Raises:
-        Unreachable: its store gave no answer, so that nothing is known of it.
+        Unreachable: its store gave no answer.
     """
-    if isinstance(table, ArrayTable):
-        return _look_at_pixels(table.images[row])
-    name = table.name(row)
+    name = source.name(row)
     try:
-        data = table.read(row)
+        data = source.read(row)
     except InputError as error:
         return Look(fault=str(error).removeprefix(f"{name}: "))
+    if source.pixel_shape is not None:
+        return _look_at_pixels(np.frombuffer(data, np.uint8).reshape(source.pixel_shape))
     return look_at_file(data, name)
 
 
 def look_at_file(data: bytes, name: str) -> Look:
-    """An encoded image; its name serves to compare the extension with the content."""
+    """An encoded image; the extension of its name is compared with the content."""
     digest, size = hashlib.sha256(data).digest(), len(data)
     try:
         header = parse_header(data)
@@ -83,10 +79,8 @@ def look_at_file(data: bytes, name: str) -> Look:
 
 def _look_at_pixels(image: np.ndarray) -> Look:
     height, width, channels = image.shape
-    pixels = np.ascontiguousarray(image)
-    notes = ("constant: every pixel is the same",) if (pixels == pixels[0, 0]).all() else ()
-    digest = hashlib.sha256(pixels.data).digest()
-    return Look(digest, pixels.nbytes, "array", height, width, str(channels), notes)
+    notes = ("constant: every pixel is the same",) if (image == image[0, 0]).all() else ()
+    return Look(hashlib.sha256(image.data).digest(), image.nbytes, "array", height, width, str(channels), notes)
 
 
 def _misnamed(name: str, header: ImageHeader) -> list[str]:
@@ -97,17 +91,17 @@ def _misnamed(name: str, header: ImageHeader) -> list[str]:
 
 
 def _describe(data: bytes, header: ImageHeader) -> tuple[str, list[str]]:
-    """The color space of a sound image, and what is remarkable about it."""
+    """The color space of a sound image, and what is unusual about it."""
     with open_sound(data) as image:
         mode, info = image.mode, image.info
         try:
             orientation = image.getexif().get(_ORIENTATION, 1)
-        except Exception:  # Metadata that no pixel depends on may be broken in any way.
+        except Exception:  # Metadata may be broken in any way; no pixel depends on it.
             orientation = 1
     notes = []
     if mode == "CMYK":
         kind = "YCCK" if info.get("adobe_transform") == 2 else "CMYK"
-        inverted = "Adobe's inverted kind" if "adobe" in info else "taken for not inverted, as Adobe's marker is absent"
+        inverted = "Adobe's inverted kind" if "adobe" in info else "read as not inverted, as Adobe's marker is absent"
         notes.append(f"{kind}: {inverted}; converted to RGB")
     if mode in ("L", "1", "LA") or mode.startswith("I"):
         notes.append("gray: repeated as RGB")

@@ -1,6 +1,7 @@
-"""`jaxddp data pack`: a resized copy of a data set in a few record files, once, for quicker training ever after."""
+"""`jaxddp data pack`: a resized copy of a data set in a few record files, which is quicker to train on."""
 
 import io
+import itertools
 import json
 import os
 import shutil
@@ -16,11 +17,10 @@ from PIL import Image
 
 import jaxddp.files as files
 from jaxddp.curate.check import CheckProgress
-from jaxddp.data.formats.packed import FEATURE, MANIFEST, PackedSplit, shard_name
+from jaxddp.data.formats.packed import FEATURE, MANIFEST, PackedSplit
 from jaxddp.data.images.pillow import open_sound
 from jaxddp.data.images.verify import verify
-from jaxddp.data.opening import Table
-from jaxddp.data.table import ExampleTable
+from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 
 SHARD_BYTES = 1 << 30
@@ -30,15 +30,12 @@ _ROWS_AHEAD = 256
 
 @dataclass(frozen=True)
 class Packing:
-    """How images are packed.
-
-    Attributes:
-        short_side: pixels; an image's shorter side is brought down to it, an image that is smaller keeps its size.
-        quality: of the JPEG files that are written, 1 to 100. A small image that is a plain JPEG is copied as it is.
-    """
+    """How images are packed."""
 
     short_side: int = 256
+    """Pixels to which an image's shorter side is reduced; a smaller image keeps its size."""
     quality: int = 90
+    """Of the JPEG files that are written, 1 to 100. A small plain JPEG is copied as it is."""
 
     def __post_init__(self) -> None:
         if self.short_side < 1:
@@ -48,32 +45,37 @@ class Packing:
 
 
 def pack(
-    tables: Mapping[str, Table],
+    sources: Mapping[str, Source],
     out: Path,
     packing: Packing,
     progress: CheckProgress | None = None,
 ) -> dict[str, Any]:
-    """Write a packed copy of the splits, in a directory that appears when it is whole; returns its manifest.
+    """Write a packed copy of the splits into a directory that appears when it is complete; returns its manifest.
 
     Raises:
         InputError: the directory exists or cannot be written, images are in memory and not in files, or one of them
             cannot be used: names it.
     """
-    of_files = {split: table for split, table in tables.items() if isinstance(table, ExampleTable)}
-    if len(of_files) < len(tables):
-        raise InputError("the images of this data set are few files already, read at once; train on it as it is")
+    if any(source.pixel_shape is not None for source in sources.values()):
+        raise InputError("the images of this data set are arrays in few files already; train on it as it is")
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
     making = files.create(out.parent) / f".{out.name}.{os.getpid()}.tmp"
     with files.readable_errors(out):
         making.mkdir()
+    done = itertools.count(1)
+
+    def packed() -> None:
+        if progress is not None:
+            progress.advance(next(done), 0)
+
     try:
-        first = next(iter(of_files.values()))
+        first = next(iter(sources.values()))
         manifest = {
             "classes": {"ids": first.class_ids, "names": first.class_names, "indices": first.class_indices},
             "short_side": packing.short_side,
             "quality": packing.quality,
-            "splits": _pack_splits(of_files, making, packing, progress),
+            "splits": {split: _pack_split(source, split, making, packing, packed) for split, source in sources.items()},
         }
         files.replace(making / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
         with files.readable_errors(out):
@@ -84,7 +86,7 @@ def pack(
 
 
 def packed_image(data: bytes, packing: Packing) -> bytes:
-    """An encoded image as JPEG, its shorter side brought down to `packing.short_side` with an antialiasing filter.
+    """An encoded image as JPEG, its shorter side reduced to `packing.short_side` with an antialiasing filter.
 
     Raises:
         InputError: the image cannot be used.
@@ -95,10 +97,10 @@ def packed_image(data: bytes, packing: Packing) -> bytes:
         if scale == 1 and header.kind == "jpeg" and image.mode == "RGB":
             return data
         if image.mode.startswith("I"):
-            # Of 16 bits the upper 8, as the stream takes them; Pillow would cut them off at 255.
+            # The upper 8 of 16 bits, as in the stream; Pillow would clip at 255.
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         width, height = (round(side * scale) for side in image.size)
-        # A JPEG decodes at a half or a quarter for less work; twice the size wanted leaves the filter enough to do.
+        # Decoding at a half or a quarter is less work; at twice the wanted size the filter still has enough pixels.
         image.draft(None, (2 * width, 2 * height))
         packed = io.BytesIO()
         resized = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
@@ -106,45 +108,31 @@ def packed_image(data: bytes, packing: Packing) -> bytes:
         return packed.getvalue()
 
 
-def _pack_splits(
-    tables: Mapping[str, ExampleTable], folder: Path, packing: Packing, progress: CheckProgress | None
-) -> dict[str, Any]:
-    before, written = 0, {}
-    for split, table in tables.items():
-
-        def packed(done: int, before: int = before) -> None:
-            if progress is not None:
-                progress.advance(before + done, 0)
-
-        written[split] = _pack_split(table, split, folder, packing, packed)
-        before += len(table)
-    return written
-
-
 def _pack_split(
-    table: ExampleTable, split: str, folder: Path, packing: Packing, packed: Callable[[int], None]
+    source: Source, split: str, folder: Path, packing: Packing, packed: Callable[[], None]
 ) -> dict[str, Any]:
     """Writes a split's records and index; returns what the manifest says of it."""
-    # TensorFlow takes seconds to import, and a bad --quality should be answered at once.
+    # TensorFlow takes seconds to import, and a bad --quality should be refused at once.
     from jaxddp.data.tensorflow_cpu import tf
 
-    shard, offset = np.zeros(len(table), np.int32), np.zeros(len(table), np.int64)
+    ids = [os.fsencode(str(source.record(row).id)) for row in range(len(source))]
+    shard, offset = np.zeros(len(source), np.int32), np.zeros(len(source), np.int64)
     try:
         with closing(_ShardWriter(tf, folder, split)) as shards:
-            for row, image in enumerate(_packed_images(table, packing)):
-                record = _example(tf, image, int(table.label[row]), bytes(table.id[row]))
+            for row, image in enumerate(_packed_images(source, packing)):
+                record = _example(tf, image, int(source.labels[row]), ids[row])
                 shard[row], offset[row] = shards.write(record.SerializeToString())
-                packed(row + 1)
-        PackedSplit(table.id, table.label, shard, offset).save(folder / f"{split}.npz")
+                packed()
+        PackedSplit(np.array(ids), source.labels, shard, offset).save(folder / f"{split}.npz")
         sizes = {name: (folder / name).stat().st_size for name in shards.names}
     except (tf.errors.OpError, OSError) as error:
         reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
         raise InputError(f"{folder.parent}: cannot be written ({reason}); free some space there") from None
-    return {"examples": len(table), "fingerprint": table.fingerprint, "files": sizes}
+    return {"examples": len(source), "fingerprint": source.fingerprint, "files": sizes}
 
 
 class _ShardWriter:
-    """The record files of a split, each begun when the one before it is full."""
+    """The record files of a split; a new one begins when one is full."""
 
     def __init__(self, tf: Any, folder: Path, split: str):
         self._tf, self._folder, self._split = tf, folder, split
@@ -156,7 +144,7 @@ class _ShardWriter:
         """Returns which file the record is in, and at which byte it begins."""
         if self._position >= SHARD_BYTES:
             self.close()
-            self.names.append(shard_name(self._split, len(self.names)))
+            self.names.append(f"{self._split}-{len(self.names):05d}.tfrecord")
             self._writer = self._tf.io.TFRecordWriter(str(self._folder / self.names[-1]))
             self._position = 0
         self._writer.write(record)
@@ -169,17 +157,17 @@ class _ShardWriter:
             self._writer.close()
 
 
-def _packed_images(table: ExampleTable, packing: Packing) -> Iterator[bytes]:
+def _packed_images(source: Source, packing: Packing) -> Iterator[bytes]:
     def packed(row: int) -> bytes:
-        data = table.read(row)
+        data = source.read(row)
         try:
             return packed_image(data, packing)
         except InputError as error:
-            raise InputError(f"{table.name(row)}: {error}") from None
+            raise InputError(f"{source.name(row)}: {error}") from None
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(table), _ROWS_AHEAD):
-            yield from pool.map(packed, range(start, min(start + _ROWS_AHEAD, len(table))))
+        for start in range(0, len(source), _ROWS_AHEAD):
+            yield from pool.map(packed, range(start, min(start + _ROWS_AHEAD, len(source))))
 
 
 def _example(tf: Any, image: bytes, label: int, image_id: bytes) -> Any:

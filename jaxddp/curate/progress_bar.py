@@ -1,9 +1,8 @@
-"""How checking and packing show themselves: a bar on standard error, faults on standard output."""
+"""The progress of checking and packing: a bar on standard error, faults on standard output."""
 
 import sys
 import time
 from contextlib import AbstractContextManager
-from types import TracebackType
 
 from rich import progress
 from rich.console import Console
@@ -12,7 +11,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class ProgressBar(AbstractContextManager["ProgressBar"]):
-    """A bar where standard error is a terminal, else a plain line every few seconds.
+    """A bar where standard error is a terminal, otherwise a plain line every few seconds.
 
     Args:
         total: how many images there are in all.
@@ -30,17 +29,13 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
                 progress.TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
-                # Faults go above the bar where both share a terminal, and into the file or pipe where they do not.
+                # Faults are printed above the bar where both share a terminal, otherwise into the file or pipe.
                 redirect_stdout=sys.stdout.isatty(),
             )
             self._task = self._bar.add_task("", total=total, pace="")
-
-    def __enter__(self) -> "ProgressBar":
-        if self._bar is not None:
             self._bar.start()
-        return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

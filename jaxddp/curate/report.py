@@ -1,4 +1,4 @@
-"""What a check found, as compact columns, and what follows from all images together: duplicates and balance."""
+"""What a check found, as compact columns, and what all images together show: duplicates and balance."""
 
 import os
 from collections import Counter
@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from jaxddp.curate.look import Look
-from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.opening import Table
+from jaxddp.data.source import Source
 
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
 WARNINGS = (CONTRADICTION, LEAK)
-"""Kinds of notes that spoil a figure rather than a run: ImageNet itself has some."""
+"""Kinds of notes that distort a measured accuracy but do not stop a run: ImageNet itself has some."""
 
 _COLUMNS = np.dtype(
     [("sha256", "V32"), ("bytes", "i8"), ("height", "i4"), ("width", "i4"), ("kind", "S5"), ("mode", "S8")]
@@ -27,19 +26,16 @@ class CheckedSplit:
     """One split and what was found in it.
 
     Attributes:
-        name: train, val, ...
-        table: the split's table.
-        columns: of each row what `Look` says, as a structured array [N]; zeros and empty where it says nothing.
-        notes: by row, as in `Look`, in the rows that have any.
-        faults: by row, in the rows whose images cannot be used.
+        columns: what `Look` says of each row, as a structured array [N]; zero or empty where it says nothing.
+        notes, faults: by row, as in `Look`, in the rows that have any.
     """
 
-    def __init__(self, name: str, table: Table):
-        self.name, self.table = name, table
-        self.columns = np.zeros(len(table), _COLUMNS)
+    def __init__(self, name: str, source: Source):
+        self.name, self.source = name, source
+        self.columns = np.zeros(len(source), _COLUMNS)
         self.notes: dict[int, tuple[str, ...]] = {}
         self.faults: dict[int, str] = {}
-        # Millions of rows may share a handful of notes.
+        # Millions of rows may share a few notes.
         self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def add(self, row: int, look: Look) -> None:
@@ -56,25 +52,19 @@ class CheckedSplit:
 
     def name_of(self, row: int) -> str:
         """What a person calls a row's image."""
-        return f"{self.name} row {row}" if isinstance(self.table, ArrayTable) else self.table.name(row)
+        name = self.source.name(row)
+        # Where no file has the image, another split has the same name.
+        return f"{self.name} {name}" if self.source.record(row).path is None else name
 
     def class_of(self, row: int) -> str | None:
         """The id of a row's class, its name where classes have no ids; None where it is unknown."""
-        label = int(self.labels[row])
-        return None if label < 0 else self.class_ids[label]
-
-    @property
-    def labels(self) -> np.ndarray:
-        return self.table.labels if isinstance(self.table, ArrayTable) else self.table.label
-
-    @property
-    def class_ids(self) -> tuple[str, ...]:
-        return self.table.class_names if isinstance(self.table, ArrayTable) else self.table.class_ids
+        label = int(self.source.labels[row])
+        return None if label < 0 else self.source.class_ids[label]
 
     @property
     def per_class(self) -> np.ndarray:
         """Images a class, int64[K], faulty ones among them."""
-        return np.bincount(self.labels[self.labels >= 0], minlength=len(self.class_ids))
+        return np.bincount(self.source.labels[self.source.labels >= 0], minlength=self.source.num_classes)
 
     def kinds_of_notes(self) -> Counter[str]:
         """How many images have a note of each kind."""
@@ -83,7 +73,7 @@ class CheckedSplit:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All splits, with a note on each image whose content another one before it has.
+    """All splits, with a note on each image that has the same content as an earlier one.
 
     A `duplicate` lies in the same split and class; a `contradiction` is of another class; a `leak` of another split.
     """
@@ -109,17 +99,17 @@ class CheckReport:
         return sum(len(split.faults) for split in self.splits)
 
     def summary(self) -> dict[str, Any]:
-        """The figures of each split, in JSON's types."""
-        return {split.name: _figures(split) | _lacking(self.splits[0], split) for split in self.splits}
+        """What is known of each split, in JSON's types."""
+        return {split.name: _summary(split) | _lacking(self.splits[0], split) for split in self.splits}
 
     def lines(self) -> list[str]:
         """The summary for people, some lines a split."""
-        return [line for name, figures in self.summary().items() for line in _lines(name, figures)]
+        return [line for name, found in self.summary().items() for line in _lines(name, found)]
 
 
 def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, CheckedSplit, int]]:
     """(split, row, split and row of the first with that content) of every sound image that is not the first."""
-    rows = [np.array([row for row in range(len(s.table)) if row not in s.faults], np.int64) for s in splits]
+    rows = [np.array([row for row in range(len(s.source)) if row not in s.faults], np.int64) for s in splits]
     digests = np.concatenate([s.columns["sha256"][some] for s, some in zip(splits, rows, strict=True)])
     owner = np.repeat(np.arange(len(splits)), [len(some) for some in rows])
     row = np.concatenate(rows)
@@ -132,12 +122,12 @@ def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, Ch
     ]
 
 
-def _figures(split: CheckedSplit) -> dict[str, Any]:
+def _summary(split: CheckedSplit) -> dict[str, Any]:
     kinds, counts = np.unique(split.columns["kind"], return_counts=True)
     per_class = split.per_class
-    figures: dict[str, Any] = {
-        "examples": len(split.table),
-        "fingerprint": split.table.fingerprint,
+    found: dict[str, Any] = {
+        "examples": len(split.source),
+        "fingerprint": split.source.fingerprint,
         "bytes": int(split.columns["bytes"].sum()),
         "faults": len(split.faults),
         "kinds": {os.fsdecode(kind): int(n) for kind, n in zip(kinds, counts, strict=True) if kind},
@@ -145,36 +135,34 @@ def _figures(split: CheckedSplit) -> dict[str, Any]:
         "classes": len(per_class),
     }
     if len(per_class):
-        figures["images_a_class"] = {
+        found["images_a_class"] = {
             "least": int(per_class.min()),
             "median": float(np.median(per_class)),
             "most": int(per_class.max()),
         }
-        figures["empty_classes"] = [split.class_ids[label] for label in np.flatnonzero(per_class == 0)]
-    return figures
+        found["empty_classes"] = [split.source.class_ids[label] for label in np.flatnonzero(per_class == 0)]
+    return found
 
 
 def _lacking(first: CheckedSplit, split: CheckedSplit) -> dict[str, Any]:
     """The classes with images in the first split and none in this one."""
-    if split is first or not len(split.class_ids):
+    if split is first or not len(split.source.class_ids):
         return {}
-    there = {split.class_ids[label] for label in np.flatnonzero(split.per_class)}
-    here = [first.class_ids[label] for label in np.flatnonzero(first.per_class)]
+    there = {split.source.class_ids[label] for label in np.flatnonzero(split.per_class)}
+    here = [first.source.class_ids[label] for label in np.flatnonzero(first.per_class)]
     return {f"classes_of_{first.name}_lacking": [one for one in here if one not in there]}
 
 
-def _lines(name: str, figures: dict[str, Any]) -> list[str]:
-    kinds = ", ".join(f"{n:,} {kind}" for kind, n in figures["kinds"].items())
-    lines = [
-        f"{name}: {figures['examples']:,} images ({kinds or 'none readable'}), {figures['faults']:,} cannot be used"
-    ]
-    if balance := figures.get("images_a_class"):
+def _lines(name: str, found: dict[str, Any]) -> list[str]:
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in found["kinds"].items())
+    lines = [f"{name}: {found['examples']:,} images ({kinds or 'none readable'}), {found['faults']:,} cannot be used"]
+    if balance := found.get("images_a_class"):
         spread = f"{balance['least']:,} to {balance['most']:,}, median {balance['median']:,g}"
-        lines.append(f"{name}: {figures['classes']:,} classes, images a class {spread}")
-    for key, classes in figures.items():
+        lines.append(f"{name}: {found['classes']:,} classes, images a class {spread}")
+    for key, classes in found.items():
         if isinstance(classes, list) and classes:
             more = ", ..." if len(classes) > _NAMED else ""
             lines.append(f"{name}: {key.replace('_', ' ')}: {len(classes):,} ({', '.join(classes[:_NAMED])}{more})")
-    for kind, n in figures["notes"].items():
+    for kind, n in found["notes"].items():
         lines.append(f"{name}: {'warning' if kind in WARNINGS else 'note'}: {kind}: {n:,}")
     return lines

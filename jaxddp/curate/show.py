@@ -7,45 +7,40 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.augment.preprocess import Inputs, Preprocess
-from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.errors import InputError
-from jaxddp.experiment.batches import make_preprocess, make_substitutes, train_batches
-from jaxddp.experiment.recipe import Recipe
+from jaxddp.experiment.experiment import Experiment
+from jaxddp.experiment.setup import make_feed, make_preprocess
 from jaxddp.training.curves_figure import png
 from jaxddp.training.image_grid import input_grid, short
 
 
-def show(config: Config, step: int, count: int, out: Path) -> str:
-    """Draw the first images of a step's batch into a PNG file, after all augmentation, undone only the normalization.
+def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
+    """Draw the first images of a step's batch into a PNG file, after all augmentation but without normalization.
 
-    What a batch holds is a function of the config and the step, so this is what a run of the config was given there.
+    A batch is a function of the recipe and the step, so these are the images that a run of the recipe sees. Returns
+    what was drawn, in words.
 
     Args:
         step: from 1, as in metrics.jsonl.
 
-    Returns:
-        What was drawn, in words.
-
     Raises:
-        InputError: a step or a count below 1, or whatever is wrong with config and data.
+        InputError: a step or a count below 1, or an error in config or data.
     """
     if step < 1:
         raise InputError(f"--step {step}: steps count from 1")
     if count < 1:
         raise InputError(f"--count {count}: give at least 1")
-    recipe = Recipe.of(config)
-    table, order = recipe.train_table, recipe.order
-    preprocess = make_preprocess(table, order, config.data, recipe.topology, recipe.precision)
-    substitutes = make_substitutes(table, config.data)
-    batch = next(train_batches(table, order, config.data, recipe.topology, step - 1, step, substitutes))
+    feed = make_feed(experiment.recipe, experiment.resources)
+    preprocess = make_preprocess(experiment.recipe, experiment.resources)
+    batch = next(feed.batches(step - 1, step))
     inputs = jax.jit(lambda batch: preprocess(batch, train=True))(batch)
     pixels = denormalized(preprocess, inputs)[:count]
-    picture = input_grid(pixels, _titles(batch, inputs, table.class_names, len(pixels)))
+    picture = input_grid(pixels, _titles(batch, inputs, feed.source.class_names, len(pixels)))
     with files.readable_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     files.replace(out, png(picture))
-    return f"{len(pixels)} of {order.batch_size} images of step {step}"
+    return f"{len(pixels)} of {feed.order.batch_size} images of step {step}"
 
 
 def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:

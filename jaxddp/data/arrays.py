@@ -7,10 +7,12 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import EvalOrder, Order, SampleOrder
-from jaxddp.data.source import check_order, columns
-from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes
+from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard
+from jaxddp.data.source import Record, check_order, columns
+from jaxddp.data.subset import ClassSelection, balanced_rows, selected
+from jaxddp.data.substitutes import Substitutes
 from jaxddp.errors import InputError
 
 # Images that do not lie in memory one after the other are copied, and then not all at once.
@@ -24,11 +26,10 @@ class ArrayTable:
     Args:
         images: uint8[N, H, W, C], as decoded; normalizing happens on the device. They may be mapped into memory
             (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all.
-        labels: integers [N], dense class indices 0..K-1; kept as int32.
-        class_names: K readable names.
+        labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32.
 
     Raises:
-        InputError: a wrong shape or dtype, different lengths, no example, a label out of range.
+        InputError: as `check_images` and `check_labels`.
     """
 
     images: np.ndarray
@@ -55,10 +56,16 @@ class ArrayTable:
         return len(self.class_names)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(H, W, C)."""
-        _, height, width, channels = self.images.shape
-        return height, width, channels
+    def class_ids(self) -> tuple[str, ...]:
+        return self.class_names
+
+    @property
+    def class_indices(self) -> tuple[int, ...]:
+        return tuple(range(self.num_classes))
+
+    @property
+    def labelled(self) -> bool:
+        return bool((self.labels >= 0).all())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -70,62 +77,82 @@ class ArrayTable:
         return digest.hexdigest()
 
     def select(self, classes: ClassSelection) -> "ArrayTable":
-        """The examples of some classes, in their order, with labels made dense; `classes` as in `ExampleTable.select`.
-
-        Raises:
-            InputError: an unknown class, a range out of bounds, or a selection that leaves nothing.
-        """
         if classes is None:
             return self
-        chosen = chosen_classes(classes, self.class_names)
-        dense = np.full(self.num_classes, -1, np.int32)
-        dense[chosen] = np.arange(len(chosen))
-        rows = np.flatnonzero(dense[self.labels] >= 0)
-        if not rows.size:
-            raise InputError(f"classes {classes!r}: no example is of these classes; select others")
-        return ArrayTable(self.images[rows], dense[self.labels[rows]], tuple(self.class_names[i] for i in chosen))
+        chosen, rows, labels = selected(classes, self.class_names, self.labels, self.name(0))
+        return ArrayTable(self.images[rows], labels, tuple(self.class_names[i] for i in chosen))
 
     def take(self, limit: int) -> "ArrayTable":
-        """At most `limit` examples, in their order, in which each class keeps its share; see `balanced_rows`.
-
-        Raises:
-            InputError: a limit below 1.
-        """
         rows = balanced_rows(self.labels, limit)
         if len(rows) == len(self):
             return self
         return ArrayTable(self.images[rows], self.labels[rows], self.class_names)
 
+    def default_data(self) -> DataConfig:
+        """Without flips: images in memory are often small ones, such as digits, which must not be mirrored."""
+        return DataConfig(augment=AugmentConfig(flip=False))
 
-def array_batches(
-    table: ArrayTable, order: SampleOrder, *, start: int, stop: int, index: int = 0, count: int = 1
-) -> Iterator[Batch]:
-    """The training batches of steps [start, stop), shard `index` of `count`.
+    def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
+        return self.pixel_shape
 
-    Raises:
-        InputError: the order is for another number of examples, or its batch does not divide by `count`.
-    """
-    return _batches(table, order, range(start, stop), index, count)
+    def check(self, data: DataConfig) -> None:
+        height, width, _ = self.pixel_shape
+        if height != width:
+            raise InputError(f"these images are {height}x{width}, in memory; make them square, or put them into files")
+        if (height, width) != (data.image_size, data.image_size):
+            raise InputError(
+                f"data.image_size={data.image_size}: these images are {height}x{width} and, in memory, stay so; set "
+                f"data.image_size {height}"
+            )
+        if data.crop != "whole":
+            raise InputError(f"data.crop={data.crop}: these images are in memory, whole; set data.crop whole")
 
+    def check_evaluation(self, data: DataConfig) -> None: ...
 
-def array_eval_batches(table: ArrayTable, order: EvalOrder, *, index: int = 0, count: int = 1) -> Iterator[Batch]:
-    """Every example once; where the last batch is padded, mask and image are 0.
+    def check_resident(self, data: DataConfig) -> None: ...
 
-    Raises:
-        InputError: the order is for another number of examples, or its batch does not divide by `count`.
-    """
-    return _batches(table, order, range(order.num_batches), index, count)
+    def substitutes(self, data: DataConfig) -> None: ...
 
+    def train_batches(
+        self,
+        order: SampleOrder,
+        data: DataConfig,
+        steps: range,
+        shard: Shard = WHOLE,
+        substitutes: Substitutes | None = None,
+    ) -> Iterator[Batch]:
+        return self._batches(order, steps, shard)
 
-def _batches(table: ArrayTable, order: Order, steps: range, index: int, count: int) -> Iterator[Batch]:
-    check_order(table, order, index, count)
-    return (_with_images(table, columns(table.labels, order, step, index, count)) for step in steps)
+    def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
+        return self._batches(order, range(order.num_batches), shard)
 
+    def whole_batches(
+        self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, substitutes: Substitutes | None = None
+    ) -> Iterator[Batch]:
+        return self.eval_batches(order, data, shard)
 
-def _with_images(table: ArrayTable, batch: Batch) -> Batch:
-    images = table.images[batch.row]
-    images[batch.mask == 0] = 0
-    return batch._replace(image=images)
+    @property
+    def pixel_shape(self) -> tuple[int, int, int]:
+        _, height, width, channels = self.images.shape
+        return height, width, channels
+
+    def read(self, row: int) -> bytes:
+        return self.images[row].tobytes()
+
+    def name(self, row: int) -> str:
+        return f"row {row}"
+
+    def record(self, row: int) -> Record:
+        return Record(row)
+
+    def _batches(self, order: Order, steps: range, shard: Shard) -> Iterator[Batch]:
+        check_order(self, order, shard)
+        return (self._with_images(columns(self.labels, order, step, shard)) for step in steps)
+
+    def _with_images(self, batch: Batch) -> Batch:
+        images = self.images[batch.row]
+        images[batch.mask == 0] = 0
+        return batch._replace(image=images)
 
 
 def check_images(images: np.ndarray) -> None:
@@ -146,13 +173,16 @@ def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> Non
     """Refuses what are not labels of an `ArrayTable`.
 
     Raises:
-        InputError: not one integer for each example, or one outside 0..num_classes-1.
+        InputError: not one integer for each example, or one that is neither in 0..num_classes-1 nor -1.
     """
     if labels.shape != (num_examples,):
         raise InputError(f"labels of shape {labels.shape} for {num_examples} images: give one label per image")
     if not np.issubdtype(labels.dtype, np.integer):
         raise InputError(f"labels of {labels.dtype}: give integers, dense class indices from 0")
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    wrong = np.flatnonzero((labels < -1) | (labels >= num_classes))
     if wrong.size:
         row = wrong[0]
-        raise InputError(f"label {labels[row]} of row {row}: {num_classes} class names allow 0..{num_classes - 1}")
+        raise InputError(
+            f"label {labels[row]} of row {row}: {num_classes} class names allow 0..{num_classes - 1}, and -1 where the "
+            "class is unknown"
+        )

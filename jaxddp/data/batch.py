@@ -22,5 +22,5 @@ class Batch(NamedTuple):
     epoch: Any
     """int32[B], how often this example has been seen before; 0 in evaluation."""
     substituted: Any = None
-    """float32[B], 1 where another example's image stands in for one that cannot be used, in the epoch that the batch
-    begins in; None where none may."""
+    """float32[B], 1 where another example's image is substituted for one that cannot be used, in the epoch in which the
+    batch begins; None where images are never substituted."""

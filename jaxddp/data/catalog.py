@@ -1,4 +1,4 @@
-"""A name becomes a data set: `datasets.toml` says once, for a machine or a group, where the data lie.
+"""Names of data sets: `datasets.toml` says, for a machine or a group, where the data are.
 
 [imagenet]
 path = "/data/imagenet"           # or relative to this file, a URL such as s3://bucket/imagenet, or tfds:NAME
@@ -15,44 +15,33 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from jaxddp.data.storage.home import is_url
+from jaxddp.data.storage.home import is_address
 from jaxddp.errors import InputError
 from jaxddp.wording import nearest, show
 
 CATALOG_VARIABLE = "JAXDDP_DATASETS"
 CATALOG_FILE = "datasets.toml"
-TFDS = "tfds:"
-"""How the path of a prepared set of tensorflow-datasets begins."""
 
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """One data set of the catalog.
-
-    Attributes:
-        name: its heading.
-        path: absolute directory, or a URL as it was written.
-        train: file name of the training solutions, in the directory.
-        val: file name of the validation solutions.
-        classes: as in `ExampleTable.select`; None for all.
-    """
+    """One data set of the catalog; its path is absolute, or an address such as a URL as it was written."""
 
     name: str
     path: str
-    train: str = "LOC_train_solution.csv"
-    val: str = "LOC_val_solution.csv"
+    train: str | None = None
+    val: str | None = None
     classes: str | None = None
 
 
 def resolve(name: str, *, file: str | PathLike[str] | None = None) -> DatasetEntry:
-    """Looks a data set up by its name. Whether its directory exists is for the reader of its files to find out.
+    """Looks a data set up by its heading. Its directory is not looked at.
 
     Args:
-        name: a heading of the catalog.
         file: the catalog; by default what JAXDDP_DATASETS names, else datasets.toml in the working directory.
 
     Raises:
-        InputError: for a catalog that is missing or not TOML, an unknown name or key, or a value that is not a string.
+        InputError: a catalog that is missing or not TOML, an unknown name or key, or a value that is not a string.
     """
     catalog = Path(file or os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).expanduser().absolute()
     tables = _load(catalog)
@@ -95,6 +84,6 @@ def _check_keys(table: dict[str, Any], where: str) -> None:
 
 
 def _absolute(path: str, folder: Path) -> str:
-    if is_url(path) or path.startswith(TFDS):
+    if is_address(path):
         return path
     return str(folder / Path(path).expanduser())

@@ -1,4 +1,4 @@
-"""How this process's C library handles memory that comes and goes with every image."""
+"""How this process's C library handles memory that every image allocates and frees."""
 
 import ctypes
 import functools
@@ -10,11 +10,12 @@ _SETTINGS = {_TRIM_THRESHOLD: 512 << 20, _TOP_PAD: 16 << 20, _MMAP_THRESHOLD: 32
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Keep up to half a gigabyte of freed memory for what comes next, instead of handing it back after each image.
+    """Keep up to half a gigabyte of freed memory for the next images, instead of returning it after each one.
 
-    TensorFlow's generator data sets, once the first of them runs, make glibc map every buffer above 128 kB anew and
-    hand it back after use: three hundred page faults an image, a third of a stream's time. To be called after that; it
-    has effect once. Other C libraries are left as they are.
+    TensorFlow's first generator data set makes glibc map every buffer above 128 kB anew and unmap it after use: 304
+    page faults an image, and 650 images/s in one process. With these settings there are 13 page faults an image, and
+    1,000 images/s (2 cores). It must be called after that data set has started, and has an effect once. Other C
+    libraries have no such call and are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,114 +1,71 @@
-"""`data.path` becomes a training and a validation table: what lies there decides how it is read.
+"""`data.path` or `data.name` becomes a training and a validation source, read by the format that matches what is there.
 
-| path | form |
-|---|---|
-| a directory, or a URL (`s3://`, `gs://`, `https://`), with LOC_train_solution.csv | Kaggle's ILSVRC archive |
-| a directory with packed.json | made by `jaxddp data pack` |
-| a directory with train-images-idx3-ubyte | IDX files: MNIST, Fashion-MNIST |
-| a directory with batches.meta.txt or fine_label_names.txt | CIFAR-10 or CIFAR-100, binary version |
-| a directory with train_images.npy, or one .npz file | NumPy arrays |
-| a directory with train/CLASS/IMAGE and val/CLASS/IMAGE | a folder a class |
-| `tfds:NAME` | a prepared set of tensorflow-datasets, in `data.data_dir` |
+The formats are `FORMATS`, the modules of `jaxddp/data/formats/`; see `jaxddp.data.format` for how to add one.
 """
 
-from pathlib import Path
+import dataclasses
 
 from jaxddp.config import DataConfig
 from jaxddp.data import catalog
-from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.formats import cifar, folders, idx, numpy_files, packed
-from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
-from jaxddp.data.source import Split
-from jaxddp.data.storage.home import is_url, permitted
-from jaxddp.data.table import ExampleTable
+from jaxddp.data.format import Format, Match, Place
+from jaxddp.data.source import Source, Split
+from jaxddp.data.storage.home import nearest_beside, permitted
 from jaxddp.errors import InputError
-
-Table = ExampleTable | ArrayTable
-
-_FORMS = (
-    "LOC_train_solution.csv (Kaggle's archive), packed.json (`jaxddp data pack`), train/CLASS/IMAGE and "
-    "val/CLASS/IMAGE, train-images-idx3-ubyte, CIFAR's binary files or train_images.npy; or an .npz file, a URL, or "
-    "tfds:NAME"
-)
-_IN_MEMORY = (
-    (idx.holds_idx, idx.read_idx),
-    (cifar.holds_cifar, cifar.read_cifar),
-    (numpy_files.holds_numpy, numpy_files.read_numpy),
-)
-_OF_FILES = ((packed.holds_packed, packed.read_packed), (folders.holds_folders, folders.read_folders))
+from jaxddp.registry import FORMATS
 
 
-def open_tables(data: DataConfig) -> tuple[Table, Table]:
-    """The training and the validation table that a config names, every image seen to be there.
+def open_tables(data: DataConfig) -> tuple[Source, Source]:
+    """The training and the validation source that a config names, after checking that every image is there.
 
     Raises:
-        InputError: neither a path nor a name, both, or whatever is wrong with the data.
+        InputError: as `open_splits`, or an image that is missing.
     """
-    train_table, val_table = open_splits(data).values()
+    train, val = open_splits(data).values()
     if data.limit is not None:
-        train_table = train_table.take(data.limit)
-    for table in (train_table, val_table):
-        if isinstance(table, ArrayTable):
-            _check_sizes(table, data)
-        else:
-            table.check_images()
-    return train_table, val_table
+        train = train.take(data.limit)
+    for source in (train, val):
+        source.check(data)
+    return train, val
 
 
 @permitted()
-def open_splits(data: DataConfig) -> dict[str, Table]:
-    """The tables of "train" and "val" as they lie there: whole but for the classes selected, and not looked through.
+def open_splits(data: DataConfig) -> dict[str, Source]:
+    """The sources of "train" and "val", with the selected classes; images are not checked.
 
     Raises:
         InputError: neither a path nor a name, both, or whatever is wrong with the data.
     """
-    entry = _entry(data)
+    place = _place(data)
+    known = _format_of(place)
     splits: tuple[Split, Split] = ("train", "val")
-    return {split: _open_split(entry, split, data) for split in splits}
+    return {split: known.open(place, split) for split in splits}
 
 
-def _open_split(entry: catalog.DatasetEntry, split: Split, data: DataConfig) -> Table:
-    classes = data.classes or entry.classes
-    if entry.path.startswith(catalog.TFDS):
-        # tensorflow-datasets takes seconds to import.
-        from jaxddp.data.formats.tfds import read_tfds
-
-        return read_tfds(entry.path.removeprefix(catalog.TFDS), split, data.data_dir, classes)
-    if not is_url(entry.path):
-        root = Path(entry.path).expanduser().absolute()
-        solutions = root / ((data.train or entry.train) if split == "train" else (data.val or entry.val))
-        if not solutions.is_file() and not (data.train or data.val):
-            for holds, read in _IN_MEMORY:
-                if holds(root):
-                    return read(root, split).select(classes)
-            for holds, read in _OF_FILES:
-                if holds(root):
-                    return read(root, split, classes)
-            if root.is_dir() and not any(any(root.glob(near)) for near in ("LOC_*", "*/LOC_*", "../LOC_*")):
-                raise InputError(f"{root}: holds no data set of a known form; give a directory with {_FORMS}")
-    if split == "train":
-        return train_solutions(entry.path, data.train or entry.train, classes, cache=data.local_cache)
-    return val_solutions(entry.path, data.val or entry.val, classes, cache=data.local_cache)
-
-
-def _entry(data: DataConfig) -> catalog.DatasetEntry:
+def _place(data: DataConfig) -> Place:
     if (data.path is None) == (data.name is None):
         raise InputError(
             "data: give one of data.path (a folder, a URL or tfds:NAME) and data.name (in datasets.toml); "
             f"now data.path={data.path!r}, data.name={data.name!r}"
         )
-    return catalog.DatasetEntry("", data.path or "") if data.name is None else catalog.resolve(data.name)
+    if data.name is None:
+        return Place(data.path or "", data)
+    entry = catalog.resolve(data.name)
+    told = {key: getattr(data, key) or getattr(entry, key) for key in ("train", "val", "classes")}
+    return Place(entry.path, dataclasses.replace(data, **told))
 
 
-def _check_sizes(table: ArrayTable, data: DataConfig) -> None:
-    """What the config says of sizes and crops must be true of images that nothing resizes."""
-    height, width, _ = table.image_shape
-    if height != width:
-        raise InputError(f"these images are {height}x{width}, in memory; make them square, or put them into files")
-    if (height, width) != (data.image_size, data.image_size):
+def _format_of(place: Place) -> Format:
+    matches = {name: FORMATS.get(name).match(place) for name in FORMATS.names()}
+    best = max(matches.values())
+    if best is Match.NONE:
+        if place.local is not None and not place.local.exists():
+            raise InputError(f"{place.local}: no such directory or file{nearest_beside(place.local)}; check data.path")
+        forms = "; ".join(FORMATS.get(name).description for name in matches)
+        raise InputError(f"{place.local or place.address}: holds no data set of a known format; give one of: {forms}")
+    names = [name for name, match in matches.items() if match is best]
+    if len(names) > 1:
         raise InputError(
-            f"data.image_size={data.image_size}: these images are {height}x{width} and, in memory, stay so; set "
-            f"data.image_size {height}"
+            f"{place.local or place.address}: holds data sets of {len(names)} formats, {' and '.join(names)}; give a "
+            "directory with one of them"
         )
-    if data.crop != "whole":
-        raise InputError(f"data.crop={data.crop}: these images are in memory, whole; set data.crop whole")
+    return FORMATS.get(names[0])

@@ -1,12 +1,12 @@
-"""Which example goes where: the rows of every global batch, a function of the step.
+"""Which examples each global batch holds, as a function of the step.
 
-Nothing here has a position to save. Global batch t depends on (num_examples, batch_size, seed, t) alone, so a run
-resumes by asking for the next step, and any number of hosts cut the same batches into their shards.
+No position is saved. Global batch t depends on (num_examples, batch_size, seed, t) alone, so a run
+resumes by asking for the next step, and any number of hosts divide the same batches into their shards.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,6 +33,31 @@ class Order(Protocol):
     def epochs(self, step: int) -> np.ndarray: ...
 
 
+class Shard(NamedTuple):
+    """Which of `count` equal contiguous parts of every global batch a process gets; all of it by default."""
+
+    index: int = 0  # pyright: ignore[reportIncompatibleMethodOverride]: a tuple's own methods
+    count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """This part of a global batch's values.
+
+        Raises:
+            InputError: the batch does not divide by `count`, or there is no part `index`.
+        """
+        size, rest = divmod(len(values), self.count)
+        if rest:
+            sizes = f"{size * self.count} or {(size + 1) * self.count}" if size else f"{self.count}"
+            raise InputError(f"batch size {len(values)} does not divide into {self.count} equal parts; use {sizes}")
+        if not 0 <= self.index < self.count:
+            raise InputError(f"part {self.index} of a batch that is cut into {self.count}: use 0..{self.count - 1}")
+        return values[self.index * size : (self.index + 1) * size]
+
+
+WHOLE = Shard()
+"""The global batch, uncut."""
+
+
 @dataclass(frozen=True)
 class SampleOrder:
     """The training order: epochs follow each other as one stream of examples, cut into batches of one size.
@@ -40,20 +65,15 @@ class SampleOrder:
     Nothing is dropped: a batch may begin in one epoch and end in the next, and every example appears exactly once in
     each epoch's stretch of `num_examples` places.
 
-    Args:
-        num_examples: N, the length of the table.
-        batch_size: B, the global batch, at most N.
-        seed: 0..2**63-1.
-        shuffle: False keeps the table's order in every epoch.
-
     Raises:
-        InputError: a size below 1, a batch larger than the data set, a seed out of range.
+        InputError: a size below 1, a batch larger than the data set, a seed out of 0..2**63-1.
     """
 
     num_examples: int
     batch_size: int
     seed: int
     shuffle: bool = True
+    """False keeps the table's order in every epoch."""
 
     def __post_init__(self) -> None:
         _check_sizes(self.num_examples, self.batch_size)
@@ -70,7 +90,7 @@ class SampleOrder:
 
     def rows(self, step: int) -> np.ndarray:
         """The rows of the global batch, int64[batch_size]."""
-        epochs, places = np.divmod(self._positions(step), self.num_examples)
+        epochs, places = np.divmod(_positions(step, self.batch_size), self.num_examples)
         if not self.shuffle:
             return places
         rows = np.empty_like(places)
@@ -81,22 +101,15 @@ class SampleOrder:
 
     def epochs(self, step: int) -> np.ndarray:
         """The epoch that each of `rows(step)` belongs to, int64[batch_size]."""
-        return self._positions(step) // self.num_examples
-
-    def _positions(self, step: int) -> np.ndarray:
-        return _positions(step, self.batch_size)
+        return _positions(step, self.batch_size) // self.num_examples
 
 
 @dataclass(frozen=True)
 class EvalOrder:
     """The evaluation order: every row once, in the table's order, the last batch filled up with -1.
 
-    Args:
-        num_examples: N, the length of the table.
-        batch_size: B, the global batch; it may be larger than N.
-
     Raises:
-        InputError: a size below 1.
+        InputError: a size below 1; a batch may be larger than the data set.
     """
 
     num_examples: int
@@ -116,7 +129,6 @@ class EvalOrder:
         return np.where(rows < self.num_examples, rows, -1)
 
     def epochs(self, step: int) -> np.ndarray:
-        """Zeros, int64[batch_size]: evaluation has no epochs."""
         return np.zeros(self.batch_size, np.int64)
 
 
@@ -125,29 +137,13 @@ def permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
     """One epoch's order of the rows: int64[num_examples], read-only, each row once.
 
     Philox's raw words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) are fixed by its
-    definition, whereas NumPy may change what `Generator.permutation` makes of them; sorting them stably leaves nothing
-    to the release. The cache keeps the two epochs that a batch can span for the one who reads ahead and the one who
-    follows.
+    definition, whereas NumPy may change `Generator.permutation`; a stable sort is the same in every release. The cache
+    keeps the two epochs that a batch can span, for the thread that reads ahead and for the one that follows.
     """
     words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(num_examples)
     rows = np.argsort(words, kind="stable")
     rows.flags.writeable = False
     return rows
-
-
-def shard(values: np.ndarray, index: int, count: int) -> np.ndarray:
-    """Part `index` of `count` equal contiguous parts of a global batch's values.
-
-    Raises:
-        InputError: the batch does not divide by `count`, or there is no part `index`.
-    """
-    size, rest = divmod(len(values), count)
-    if rest:
-        sizes = f"{size * count} or {(size + 1) * count}" if size else f"{count}"
-        raise InputError(f"batch size {len(values)} does not divide into {count} equal parts; use {sizes}")
-    if not 0 <= index < count:
-        raise InputError(f"part {index} of a batch that is cut into {count}: use 0..{count - 1}")
-    return values[index * size : (index + 1) * size]
 
 
 def check_seed(seed: int) -> None:

@@ -1,8 +1,8 @@
 """One shard of a stream as a tf.data pipeline: a producer of names, a graph that makes pixels, a consumer of batches.
 
-TensorFlow sees what names an image and a key, and gives back pixels. Labels, masks, rows and epochs never enter its
-graph: the consumer computes them from the order and puts them beside the images. Nothing here has a state worth saving:
-to go on after a bad image another stands in, and the pipeline starts anew at the step that met it.
+TensorFlow receives names of images and keys, and returns pixels. Labels, masks, rows and epochs never enter its graph:
+the consumer computes them from the order and adds them to the images. There is no state to save: after a bad image was
+substituted, the pipeline starts again at the step that had it.
 """
 
 import itertools
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from jaxddp.data.batch import Batch
+from jaxddp.data.image_reader import ImageReader, image_reader
 from jaxddp.data.images.decode import decodes, verified
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import example_keys
 from jaxddp.data.memory import keep_freed_memory
-from jaxddp.data.order import Order
-from jaxddp.data.reading import Reading, reading
+from jaxddp.data.order import Order, Shard
 from jaxddp.data.source import check_order, columns
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
@@ -29,90 +29,89 @@ from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError, Unreachable
 
 PREFETCH_BATCHES = 2
-"""How many finished batches wait for the consumer, beyond the one in the making: the bound of the stream's memory."""
-
-Load = Callable[[Any, Any], Any]
-"""From an encoded image, a string scalar, and a key, int64[2], to an image, uint8[S, S, 3], in TensorFlow ops."""
+"""How many finished batches wait for the consumer, besides the one in preparation: it bounds the stream's memory."""
 
 _SOUND: "weakref.WeakKeyDictionary[ExampleTable, np.ndarray]" = weakref.WeakKeyDictionary()
-"""Which rows this process has read to their last pixel, bool[N]: no file is looked through twice."""
+"""Which rows this process has read to their last pixel, bool[N]: no file is verified twice."""
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """One shard of some steps: what its producer, its consumer and its diagnosis need to agree on.
+class Loading:
+    """How an encoded image becomes pixels; the seed is that of the keys."""
 
-    Attributes:
-        index, count: which shard of how many.
-        seed: of the keys that `load` is given.
-        load: makes an image of an encoded one.
-        substitutes: what stands in for images that cannot be used; without it they end the stream.
-        lost: what the producer saw of a store that is gone: of its errors TensorFlow hands on no more than a text.
-    """
-
-    table: ExampleTable
-    order: Order
-    steps: range
-    index: int
-    count: int
-    seed: int
     image_size: int
-    load: Load
-    substitutes: Substitutes | None = None
-    lost: list[Unreachable] = field(default_factory=list)
+    load: Callable[[Any, Any], Any]
+    """From an encoded image, a string scalar, and a key, int64[2], to uint8[S, S, 3], in TensorFlow ops."""
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
             raise InputError(f"image size {self.image_size}: use at least 1 pixel")
-        check_order(self.table, self.order, self.index, self.count)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One shard of some steps: what its producer, its consumer and its diagnosis need to agree on."""
+
+    table: ExampleTable
+    order: Order
+    steps: range
+    shard: Shard
+    loading: Loading
+    substitutes: Substitutes | None = None
+    lost: list[Unreachable] = field(default_factory=list)
+    """The error of a store that does not answer, as the producer got it: TensorFlow passes on only its text."""
+
+    def __post_init__(self) -> None:
+        check_order(self.table, self.order, self.shard)
 
     def batches(self, threads: int | None) -> Generator[Batch]:
-        """The shard's batches, made by so many threads; by default as many as the cores that this process may use."""
-        way = reading(self.table)
+        """The shard's batches. `threads` are by default as many as the cores that this process may use."""
+        reader = image_reader(self.table)
         key, look = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool)
 
-        # Traced once: to start anew would else take longer than to read the batch.
-        @tf.function(input_signature=(key, look, *way.signature), autograph=False)
+        # Traced once: tracing again at each start would take longer than reading the batch.
+        @tf.function(input_signature=(key, look, *reader.signature), autograph=False)
         def load(key: Any, look: Any, *place: Any) -> Any:
-            return self.load(verified(way.read(*place), look), key)
+            return self.loading.load(verified(reader.read(*place), look), key)
 
         def start(step: int) -> Iterator[np.ndarray]:
-            return self._images(way, load, self.steps[self.steps.index(step) :], threads or _usable_cores())
+            return self._images(reader, load, self.steps[self.steps.index(step) :], threads or _usable_cores())
 
         images = [start(self.steps[0])] if self.steps else []
         batches = self._consume(images, start)
-        # To drop TensorFlow's iterator is to wait for its threads, one of which may be in Python, in `_produce`. Once
-        # the interpreter has begun to end, that one never comes back: so the iterator is dropped just before, at last.
+        # Dropping TensorFlow's iterator waits for its threads, one of which may run Python, in `_produce`. When the
+        # interpreter shuts down, that thread never returns; so the iterator is dropped before that at the latest.
         weakref.finalize(batches, images.clear)
         return batches
 
-    def _images(self, way: Reading, load: Any, steps: range, threads: int) -> Iterator[np.ndarray]:
+    def _images(self, reader: ImageReader, load: Any, steps: range, threads: int) -> Iterator[np.ndarray]:
         """The pixels of one shard's batches, uint8[b, S, S, 3], b being the number of its real examples."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = threads
         # Parallel over images, and not within one as well.
         options.threading.max_intra_op_parallelism = 1
-        # Every degree of parallelism is stated here, so there is nothing to tune and no memory that grows by tuning.
+        # Every degree of parallelism is set here. Autotuning would let the memory grow.
         options.autotune.enabled = False
         signature = tuple(tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in load.input_signature)
         dataset = (
-            tf.data.Dataset.from_generator(lambda: self._produce(way, steps), output_signature=signature)
+            tf.data.Dataset.from_generator(lambda: self._produce(reader, steps), output_signature=signature)
             .unbatch()
-            # More in the making than threads, because finished images wait in order behind a slow one.
+            # More calls than threads, because finished images wait in order behind a slow one.
             .map(load, num_parallel_calls=2 * threads, deterministic=True)
-            .batch(self.order.batch_size // self.count)
+            .batch(self.order.batch_size // self.shard.count)
             .prefetch(PREFETCH_BATCHES)
             .with_options(options)
         )
         return dataset.as_numpy_iterator()
 
-    def _produce(self, way: Reading, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
+    def _produce(self, reader: ImageReader, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
         batches = ((batch, *self._images_of(batch)) for batch in map(self._columns, steps))
-        # What is fetched is asked for some batches before it is used.
+        # A store is asked for images some batches before they are used.
         ahead, here = itertools.tee(batches)
         try:
-            for (batch, real, rows), places in zip(here, way.batches(rows for _, _, rows in ahead), strict=True):
-                keys = example_keys(self.seed, batch.epoch[real], batch.row[real])
+            for (batch, real, rows), places in zip(here, reader.batches(rows for _, _, rows in ahead), strict=True):
+                keys = example_keys(self.loading.seed, batch.epoch[real], batch.row[real])
                 yield keys, ~self._sound[rows], *places
         except Unreachable as error:
             self.lost.append(error)
@@ -130,14 +129,14 @@ class Pipeline:
             images.clear()
 
     def _next(self, images: Iterator[np.ndarray], batch: Batch) -> np.ndarray | None:
-        """The pixels of a batch's real examples; None after others were found to stand in for bad ones."""
+        """The pixels of a batch's real examples; None after bad images were found and substituted."""
         if not batch.mask.any():
-            return np.zeros((0, self.image_size, self.image_size, 3), np.uint8)
+            return np.zeros((0, self.loading.image_size, self.loading.image_size, 3), np.uint8)
         try:
             pixels = next(images)
         except (tf.errors.OpError, UnicodeDecodeError):
-            # The second is TensorFlow failing to put the bytes of a file or of its path into its own message.
-            # To look at each image again would only wait for the store once more.
+            # TensorFlow raises the second when it cannot decode the bytes of a file or a path for its own message.
+            # Reading each image again would only wait for the lost store once more.
             if self.lost:
                 raise self.lost[0] from None
             found = False
@@ -159,7 +158,7 @@ class Pipeline:
         if self.substitutes is None:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
-        # A batch that ends in the next epoch belongs to the figures of this one, which must not count a row twice.
+        # A batch that ends in the next epoch counts for this one, whose metrics must not count a row twice.
         changed &= batch.epoch == self.order.epochs(step)[0]
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
@@ -184,7 +183,7 @@ class Pipeline:
         return real, rows if self.substitutes is None else self.substitutes.resolve(rows)
 
     def _columns(self, step: int) -> Batch:
-        return columns(self.table.label, self.order, step, self.index, self.count)
+        return columns(self.table.labels, self.order, step, self.shard)
 
     @cached_property
     def _sound(self) -> np.ndarray:

@@ -1,19 +1,72 @@
-"""What every source of examples has in common, and the one place that turns (order, step) into a batch's columns."""
+"""The protocol of sources of examples, and the columns of their batches.
 
-from typing import Any, Literal, Protocol
+A new kind of source is one file with a class that has these members; no other code asks which kind a source is.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import Order, shard
+from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard
+from jaxddp.data.subset import ClassSelection
 from jaxddp.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxddp.data.substitutes import Substitutes
 
 Split = Literal["train", "val"]
 """The parts of a data set: what is trained on, and what is validated on."""
 
 
+class Record(NamedTuple):
+    """What identifies an example, in JSON's types."""
+
+    id: str | int
+    """Its row, where it has no id."""
+    path: str | None = None
+    """The file in the data set that holds the image, where one does."""
+    offset: int | None = None
+    """Where in that file the image's record is; None where the file is the image."""
+
+
 class Source(Protocol):
-    """A data set as training sees it, be it a table of files or arrays in memory."""
+    """N examples of K classes: a table of files, arrays in memory, or any other class with these members.
+
+    Batches hold NumPy arrays of the shard of one process; see `Batch`. Their iterators check their arguments at once,
+    and end their work when they are closed or dropped.
+    """
+
+    # Not properties: type checkers do not accept a cached property for one.
+    fingerprint: Any
+    """str, which differs where any example or class does."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int32[N], class indices 0..K-1; -1 where the class is unknown."""
+        ...
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every label is known."""
+        ...
+
+    @property
+    def class_ids(self) -> tuple[str, ...]:
+        """K ids, by which data sets are compared; the names where classes have no ids."""
+        ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """K names for people."""
+        ...
+
+    @property
+    def class_indices(self) -> tuple[int, ...]:
+        """K, each class's index in the data set before classes were selected."""
+        ...
 
     @property
     def num_examples(self) -> int: ...
@@ -21,48 +74,149 @@ class Source(Protocol):
     @property
     def num_classes(self) -> int: ...
 
+    def __len__(self) -> int: ...
+
+    def select(self, classes: ClassSelection) -> "Source":
+        """The examples of some classes, in their order, with labels made dense; all examples for None.
+
+        Dense labels follow the order of `class_ids`, however the selection is written, so a train and a validation
+        source that select the same classes agree.
+
+        Raises:
+            InputError: an unknown class, a range out of bounds, or a selection that leaves nothing.
+        """
+        ...
+
+    def take(self, limit: int) -> "Source":
+        """At most `limit` examples, in their order, in which each class keeps its share; see `balanced_rows`.
+
+        Raises:
+            InputError: a limit below 1.
+        """
+        ...
+
+    # --- A config and these images ---
+
+    def default_data(self) -> DataConfig:
+        """The config for these images where none is given."""
+        ...
+
+    def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
+        """(H, W, C) of the images that the network sees."""
+        ...
+
+    def check(self, data: DataConfig) -> None:
+        """Checks that every image is there and that the config's sizes and crops suit them; no image is opened.
+
+        Raises:
+            InputError: names the first image that cannot be used, or the key.
+        """
+        ...
+
+    def check_evaluation(self, data: DataConfig) -> None:
+        """Checks that the config's evaluation suits these images. Raises `InputError`, which names the key."""
+        ...
+
+    def check_resident(self, data: DataConfig) -> None:
+        """Checks that training sees the same images in every epoch, so that devices can keep them (`data.cache`).
+
+        Raises:
+            InputError: it does not; names the key.
+        """
+        ...
+
+    # --- Batches ---
+
+    def substitutes(self, data: DataConfig) -> "Substitutes | None":
+        """What replaces images that cannot be used; None where they end the run, or cannot occur."""
+        ...
+
+    def train_batches(
+        self,
+        order: SampleOrder,
+        data: DataConfig,
+        steps: range,
+        shard: Shard = WHOLE,
+        substitutes: "Substitutes | None" = None,
+    ) -> Iterator[Batch]:
+        """The training batches of some steps. No other step is read; randomness follows from (seed, epoch, row) alone.
+
+        Raises:
+            InputError: the order is for another number of examples, its batch does not divide by `shard.count`, or the
+                config is out of range; from the iterator, for an image that cannot be used.
+        """
+        ...
+
+    def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
+        """Every example once. Where the last batch is padded, mask and image are 0. Raises: as `train_batches`."""
+        ...
+
+    def whole_batches(
+        self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, substitutes: "Substitutes | None" = None
+    ) -> Iterator[Batch]:
+        """Every example once, with the pixels that training sees where images are not cropped at random.
+
+        Raises:
+            InputError: as `train_batches`.
+        """
+        ...
+
+    # --- Single images ---
+
     @property
-    def class_names(self) -> tuple[str, ...]: ...
+    def pixel_shape(self) -> tuple[int, int, int] | None:
+        """(H, W, C) of each image where `read` gives plain pixels; None where it gives encoded files."""
+        ...
 
-    # Not a property: type checkers do not take a cached property for one.
-    fingerprint: Any
+    def read(self, row: int) -> bytes:
+        """A row's image as it is stored: an encoded file, or uint8 pixels.
+
+        Raises:
+            InputError: it is missing or cannot be read; names it.
+            Unreachable: a store elsewhere gave no answer within its deadline.
+        """
+        ...
+
+    def name(self, row: int) -> str:
+        """What a person calls a row's image."""
+        ...
+
+    def record(self, row: int) -> Record:
+        """What identifies a row in a manifest."""
+        ...
 
 
-def columns(label: np.ndarray, order: Order, step: int, index: int = 0, count: int = 1) -> Batch:
-    """Everything of shard `index` of `count` of a step's batch that is known without opening an image.
+def check_labelled(source: Source, what: str) -> None:
+    """Raises `InputError` where a label is unknown; names the first such image of `what`, such as "training data"."""
+    if source.labelled:
+        return
+    unknown = np.flatnonzero(source.labels < 0)
+    raise InputError(
+        f"{what}: {source.name(int(unknown[0]))} has no label ({len(unknown)} of {len(source)} images have none); give "
+        "data with labels, or predict their classes instead"
+    )
 
-    Args:
-        label: int32[N], the source's labels by row.
 
-    Returns:
-        A `Batch` whose `image` is None; padding has mask, label and row 0.
-
-    Raises:
-        InputError: the batch does not divide by `count`, or there is no shard `index`.
-    """
-    rows = shard(order.rows(step), index, count)
+def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -> Batch:
+    """A shard of a step's batch without its images; padding has mask, label and row 0. Raises: as `Shard.of`."""
+    rows = shard.of(order.rows(step))
     real = rows >= 0
     row = np.where(real, rows, 0).astype(np.int32)
     return Batch(
         image=None,
-        label=np.where(real, label[row], 0).astype(np.int32),
+        label=np.where(real, labels[row], 0).astype(np.int32),
         mask=real.astype(np.float32),
         row=row,
-        epoch=shard(order.epochs(step), index, count).astype(np.int32),
+        epoch=shard.of(order.epochs(step)).astype(np.int32),
     )
 
 
-def stacked_columns(
-    label: np.ndarray, order: Order, steps: range, length: int, index: int = 0, count: int = 1
-) -> Batch:
+def stacked_columns(labels: np.ndarray, order: Order, steps: range, length: int, shard: Shard = WHOLE) -> Batch:
     """The `columns` of several steps side by side, each [B, length]: step `steps[k]` is column k.
 
-    What is left of `length` is 0. The batch's axis is the first, so that `Topology.place` shards it as it does a batch.
-
-    Raises:
-        InputError: as `columns`.
+    The rest of `length` is 0. The batch's axis is the first, so that `Topology.place` shards it as it does a batch.
     """
-    each = [columns(label, order, step, index, count) for step in steps]
+    each = [columns(labels, order, step, shard) for step in steps]
 
     def stacked(parts: tuple[Any, ...]) -> np.ndarray | None:
         if parts[0] is None:
@@ -74,13 +228,8 @@ def stacked_columns(
     return Batch(*map(stacked, zip(*each, strict=True)))
 
 
-def check_order(source: Source, order: Order, index: int, count: int) -> None:
-    """Fails before the first batch rather than in it.
-
-    Raises:
-        InputError: the order is for another number of examples, its batch does not divide by `count`, or there is no
-            shard `index`.
-    """
+def check_order(source: Source, order: Order, shard: Shard) -> None:
+    """Raises `InputError` where an order is for another number of examples, or as `Shard.of`."""
     if order.num_examples != source.num_examples:
         raise InputError(f"an order of {order.num_examples} examples for {source.num_examples}: make an order of these")
-    shard(order.rows(0), index, count)
+    shard.of(order.rows(0))

@@ -6,104 +6,71 @@ To resume is to start at a later step: what lies before it is never read.
 from collections.abc import Generator
 from typing import Any
 
+from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.decode import eval_image, train_image
 from jaxddp.data.images.windows import Crop
-from jaxddp.data.order import EvalOrder, SampleOrder, check_seed
-from jaxddp.data.pipeline import Pipeline
+from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
+from jaxddp.data.pipeline import Loading, Pipeline
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 
 
-def image_batches(
+def train_batches(
     table: ExampleTable,
     order: SampleOrder,
-    crop: Crop,
-    *,
-    start: int,
-    stop: int,
-    index: int = 0,
-    count: int = 1,
-    seed: int,
-    image_size: int,
-    threads: int | None = None,
+    data: DataConfig,
+    steps: range,
+    shard: Shard = WHOLE,
     substitutes: Substitutes | None = None,
+    threads: int | None = None,
 ) -> Generator[Batch]:
-    """The training batches of steps [start, stop), shard `index` of `count`, with images of uint8[B, S, S, 3].
+    """The training batches of some steps, with images of uint8[B, S, S, 3], S being `data.image_size`; see `Source`.
 
-    An example's pixels are a function of (seed, epoch, row), whatever the shard, the first step and the threads. The
-    work begins at once, in the background; closing or dropping the iterator ends it.
+    The work begins at once, in the background. Each file is read to its last pixel the first time that a process meets
+    it.
 
     Args:
-        seed: 0..2**63-1, for the crops.
-        image_size: S.
+        order: its seed is also that of the crops.
         threads: by default as many as the cores that this process may use.
-        substitutes: what stands in for images that cannot be used; without it they end the stream.
 
     Raises:
-        InputError: at once, where an argument is out of range or the batch does not divide by `count`; from the
-            iterator, at the first batch with an image that is missing, empty, cut short, damaged, too large, or no
-            image. Each file is read to its last pixel the first time that a process meets it.
+        InputError: as `Source.train_batches`.
         Unreachable: from the iterator, where the table's store gave no answer within its deadline.
     """
-    check_seed(seed)
-
-    def load(data: Any, key: Any) -> Any:
-        return train_image(data, key, crop, image_size)
-
-    stream = Pipeline(table, order, range(start, stop), index, count, seed, image_size, load, substitutes)
-    return stream.batches(threads)
+    loading = _cropped(Crop(data.crop, data.crop_area), data.image_size, order.seed)
+    return Pipeline(table, order, steps, shard, loading, substitutes).batches(threads)
 
 
-def image_eval_batches(
-    table: ExampleTable,
-    order: EvalOrder,
-    *,
-    image_size: int,
-    resize: int,
-    index: int = 0,
-    count: int = 1,
-    threads: int | None = None,
+def eval_batches(
+    table: ExampleTable, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, threads: int | None = None
 ) -> Generator[Batch]:
-    """Every example once, its short side resized to `resize` and its center cropped to `image_size`; see `eval_image`.
+    """Every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
 
-    Where the last batch is padded, mask and image are 0. `resize == image_size` keeps square images whole. Nothing
-    stands in for a bad image: a figure over other images would be none of this set.
-
-    Raises:
-        InputError: as `image_batches`, and where `image_size` is larger than `resize`.
+    With `data.resize == data.image_size`, square images stay whole. Bad images are never replaced: the metrics would be
+    those of another data set. Raises: as `train_batches` and `ExampleTable.check_evaluation`.
     """
-    if image_size > resize:
-        raise InputError(f"image size {image_size}: the crop exceeds the resized short side; use at most {resize}")
+    table.check_evaluation(data)
 
-    def load(data: Any, _: Any) -> Any:
-        return eval_image(data, image_size, resize)
+    def load(encoded: Any, _: Any) -> Any:
+        return eval_image(encoded, data.image_size, data.resize)
 
     steps = range(order.num_batches)
-    return Pipeline(table, order, steps, index, count, 0, image_size, load).batches(threads)
+    return Pipeline(table, order, steps, shard, Loading(data.image_size, load)).batches(threads)
 
 
-def whole_image_batches(
+def whole_batches(
     table: ExampleTable,
     order: EvalOrder,
-    *,
-    image_size: int,
-    index: int = 0,
-    count: int = 1,
-    threads: int | None = None,
+    data: DataConfig,
+    shard: Shard = WHOLE,
     substitutes: Substitutes | None = None,
+    threads: int | None = None,
 ) -> Generator[Batch]:
-    """Every example once, in the table's order, with the pixels that `image_batches` gives it where the crop is whole.
+    """Every example once, with the pixels of `train_batches` where the crop is whole. Raises: as `train_batches`."""
+    loading = _cropped(Crop("whole"), data.image_size, seed=0)
+    return Pipeline(table, order, range(order.num_batches), shard, loading, substitutes).batches(threads)
 
-    Where the last batch is padded, mask and image are 0.
 
-    Raises:
-        InputError: as `image_batches`.
-    """
-
-    def load(data: Any, key: Any) -> Any:
-        return train_image(data, key, Crop("whole"), image_size)
-
-    steps = range(order.num_batches)
-    return Pipeline(table, order, steps, index, count, 0, image_size, load, substitutes).batches(threads)
+def _cropped(crop: Crop, image_size: int, seed: int) -> Loading:
+    return Loading(image_size, lambda encoded, key: train_image(encoded, key, crop, image_size), seed)

@@ -1,4 +1,4 @@
-"""Which classes and which rows: the choices that make a smaller data set out of a larger one."""
+"""Selections of classes and rows, which make a smaller data set of a larger one."""
 
 import operator
 import re
@@ -18,7 +18,7 @@ _TAKE_KEY = 0x7A6B65
 
 
 def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str]) -> np.ndarray:
-    """Returns the indices of the chosen classes, int64[K], in the order of `class_ids` however they were written.
+    """The indices of the chosen classes, int64[K], in the order of `class_ids` however they were written.
 
     Raises:
         InputError: for an unknown class id, an index out of bounds, a class named twice, or no class at all.
@@ -26,7 +26,7 @@ def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str])
     where = f"classes {show(classes)}"
     items = _items(classes, where)
     if isinstance(items, range) and items:
-        # The ends decide, so that a range of a billion is refused without being written out.
+        # Checking the ends refuses a range of a billion without listing it.
         _check_bounds((items[0], items[-1]), len(class_ids), where)
     position = {class_id: index for index, class_id in enumerate(class_ids)}
     indices = [_index(item, position, where) for item in items]
@@ -38,21 +38,42 @@ def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str])
     return chosen
 
 
+def selected(
+    classes: str | Iterable[int | str], class_ids: Sequence[str], labels: np.ndarray, first: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The indices of the chosen classes, the rows of their examples, and these examples' dense labels, int32.
+
+    Args:
+        labels: int32[N], -1 where the class is unknown.
+        first: what a person calls the first example.
+
+    Raises:
+        InputError: as `chosen_classes`, or no example is of these classes.
+    """
+    chosen = chosen_classes(classes, class_ids)
+    # One more slot than classes: it is where an unknown label, -1, looks itself up.
+    dense = np.full(len(class_ids) + 1, -1, np.int32)
+    dense[chosen] = np.arange(len(chosen))
+    rows = np.flatnonzero(dense[labels] >= 0)
+    if not len(rows):
+        raise InputError(
+            f"classes {show(classes)}: none of the {len(labels)} examples, the first of which is {first}, is of the "
+            f"{len(chosen)} selected; select other classes"
+        )
+    return chosen, rows, dense[labels[rows]]
+
+
 def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:
-    """Returns `limit` row numbers, int64, ascending, in which each class keeps its share as nearly as whole rows allow.
+    """`limit` row numbers, int64, ascending, in which each class keeps its share as nearly as whole rows allow.
 
     The choice depends on the labels and the limit alone, and a smaller limit chooses a subset of a larger one's rows.
     Where all classes are equally large, their counts differ by at most one.
 
     The m rows of a class, in a fixed pseudo-random order, get the places 1/2m, 3/2m, 5/2m, ...; the rows with the
-    smallest places are taken (Webster's method of apportionment).
-
-    Args:
-        label: int32[N].
-        limit: how many rows at most; all N are returned where there are no more.
+    smallest places are taken (Webster's method of apportionment). All N are returned where there are no more.
 
     Raises:
-        InputError: for a limit below 1.
+        InputError: a limit below 1.
     """
     if limit < 1:
         raise InputError(f"limit {limit}: selects no example; give a limit of 1 or more")

@@ -1,48 +1,42 @@
-"""The example table: which images there are, where they lie and of which class each one is.
-
-    table = train_solutions("/data/imagenet", classes="0:200")
-    table.num_examples, table.num_classes, table.class_names[table.label[0]]
-
-The table is a handful of columns; no image is read for it. Where its images lie is the business of its store.
-"""
+"""The example table: which images there are, where they are and of which class each one is; it reads no image."""
 
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from jaxddp.config import DataConfig
+from jaxddp.data.batch import Batch
+from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
+from jaxddp.data.source import Record
 from jaxddp.data.storage.store import Store
-from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes
+from jaxddp.data.subset import ClassSelection, balanced_rows, selected
+from jaxddp.data.substitutes import Substitutes
 from jaxddp.errors import InputError
-from jaxddp.wording import show
 
 
 @dataclass(frozen=True, eq=False)
 class ExampleTable:
-    """N examples of K classes, as columns.
-
-    Attributes:
-        store: where the images lie: a directory, record files, an object store.
-        id: bytes 'S'[N], the ImageId, UTF-8.
-        path: bytes 'S'[N], the image's file in the store, with forward slashes, UTF-8.
-        label: int32[N], dense class index 0..K-1; -1 where the class is unknown.
-        class_ids: K synsets, so that `class_ids[label]` is an example's synset.
-        class_names: K readable names.
-        class_indices: K, each class's index in the whole mapping: what a dense label was before classes were selected.
-        offset: int64[N], where in its file an image's record is, for stores whose files hold many; None where a file
-            is an image.
-    """
+    """N examples of K classes, as columns; see `Source` for those that every source has."""
 
     store: Store
+    """Where the images are: a directory, record files, an object store."""
     id: np.ndarray
+    """bytes 'S'[N], UTF-8."""
     path: np.ndarray
-    label: np.ndarray
+    """bytes 'S'[N], the image's file in the store, with forward slashes, UTF-8."""
+    labels: np.ndarray
     class_ids: tuple[str, ...]
     class_names: tuple[str, ...]
     class_indices: tuple[int, ...]
     offset: np.ndarray | None = None
+    """int64[N], where in its file an image's record is, for stores whose files hold many."""
+
+    @property
+    def pixel_shape(self) -> None: ...
 
     def __len__(self) -> int:
         return len(self.id)
@@ -55,6 +49,10 @@ class ExampleTable:
     def num_classes(self) -> int:
         return len(self.class_ids)
 
+    @property
+    def labelled(self) -> bool:
+        return bool((self.labels >= 0).all())
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, as hex, of the ids, paths, labels, classes and offsets in their order; wherever the store lies."""
@@ -65,69 +63,43 @@ class ExampleTable:
             width = int(np.strings.str_len(column).max(initial=1))
             digest.update(b"%d %d\n" % (len(column), width))
             digest.update(column.astype(f"S{width}").tobytes())
-        digest.update(self.label.astype("<i4").tobytes())
+        digest.update(self.labels.astype("<i4").tobytes())
         if self.offset is not None:
             digest.update(self.offset.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def select(self, classes: ClassSelection) -> "ExampleTable":
-        """Returns the examples of some classes, in their order, with labels made dense and `class_indices` kept.
-
-        Dense labels follow this table's order of classes, however the selection is written, so a train and a validation
-        table that select the same classes agree.
-
-        Args:
-            classes: `"0:200"`, `"n01440764,n01443537"`, a sequence of this table's class indices or ids; None for all.
-
-        Raises:
-            InputError: for an unknown class, a range out of bounds, or a selection that leaves nothing.
-        """
         if classes is None:
             return self
-        chosen = chosen_classes(classes, self.class_ids)
-        # One more slot than classes: it is where an unknown label, -1, looks itself up.
-        dense = np.full(self.num_classes + 1, -1, np.int32)
-        dense[chosen] = np.arange(len(chosen))
-        rows = np.flatnonzero(dense[self.label] >= 0)
-        if not len(rows):
-            raise InputError(
-                f"classes {show(classes)}: none of the {len(self)} examples, the first of which is "
-                f"{os.fsdecode(self.path[0])}, is of the {len(chosen)} selected; select other classes"
-            )
+        chosen, rows, labels = selected(classes, self.class_ids, self.labels, os.fsdecode(self.path[0]))
         return replace(
             self._rows(rows),
-            label=dense[self.label[rows]],
+            labels=labels,
             class_ids=tuple(self.class_ids[i] for i in chosen),
             class_names=tuple(self.class_names[i] for i in chosen),
             class_indices=tuple(self.class_indices[i] for i in chosen),
         )
 
     def take(self, limit: int) -> "ExampleTable":
-        """Returns at most `limit` examples, in their order, in which each class keeps its share; see `balanced_rows`.
-
-        Raises:
-            InputError: for a limit below 1.
-        """
-        return self._rows(balanced_rows(self.label, limit))
+        return self._rows(balanced_rows(self.labels, limit))
 
     def name(self, row: int) -> str:
-        """What a person calls a row's image: its file, and its record where a file holds many."""
         return self.store.name(*self._place(row))
 
     def read(self, row: int) -> bytes:
-        """A row's image, as it is encoded.
-
-        Raises:
-            InputError, Unreachable: as the store's `read`.
-        """
         return self.store.read(*self._place(row))
 
-    def check_images(self) -> None:
-        """Checks that every image is there, as far as its store can tell without opening it.
+    def record(self, row: int) -> Record:
+        offset = None if self.offset is None else int(self.offset[row])
+        return Record(os.fsdecode(self.id[row]), os.fsdecode(self.path[row]), offset)
 
-        Raises:
-            InputError: naming the first image that is not, and how many there are of these.
-        """
+    def default_data(self) -> DataConfig:
+        return DataConfig()
+
+    def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
+        return data.image_size, data.image_size, 3
+
+    def check(self, data: DataConfig) -> None:
         if faults := self.store.faults(self.path):
             row, fault = faults[0]
             raise InputError(
@@ -135,9 +107,53 @@ class ExampleTable:
                 "back, or take them out of the data set"
             )
 
+    def check_evaluation(self, data: DataConfig) -> None:
+        if data.image_size > data.resize:
+            raise InputError(
+                f"data.resize={data.resize}: validation crops data.image_size={data.image_size} pixels from images of "
+                f"this short side; set data.resize to {data.image_size} or more (8/7 of it is usual)"
+            )
+
+    def check_resident(self, data: DataConfig) -> None:
+        if data.crop == "random_area":
+            raise InputError(
+                'data.cache="device" with data.crop="random_area": crops of random area are drawn while decoding, anew '
+                'in every epoch; set data.crop to "whole" (data.augment.pad crops on the device), or data.cache to '
+                '"none"'
+            )
+
+    def substitutes(self, data: DataConfig) -> Substitutes | None:
+        return None if data.bad_images == "fail" else Substitutes(self)
+
+    # TensorFlow takes seconds to import, so the stream is imported where it is used.
+
+    def train_batches(
+        self,
+        order: SampleOrder,
+        data: DataConfig,
+        steps: range,
+        shard: Shard = WHOLE,
+        substitutes: Substitutes | None = None,
+    ) -> Iterator[Batch]:
+        from jaxddp.data import stream
+
+        return stream.train_batches(self, order, data, steps, shard, substitutes)
+
+    def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
+        from jaxddp.data import stream
+
+        return stream.eval_batches(self, order, data, shard)
+
+    def whole_batches(
+        self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, substitutes: Substitutes | None = None
+    ) -> Iterator[Batch]:
+        from jaxddp.data import stream
+
+        return stream.whole_batches(self, order, data, shard, substitutes)
+
     def _rows(self, rows: np.ndarray) -> "ExampleTable":
         offset = None if self.offset is None else self.offset[rows]
-        return replace(self, id=self.id[rows], path=self.path[rows], label=self.label[rows], offset=offset)
+        return replace(self, id=self.id[rows], path=self.path[rows], labels=self.labels[rows], offset=offset)
 
     def _place(self, row: int) -> tuple[bytes, int]:
         return bytes(self.path[row]), 0 if self.offset is None else int(self.offset[row])

@@ -1,4 +1,4 @@
-"""What is minimized and what is measured, as sums and counts: division happens once, over the global batch."""
+"""What is minimized and what is measured, as sums and weights: division happens once, over the global batch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,78 +7,68 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.data.batch import Batch
-from jaxddp.models.adapt import Model
+from jaxddp.engine.loss import ExampleLoss
+from jaxddp.errors import InputError
+from jaxddp.models.protocol import Model
 
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
-"""(logits float[B, K], labels int32[B]) -> float[B], or their mean as float[]."""
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
 """(logits float[B, K], labels int32[B]) -> float[B]."""
 
 SUBSTITUTED = "substituted"
-"""The share of images that others stand in for; measured where the batch says which."""
+"""The share of images that were substituted by others; measured where the batch says which."""
 
 
 class MetricSums(flax.struct.PyTreeNode):
-    """Sums of per-example figures: `values[i]` is (sum, count) of `names[i]`. Two of them add up by adding `values`."""
+    """Sums of per-example metrics: `values[i]` is (sum, weight) of `names[i]`, and the last row (examples, 1).
+
+    Two of them add up by adding `values`. The weight of a metric is the number of examples; of a loss that weighs its
+    examples the sum of their weights; of a scalar that belongs to a step, 1.
+    """
 
     values: jax.Array
     names: tuple[str, ...] = flax.struct.field(pytree_node=False)
 
     def means(self) -> dict[str, float]:
-        """Each figure's mean over the examples that were counted, in float64; NaN where none was."""
-        return {
-            name: float(total) / float(count) if count else float("nan")
-            for name, (total, count) in zip(self.names, jax.device_get(self.values).astype("float64"), strict=True)
-        }
+        """Each metric's mean over the examples that were counted, in float64; NaN where none was."""
+        values = jax.device_get(self.values).astype("float64")
+        return means_of(self.names, values)
+
+    def count(self) -> int:
+        """How many examples the sums are over."""
+        return int(jax.device_get(self.values)[-1, 0])
+
+    def with_scalars(self, scalars: Mapping[str, jax.Array]) -> "MetricSums":
+        """The same with the scalars of one step beside the metrics."""
+        if not scalars:
+            return self
+        rows = [
+            jnp.stack([value.astype(self.values.dtype), jnp.ones((), self.values.dtype)]) for value in scalars.values()
+        ]
+        values = jnp.concatenate([self.values[:-1], jnp.stack(rows), self.values[-1:]])
+        return MetricSums(values, (*self.names, *scalars))
 
 
-def cross_entropy(label_smoothing: float = 0.0) -> Loss:
-    """Softmax cross-entropy of integer labels, smoothed as in Szegedy et al. 2016 (arXiv:1512.00567, section 7)."""
-
-    def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-        if not label_smoothing:
-            return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype), label_smoothing)
-        return optax.softmax_cross_entropy(logits, targets)
-
-    return loss
-
-
-def top_k(k: int) -> Metric:
-    """1 where the label is among the k largest logits, of equal ones the first, else 0. A NaN is never right."""
-
-    def metric(logits: jax.Array, labels: jax.Array) -> jax.Array:
-        own = jnp.take_along_axis(logits, labels[:, None], axis=-1)
-        earlier = jnp.arange(logits.shape[-1]) < labels[:, None]
-        ahead = jnp.where(earlier, ~(logits < own), ~(logits <= own))
-        return (ahead.sum(-1) < k).astype(jnp.float32)
-
-    return metric
-
-
-def top_k_metrics(num_classes: int, ks: tuple[int, ...] = (1, 5)) -> dict[str, Metric]:
-    """`top1`, and `top5` where there are more than five classes."""
-    return {f"top{k}": top_k(k) for k in ks if k == 1 or k < num_classes}
+def means_of(names: tuple[str, ...], values: Any) -> dict[str, float]:
+    """The means that float64[names + 1, 2] sums stand for."""
+    return {
+        name: float(total) / float(weight) if weight else float("nan")
+        for name, (total, weight) in zip(names, values[:-1], strict=True)
+    }
 
 
 @dataclass(frozen=True)
 class Objective:
     """A model, its input and its loss as one function of the parameters.
 
-    Where images are mixed, loss and metrics of an example are those of its two labels, weighed as the images are.
-
-    Attributes:
-        loss: any function of (logits, labels). One that returns the mean over a batch is taken apart again into
-            the losses of its examples, so that padding can be left out and batches of any split add up exactly.
-        metrics: further figures to measure, by name.
+    Calling it sums over whatever slice of the batch it is given; averaging over devices is the step's business. The
+    loss is the first of `names`.
     """
 
     model: Model
-    loss: Loss
+    loss: ExampleLoss
     preprocess: Preprocess
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
@@ -92,25 +82,37 @@ class Objective:
         """Sums over this device's slice of the batch, and the new model state."""
         images, mixing = self.preprocess(batch, train=train)
         logits, model_state = self.model.apply(params, model_state, images, train=train, key=key)
+        _check_logits(logits, (len(images), self.loss.num_classes))
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         columns = self._columns(logits, batch.label)
         if mixing is not None:
-            others, weight = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
-            columns = [weight * own + (1 - weight) * other for own, other in zip(columns, others, strict=True)]
-        names = self.names
+            others, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
+            columns = jax.tree.map(lambda own, other: share * own + (1 - share) * other, columns, others)
+        names, ones = self.names, jnp.ones(batch.mask.shape, logits.dtype)
         if batch.substituted is not None:
-            columns, names = [*columns, batch.substituted.astype(logits.dtype)], (*names, SUBSTITUTED)
-        # A padded example may hold anything, so it is selected away: 0 * NaN would still be NaN.
-        sums = [jnp.where(batch.mask > 0, column * batch.mask, 0).sum() for column in columns]
-        count = batch.mask.sum()
-        return MetricSums(jnp.stack([jnp.stack([s, count.astype(s.dtype)]) for s in sums]), names), model_state
+            columns, names = [*columns, (batch.substituted.astype(logits.dtype), ones)], (*names, SUBSTITUTED)
+        columns = [*columns, (ones, ones)]
 
-    def _columns(self, logits: jax.Array, labels: jax.Array) -> list[jax.Array]:
-        """Each figure of each example, float[B], in the order of `names`."""
-        return [_per_example(self.loss, logits, labels), *(m(logits, labels) for m in self.metrics.values())]
+        def total(column: jax.Array) -> jax.Array:
+            # A padded example may hold anything, so it is selected away: 0 * NaN would still be NaN.
+            return jnp.where(batch.mask > 0, column * batch.mask, 0).sum()
+
+        rows = [jnp.stack([total(values), total(weights)]) for values, weights in columns]
+        return MetricSums(jnp.stack(rows), names), model_state
+
+    def _columns(self, logits: jax.Array, labels: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        """The value and the weight of each example, float[B] each, in the order of `names`."""
+        values, weights = self.loss(logits, labels)
+        ones = jnp.ones(labels.shape, logits.dtype)
+        metrics = [(metric(logits, labels), ones) for metric in self.metrics.values()]
+        return [(values.astype(logits.dtype), weights.astype(logits.dtype)), *metrics]
 
 
-def _per_example(loss: Loss, logits: jax.Array, labels: jax.Array) -> jax.Array:
-    if jax.eval_shape(loss, logits, labels).ndim:
-        return loss(logits, labels)
-    return jax.vmap(lambda one, label: loss(one[None], label[None]))(logits, labels)
+def _check_logits(logits: Any, shape: tuple[int, int]) -> None:
+    if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
+        found = (
+            f"{logits.dtype}{list(logits.shape)}"
+            if hasattr(logits, "shape")
+            else f"an object of type {type(logits).__name__}"
+        )
+        raise InputError(f"the model returned {found} for {shape[0]} images; return logits, float{list(shape)}")

@@ -1,11 +1,10 @@
 """Compiled programs are kept from run to run, so that a second start compiles nothing.
 
-What JAX takes for the same program agrees in its code and options, in the versions of jaxlib and XLA, and in the
-devices, of a CPU down to the instructions that it knows. So a home directory may be shared by machines of any kind:
-none of them ever loads what was compiled for another.
+JAX's key of a program covers its code and options, the versions of jaxlib and XLA, and the devices, of a CPU down to
+its instruction set. So machines of any kind may share a home directory: none loads what was compiled for another.
 
 In a job of several processes on GPUs, process 0 alone writes, and every process that sees its files reads them. On CPUs
-a program is that of the process whose devices it was compiled for: every process keeps its own.
+a program belongs to the process for whose devices it was compiled: every process keeps its own.
 """
 
 import functools
@@ -28,7 +27,7 @@ PROGRAMS = "programs"
 MOST_BYTES = 1 << 30
 """How much may lie there when a run starts: some hundred runs' programs."""
 
-# JAX's defaults leave out what compiles within a second, of which a start has a score; and what takes their place.
+# JAX's defaults, which leave out what compiles within a second, and the values that replace them.
 _KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
 _KEEP_ALL = {
     _KEPT_FROM: (1.0, 0.0),
@@ -38,12 +37,11 @@ _log = logging.getLogger("jaxddp.parallel")
 
 
 def keep_compiled_programs() -> None:
-    """Switch JAX's persistent compilation cache on, in a place of its own below the cache folder.
+    """Switch JAX's persistent compilation cache on, in a folder of its own below the cache folder.
 
-    To be called once the job is joined and before the first compilation; starts no backend. What the user has set of
-    JAX's own settings stands, by variable or in `jax.config`: `JAX_COMPILATION_CACHE_DIR` names another place, which is
-    then the user's to keep small, and `JAX_ENABLE_COMPILATION_CACHE=false` switches it off. Where the place cannot be
-    used, the run compiles as if there were none, and says so in one line.
+    Call it once the job is joined and before the first compilation; it starts no backend. JAX's own settings that the
+    user has changed stay: `JAX_COMPILATION_CACHE_DIR` names another folder, which is never thinned out, and
+    `JAX_ENABLE_COMPILATION_CACHE=false` switches the cache off. Where the folder cannot be used, the log says so.
     """
     if not _setting("jax_enable_compilation_cache"):
         return
@@ -64,7 +62,7 @@ def keep_compiled_programs() -> None:
 
 
 def _keep_those_of_every_cpu() -> None:
-    """On CPUs, have a process that is not the first write too: JAX would not, and it can read what none but it writes.
+    """On CPUs, have every process write its programs, which no other process can use; in JAX only process 0 writes.
 
     There is no setting for it. Where a release of JAX has no such function, these processes compile at each start.
     """
@@ -90,19 +88,19 @@ def _setting(name: str) -> Any:
 
 @functools.cache
 def _warn_once(line: str) -> None:
-    """A notebook may prepare many a training."""
+    """A notebook may prepare many trainings."""
     _log.warning(line)
 
 
 def _own_folder() -> Path:
-    """The folder, made where it is missing, seen to be of use, and thinned out."""
+    """The folder, made where it is missing, checked, and thinned out."""
     folder = cache_folder() / PROGRAMS
-    # Whoever may write there may have programs run in this user's name.
+    # A program in this folder runs with this user's permissions.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{folder}: others may write there")
-    # Permissions alone tell nothing of a full disk, or of a file system that is mounted for reading.
+    # Permissions do not show a full disk, or a file system that is mounted read-only.
     with tempfile.TemporaryFile(dir=folder):
         pass
     if is_first() and _setting("jax_compilation_cache_max_size") == -1:
@@ -111,9 +109,9 @@ def _own_folder() -> Path:
 
 
 def _thin_out(folder: Path, most_bytes: int) -> None:
-    """Remove what was not used for the longest time, until the rest fits.
+    """Remove the least recently used, until the rest fits.
 
-    JAX's own bound would look through the whole folder for each program that it writes: 0.2 s among 2,000.
+    JAX's own limit would list the whole folder for each program that it writes: 0.2 s among 2,000.
     """
     found = []
     with os.scandir(folder) as entries:

@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterable, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_local_step
+from jaxddp.engine.step import TrainStep
 from jaxddp.mesh import AXIS, Topology
 
 ResidentSteps = Callable[[TrainState, jax.Array, Batch, jax.Array], tuple[TrainState, MetricSums]]
@@ -20,16 +19,9 @@ ResidentSteps = Callable[[TrainState, jax.Array, Batch, jax.Array], tuple[TrainS
 
 
 def make_resident_steps(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    topology: Topology,
-    *,
-    length: int,
-    seed: int = 0,
-    schedule: optax.Schedule | None = None,
-    compiler_options: Mapping[str, str] | None = None,
+    local_step: TrainStep, topology: Topology, *, length: int, compiler_options: Mapping[str, str] | None = None
 ) -> ResidentSteps:
-    """Compile (on first use) up to `length` optimizer steps as one program, each the step of `make_train_step`.
+    """Compile (on first use) up to `length` optimizer steps as one program.
 
     The result takes a replicated state, which it consumes; the images of `place_images`; the columns of
     `jaxddp.data.source.stacked_columns`, placed; and the number of steps, a replicated int32[] of 1 to `length`. Sums
@@ -37,10 +29,10 @@ def make_resident_steps(
     where a run is cut into chunks can then have no part in its numbers.
 
     Args:
+        local_step: see `jaxddp.engine.step.make_local_step`.
         length: K; of 1 there is no loop in the program, see `loops_are_slow`.
-        seed, schedule, compiler_options: see `jaxddp.engine.step.make_train_step`.
+        compiler_options: see `jaxddp.engine.step.make_train_step`.
     """
-    local_step = make_local_step(objective, optimizer, topology, seed=seed, schedule=schedule)
 
     def local_steps(
         state: TrainState, images: jax.Array, columns: Batch, count: jax.Array

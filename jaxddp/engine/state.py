@@ -1,5 +1,6 @@
 """What training carries from step to step: arrays only, the same on every device."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -8,8 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from jaxddp.engine.compiler_options import options_of_one_call
+from jaxddp.engine.parts.part import EVAL_PARAMS, Part
+from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
-from jaxddp.models.adapt import Model
+from jaxddp.models.protocol import Model
+
+Transform = Callable[[Any, Any], tuple[Any, Any]]
+"""(params, model_state) -> (params, model_state) of the same names, shapes and dtypes."""
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -21,6 +27,13 @@ class TrainState(flax.struct.PyTreeNode):
     model_state: Any
     """What the model updates itself: batch statistics, for one."""
     opt_state: Any
+    parts: dict[str, Any] = flax.struct.field(default_factory=dict)
+    """The arrays of the step's optional parts, by name; see `jaxddp.engine.parts.part.Part`."""
+
+    @property
+    def eval_params(self) -> Any:
+        """The parameters that evaluation measures: those that a part keeps for it, else `params`."""
+        return next((own[EVAL_PARAMS] for own in self.parts.values() if EVAL_PARAMS in own), self.params)
 
 
 def create_state(
@@ -30,17 +43,32 @@ def create_state(
     *,
     seed: int,
     topology: Topology,
+    parts: Sequence[Part] = (),
+    transform: Transform | None = None,
 ) -> TrainState:
     """Initialize a replicated state; one compiled program, so that a deep network starts in seconds.
 
     Args:
         image_shape: (H, W, C) of the images that the network will see.
         seed: every process must give the same.
+        parts: the step's optional parts, whose arrays join the state.
+        transform: of the fresh parameters, before optimizer and parts see them: pretrained weights, or an
+            initialization from data. Traced by JAX; it must give every process the same.
+
+    Raises:
+        InputError: `transform` changes a name, a shape or a dtype; names the first.
     """
 
     def init(key: jax.Array) -> TrainState:
         params, model_state = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
-        return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
+        if transform is not None:
+            fresh, (params, model_state) = (
+                {"params": params, "model_state": model_state},
+                transform(params, model_state),
+            )
+            _check_same_arrays(fresh, {"params": params, "model_state": model_state})
+        own = {part.name: part.init(params) for part in parts}
+        return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), own)
 
     # Every parameter has random numbers of its own to compile: half of a cold start.
     options = options_of_one_call(topology.platform)
@@ -57,3 +85,23 @@ def all_finite(tree: Any) -> jax.Array:
     """bool[]: no floating-point leaf holds a NaN or an infinity."""
     leaves = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.stack(leaves).all() if leaves else jnp.array(True)
+
+
+def array_types(tree: Any) -> dict[str, str]:
+    """Each array's path and type, {"params/fc/kernel": "float32[512, 10]"}: alike for a saved tree and a live one."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in leaves
+        if hasattr(leaf, "shape")
+    }
+
+
+def _check_same_arrays(fresh: Any, given: Any) -> None:
+    wanted, found = array_types(fresh), array_types(given)
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise InputError(
+                f"initialize: {name} is {found.get(name, 'absent')}, and the network's is "
+                f"{wanted.get(name, 'absent')}; keep names, shapes and dtypes"
+            )

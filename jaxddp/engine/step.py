@@ -3,7 +3,8 @@
 What leaves the step is the same on every device: `shard_map`'s replication checker proves it when the step is traced.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective
+from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import AXIS, Topology
 
@@ -31,6 +33,7 @@ def make_train_step(
     *,
     seed: int = 0,
     schedule: optax.Schedule | None = None,
+    parts: Sequence[Part] = (),
     compiler_options: Mapping[str, str] | None = None,
 ) -> TrainStep:
     """Compile (on first use) one optimizer step over the global batch.
@@ -39,10 +42,10 @@ def make_train_step(
     `topology.place`; it returns the new state and that step's sums over the global batch.
 
     Args:
-        seed, schedule: see `make_local_step`.
+        seed, schedule, parts: see `make_local_step`.
         compiler_options: XLA's, see `jaxddp.engine.compiler_options`.
     """
-    local_step = make_local_step(objective, optimizer, topology, seed=seed, schedule=schedule)
+    local_step = make_local_step(objective, optimizer, topology, seed=seed, schedule=schedule, parts=parts)
     step = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())
     return jax.jit(step, donate_argnums=0, compiler_options=dict(compiler_options or {}))
 
@@ -54,12 +57,14 @@ def make_local_step(
     *,
     seed: int = 0,
     schedule: optax.Schedule | None = None,
+    parts: Sequence[Part] = (),
 ) -> TrainStep:
     """One optimizer step as each device takes it, on its slice of the batch: to be called inside `jax.shard_map`.
 
     Args:
         seed: of the key that the model is given (dropout). It is folded with the step and the device's place.
         schedule: multiplies the optimizer's updates, 0 for the first step; for optimizers that have no schedule.
+        parts: optional pieces, in this order; their arrays are in the state.
     """
 
     def local_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
@@ -67,23 +72,32 @@ def make_local_step(
         params = lax.pcast(state.params, AXIS, to="varying")
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _DROPOUT), state.step)
         key = jax.random.fold_in(key, lax.axis_index(AXIS))
+        scale = math.prod(part.loss_scale(state.parts[part.name]) for part in parts)
 
         def total_loss(params: Any) -> tuple[jax.Array, tuple[MetricSums, Any]]:
             sums, model_state = objective(params, state.model_state, batch, train=True, key=key)
-            return sums.values[0, 0], (sums, model_state)
+            return sums.values[0, 0] * scale, (sums, model_state)
 
         grads, (sums, model_state) = jax.grad(total_loss, has_aux=True)(params)
         grads, model_state, values = _average((grads, model_state, sums.values), topology.num_devices)
-        # Sums of gradients were averaged, so one division by the average count gives the mean over all examples that
+        # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that
         # count, however unevenly padding fell on the devices.
-        count = jnp.maximum(values[0, 1], jnp.finfo(values.dtype).tiny)
-        grads = jax.tree.map(lambda g: g / count.astype(g.dtype), grads)
+        weight = jnp.maximum(values[0, 1], jnp.finfo(values.dtype).tiny) * scale
+        grads = jax.tree.map(lambda g: g / weight.astype(g.dtype), grads)
+        for part in parts:
+            grads = part.gradients(state.parts[part.name], grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         if schedule is not None:
             factor = schedule(state.step)
             updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
-        new = TrainState(state.step + 1, optax.apply_updates(state.params, updates), model_state, opt_state)
-        return new, sums.replace(values=values * topology.num_devices)
+        params = optax.apply_updates(state.params, updates)
+        new = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
+        sums = sums.replace(values=values * topology.num_devices)
+        for part in parts:
+            own, new = part.update(state.parts[part.name], state, new, grads)
+            new = new.replace(parts={**new.parts, part.name: own})
+            sums = sums.with_scalars(part.report(own, grads))
+        return new, sums
 
     return local_step
 
@@ -92,7 +106,7 @@ def make_eval_step(objective: Objective, topology: Topology) -> EvalStep:
     """Compile (on first use) the measurement of one batch: sums over its unmasked examples, over all devices."""
 
     def local_step(state: TrainState, batch: Batch) -> MetricSums:
-        sums, _ = objective(state.params, state.model_state, batch, train=False)
+        sums, _ = objective(state.eval_params, state.model_state, batch, train=False)
         return sums.replace(values=lax.psum(sums.values, AXIS))
 
     return jax.jit(jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
@@ -103,7 +117,7 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
 
     def local_predict(state: TrainState, batch: Batch) -> jax.Array:
         images = objective.preprocess(batch, train=False).images
-        return objective.model.apply(state.params, state.model_state, images, train=False, key=None)[0]
+        return objective.model.apply(state.eval_params, state.model_state, images, train=False, key=None)[0]
 
     return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
 

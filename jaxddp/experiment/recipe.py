@@ -1,217 +1,183 @@
-"""A Config becomes a run: its tables, network, optimizer and plan, and what training and evaluating it means."""
+"""What a run trains: the objects that a config names, or that a recipe file or a notebook brings."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import optax
 
-import jaxddp.files as files
-from jaxddp.config import Config, ParallelConfig
-from jaxddp.data.opening import Table, open_tables
-from jaxddp.data.order import SampleOrder
-from jaxddp.engine.compiler_options import compiler_options
-from jaxddp.engine.objective import cross_entropy
-from jaxddp.engine.optimizer import make_optimizer, make_schedule
-from jaxddp.engine.program_cache import keep_compiled_programs
-from jaxddp.engine.state import TrainState
+from jaxddp.augment.preprocess import Augmentation
+from jaxddp.config import Config
+from jaxddp.engine.loss import ExampleLoss, check_metric, example_loss
+from jaxddp.engine.objective import Metric
+from jaxddp.engine.parts.part import Part
+from jaxddp.engine.state import Transform
 from jaxddp.errors import InputError
-from jaxddp.experiment.batches import check_comparable
-from jaxddp.experiment.resume import Resume, check_shared, claim, held, resume_step
-from jaxddp.experiment.setup import RunSetup, prepare, train
-from jaxddp.job.environment import Job, find_job
-from jaxddp.job.membership import Limits, agree, exchange, is_first, join
-from jaxddp.job.preemption import stop_on_sigterm
-from jaxddp.measure.profile import FOLDER
-from jaxddp.mesh import Topology, simulate_cpu_devices
-from jaxddp.models.resnet import resnet
-from jaxddp.overrides import flatten
-from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.evaluation import Evaluator
-from jaxddp.training.events import Listener
-from jaxddp.training.listeners.curves import CURVES, Curves
-from jaxddp.training.listeners.jsonl import METRICS, JsonLines
-from jaxddp.training.listeners.parameters import ParameterOverview
-from jaxddp.training.listeners.tensorboard import TensorBoard
+from jaxddp.hooks import Hook
+from jaxddp.models.adapt import adapt
+from jaxddp.models.protocol import Model
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.registry import LOGGERS, LOSSES, METRICS, MODELS, OPTIMIZERS
+from jaxddp.schedules.steps import Steps
+from jaxddp.schedules.warmup import make_schedule
+from jaxddp.training.events import MOMENTS
 from jaxddp.training.plan import Plan
+
+_RESERVED = (
+    *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
+    *("data_wait_fraction", "flops_utilization", "peak_memory"),
+)
+"""Names that a line of metrics.jsonl has for other things, as it has all that begin with `epoch_`."""
+_NAME = re.compile(r"(?!epoch_)[\w.-]+")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The objects that a config names. Order, plan and learning rate follow from it and the training table's length.
+    """Everything that decides a training's numbers, but for data and devices.
 
-    Its config is the one given, with what that left to the devices.
+    Attributes:
+        config: the numbers.
+        loss: what is minimized.
+        eval_loss: what evaluation calls the loss: without label smoothing, which is a device of training.
+        metrics: measured beside the loss, by name.
+        augmentation: of one image, after the config's.
+        parts: optional pieces of the step.
+        initialize: a transform of the fresh parameters.
+        learning_rate: what the optimizer follows, to be shown; None where that is unknown.
+        schedule: multiplies the optimizer's updates, as a function of the step (0 first).
     """
 
     config: Config
-    topology: Topology
-    train_table: Table
-    val_table: Table
-    order: SampleOrder
-    plan: Plan
-    learning_rate: optax.Schedule
-    compiler_options: Mapping[str, str]
-
-    @classmethod
-    def of(cls, config: Config) -> "Recipe":
-        """Join the job, find the devices and open the data; nothing of the run is compiled yet.
-
-        Raises:
-            InputError: anything in the config or in the data that cannot be used.
-        """
-        topology = start(config)
-        if config.train.precision is None:
-            config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
-        topology.check_batch_size(config.train.batch_size)
-        topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
-        options = compiler_options(config.parallel.xla_options)
-        train_table, val_table = open_tables(config.data)
-        agree({"validation data": val_table.fingerprint})
-        check_comparable(val_table, train_table, config.data)
-        order = SampleOrder(len(train_table), config.train.batch_size, config.seed)
-        plan = Plan.of(config, len(train_table))
-        sizes = {"num_examples": plan.num_examples, "batch_size": plan.batch_size}
-        warmup = config.optimizer.warmup.steps(**sizes, total_steps=plan.total_steps)
-        schedule = make_schedule(config.optimizer, total_steps=plan.total_steps, warmup_steps=warmup)
-        return cls(config, topology, train_table, val_table, order, plan, schedule, options)
-
-    def setup(self) -> RunSetup:
-        """Initialize the network; see `jaxddp.experiment.setup.prepare`."""
-        config = self.config
-        return prepare(
-            self.network(),
-            self.train_table,
-            make_optimizer(config.optimizer, self.learning_rate),
-            self.topology,
-            self.order,
-            data=config.data,
-            dtype=self.precision,
-            compiler_options=self.compiler_options,
-        )
-
-    def network(self) -> Any:
-        """The config's network, with as many outputs as the data has classes."""
-        model = self.config.model
-        return resnet(
-            model.name,
-            self.train_table.num_classes,
-            width=model.width,
-            stem=model.stem,
-            batch_norm=model.batch_norm,
-            zero_init_last_scale=model.zero_init_last_scale,
-            weight_init=model.weight_init,
-            dtype=self.precision,
-        )
-
-    @property
-    def precision(self) -> str:
-        """Of the computation; `of` has settled it."""
-        assert self.config.train.precision is not None
-        return self.config.train.precision
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        return {"train": self.train_table.fingerprint, "val": self.val_table.fingerprint}
+    model: Model
+    optimizer: optax.GradientTransformation
+    loss: ExampleLoss
+    eval_loss: ExampleLoss
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    augmentation: Augmentation | None = None
+    parts: tuple[Part, ...] = ()
+    initialize: Transform | None = None
+    learning_rate: optax.Schedule | None = None
+    schedule: optax.Schedule | None = None
 
 
-def start(config: Config) -> Topology:
-    """Join the job of the environment, see that all have this config, and lay out the devices."""
-    join_job(find_job(), config.parallel)
-    agree({key: str(value) for key, value in flatten(config.to_dict()).items()})
-    return Topology.create(config.parallel.devices)
-
-
-def join_job(job: Job | None, parallel: ParallelConfig) -> None:
-    """Simulate CPU devices where the config asks for them, and join the job, with the config's limits to every wait.
-
-    What is compiled from here on is kept for the next start.
-    """
-    if parallel.cpu_devices is not None:
-        simulate_cpu_devices(parallel.cpu_devices)
-    limits = Limits(
-        start=parallel.start_timeout, silence=parallel.heartbeat_timeout, shutdown=parallel.shutdown_timeout
-    )
-    join(job, limits)
-    keep_compiled_programs()
-
-
-def train_recipe(
-    config: Config,
-    directory: Path,
-    *,
-    resume: Resume = "auto",
-    listeners: Sequence[Listener] = (),
-) -> TrainState:
-    """Train a config in a work directory: resume or begin, save, validate, and leave figures and curves behind.
-
-    SIGTERM makes it save and stop.
+def recipe_of(file: RecipeFile, config: Config, num_classes: int, num_examples: int) -> Recipe:
+    """The recipe of a config and of the hooks that a recipe file defines.
 
     Args:
-        listeners: beside those that write into the work directory.
+        config: the file's, with what was overridden and settled.
+        num_classes, num_examples: of the training data.
 
     Raises:
-        InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
+        InputError: a name that is unknown, a number out of range, or a hook that returns something else; names it.
     """
-    recipe = Recipe.of(config)
-    config = recipe.config
-    check_shared(files.create(directory))
-    with (
-        held(directory),
-        Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep) as checkpoints,
-        stop_on_sigterm() as stop,
-    ):
-        step = resume_step(checkpoints, resume)
-        claim(directory, config.to_dict(), recipe.fingerprints, resuming=step is not None)
-        setup = recipe.setup()
-        objective = setup.objective(cross_entropy(config.train.label_smoothing))
-        return train(
-            setup,
-            objective,
-            recipe.plan,
-            evaluator=_evaluator(recipe, setup),
-            checkpoints=checkpoints,
-            resume_step=step,
-            listeners=[*listeners, *_writers(config, directory)],
-            learning_rate=recipe.learning_rate,
-            should_stop=stop,
-            profile=directory / FOLDER,
-        )
+    hooks = file.hooks
+    learning_rate = _learning_rate(config, num_examples)
+    if "get_optimizer" in hooks:
+        optimizer = check_optimizer(hooks["get_optimizer"](config, learning_rate), hooks["get_optimizer"].name)
+    else:
+        optimizer = OPTIMIZERS.get(config.optimizer.name)(config, learning_rate)
+    if "get_loss" in hooks:
+        loss = eval_loss = _named(hooks["get_loss"], example_loss, hooks["get_loss"](config), num_classes)
+    else:
+        make = LOSSES.get(config.loss.name)
+        loss = example_loss(make(config), num_classes)
+        plain = config.replace(train={"label_smoothing": 0.0})
+        eval_loss = loss if config == plain else example_loss(make(plain), num_classes)
+    metrics = configured_metrics(config, num_classes)
+    if "get_metrics" in hooks:
+        metrics |= check_metrics(hooks["get_metrics"](config), hooks["get_metrics"].name, num_classes)
+    return Recipe(
+        config=config,
+        model=_model(hooks.get("get_model"), config, num_classes),
+        optimizer=optimizer,
+        loss=loss,
+        eval_loss=eval_loss,
+        metrics=metrics,
+        augmentation=_augmentation(hooks.get("get_augmentation"), config),
+        learning_rate=learning_rate,
+    )
 
 
-def evaluate_recipe(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:
-    """The validation figures of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
+def configured_metrics(config: Config, num_classes: int) -> dict[str, Metric]:
+    """The metrics that a config names, but for those that say nothing of so few classes."""
+    named = {name: METRICS.get(name) for name in config.eval.metrics}
+    return {name: metric for name, metric in named.items() if num_classes >= getattr(metric, "min_classes", 1)}
+
+
+def check_metrics(metrics: Any, where: str, num_classes: int) -> dict[str, Metric]:
+    """Metrics by name, each a function of (logits float[B, K], labels int32[B]) that returns float[B].
 
     Raises:
-        InputError: no such checkpoint, one of another architecture, or whatever is wrong with config and data.
+        InputError: something else; `where` says who gave it.
     """
-    if not directory.is_dir():
-        raise InputError(f"{directory}: no such work directory; check --workdir")
-    recipe = Recipe.of(config)
-    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
-        _agreed_step(checkpoints, which)
-    setup = recipe.setup()
-    # Looked up again: while this compiled, a run may have gone on.
-    with Checkpoints(directory / "checkpoints", read_only=True) as checkpoints:
-        step = _agreed_step(checkpoints, which)
-        state, _ = checkpoints.restore(step, setup.state)
-    return {"step": step, **_evaluator(recipe, setup)(state)}
+    if not isinstance(metrics, Mapping):
+        raise InputError(f"{where}: {_kind(metrics)} was given; give a dict of name to function")
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+            raise InputError(f"{where}: {name!r} cannot be the name of a metric; give another")
+        check_metric(metric, f"{where}: {name}", num_classes)
+    return dict(metrics)
 
 
-def _agreed_step(checkpoints: Checkpoints, which: str) -> int:
-    """The step of a checkpoint, as process 0 sees it."""
-    seen = str(checkpoints.step(which)) if is_first() else ""
-    return int(exchange("checkpoint", seen)[0])
+def check_optimizer(optimizer: Any, where: str) -> optax.GradientTransformation:
+    """Anything with optax's two functions. Raises: InputError; `where` says who gave it."""
+    if not callable(getattr(optimizer, "init", None)) or not callable(getattr(optimizer, "update", None)):
+        raise InputError(f"{where}: {_kind(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
+    return optimizer
 
 
-def _evaluator(recipe: Recipe, setup: RunSetup) -> Evaluator:
-    """Its figures are of the labels as they are; smoothing is a device of training."""
-    return setup.evaluator(setup.objective(cross_entropy()), recipe.val_table, recipe.config.eval.batch_size)
+def check_listeners(listeners: Any, where: str) -> list[Any]:
+    """Objects with any of a listener's methods. Raises: InputError; `where` says who gave them."""
+    if not isinstance(listeners, Sequence):
+        raise InputError(f"{where}: {_kind(listeners)} was given; give a list of listeners")
+    for listener in listeners:
+        if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in MOMENTS):
+            raise InputError(f"{where}: {_kind(listener)} has none of a listener's methods ({', '.join(MOMENTS)})")
+    return list(listeners)
 
 
-def _writers(config: Config, directory: Path) -> list[Listener]:
-    """What watches every run of a work directory. The curves are drawn from the lines, so they come after them."""
-    writers: list[Listener] = [ParameterOverview(directory), JsonLines(directory)]
-    if "tensorboard" in config.log.to:
-        writers.append(TensorBoard(directory))
-    return [*writers, Curves(directory / METRICS, directory / CURVES)]
+def make_loggers(config: Config, directory: Path) -> list[Any]:
+    """The loggers that a config names; they write nothing yet. Raises: InputError; a name is unknown."""
+    return [LOGGERS.get(name)(config, directory) for name in config.log.to]
+
+
+def own_listeners(file: RecipeFile, config: Config, directory: Path) -> list[Any]:
+    """The listeners of a recipe file, if it has any. Raises: InputError; its hook returns something else."""
+    hook = file.hooks.get("get_listeners")
+    return [] if hook is None else check_listeners(hook(config, directory), hook.name)
+
+
+def _model(hook: Hook | None, config: Config, num_classes: int) -> Model:
+    if hook is None:
+        return adapt(MODELS.get(config.model.name)(config, num_classes))
+    return _named(hook, adapt, hook(config, num_classes))
+
+
+def _augmentation(hook: Hook | None, config: Config) -> Any:
+    if hook is None:
+        return None
+    found: Any = hook(config)
+    if not callable(found):
+        raise InputError(f"{hook.name}: {_kind(found)} was given; give a function of (key, image)")
+    return found
+
+
+def _named(hook: Hook, check: Any, *arguments: Any) -> Any:
+    """What a check makes of what a hook returned; its complaint names the hook."""
+    try:
+        return check(*arguments)
+    except InputError as error:
+        raise InputError(f"{hook.name}: {error}") from error
+
+
+def _learning_rate(config: Config, num_examples: int) -> optax.Schedule:
+    total = Plan.of(config, num_examples).total_steps
+    sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size}
+    warmup = config.optimizer.warmup.steps(**sizes, total_steps=total)
+    return make_schedule(config, Steps(total, warmup))
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"

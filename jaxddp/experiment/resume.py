@@ -1,26 +1,22 @@
 """A work directory belongs to one recipe: it is claimed by writing config.json, and a resumed run must match it."""
 
-import fcntl
 import json
 import logging
-import time
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jaxddp.files as files
 from jaxddp.config import Config
 from jaxddp.errors import InputError
-from jaxddp.job.membership import exchange, is_first
+from jaxddp.job.membership import is_first
 from jaxddp.overrides import flatten
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile
 
-Resume = Literal["auto", "never", "must"]
-CONFIG_FILE = "config.json"
-LOCK_FILE = ".lock"
-_SHARED_SECONDS = 5
 _MEND = "restore it, or start in another --workdir"
 
 # What a resumed run may change: how long, how often, on what, what is kept, and how it is measured. All else is the
@@ -28,110 +24,89 @@ _MEND = "restore it, or start in another --workdir"
 _MOVED = ("data.path", "data.name")
 _FREE = (
     *("train.duration", "eval.every", "checkpoint.every", "log.every", "log.profile", "parallel."),
-    *("eval.batch_size", "checkpoint.keep", "log.to"),
+    *("eval.batch_size", "checkpoint.keep", "log.to", "recipe.file", "objects.jax"),
     *("data.max_bad_images", "data.local_cache", "data.data_dir", *_MOVED),
 )
-_log = logging.getLogger("jaxddp.run")
+_log = logging.getLogger("jaxddp.experiment")
 
 
-def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
-    """The step to go on from; None begins anew.
+@dataclass(frozen=True)
+class Claim:
+    """What config.json says of a run.
 
-    Raises:
-        InputError: "must" without a checkpoint, or "never" where one would be lost.
+    Attributes:
+        config: what is known of its config, as `Config.to_dict` gives it.
+        fingerprints: of the data, by split.
+        recipe: the recipe file that brought its objects; None where there was none, or none with a hook.
+        objects: what tells its objects from others, where they came from Python; see `RunSetup.identity`.
     """
-    latest = latest_step(checkpoints)
-    if resume == "must" and latest is None:
-        raise InputError(f"{checkpoints.directory}: no checkpoint to resume from; check --workdir, or --resume auto")
-    if resume == "never" and latest is not None:
-        raise InputError(
-            f"{checkpoints.directory}: holds checkpoints up to step {latest}, which --resume never would lose; "
-            "choose another --workdir, remove it, or --resume auto"
-        )
-    return latest
+
+    config: Mapping[str, Any]
+    fingerprints: Mapping[str, str]
+    recipe: RecipeFile | None = None
+    objects: Mapping[str, str] = field(default_factory=dict)
+
+    def content(self) -> dict[str, Any]:
+        """As it will be read again, NumPy's numbers too."""
+        content: dict[str, Any] = {**self.config, "fingerprint": dict(self.fingerprints)}
+        if self.recipe is not None and (digest := self.recipe.digest()):
+            main = os.path.relpath(self.recipe.loaded[0], self.recipe.root)
+            content["recipe"] = {"file": main, "digest": digest}
+        if self.objects:
+            content["objects"] = {**self.objects, "jax": version("jax")}
+        return json.loads(json.dumps(content, default=lambda value: value.tolist()))
 
 
-def latest_step(checkpoints: Checkpoints) -> int | None:
-    """The step of the latest checkpoint as process 0 sees it: a network file system may show others an older one."""
-    seen = exchange("latest checkpoint", str(checkpoints.latest()))[0]
-    return None if seen == str(None) else int(seen)
-
-
-def check_shared(directory: Path) -> None:
-    """Processes of one job save into one directory; a private one would make Orbax wait for what never comes.
-
-    Raises:
-        InputError: a process does not see what process 0 has written there; names it.
-    """
-    name = exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
-    if is_first():
-        files.replace(directory / name, b"")
-    exchange("work directory written", "")
-    # A network file system may show a new file a little late.
-    give_up = time.monotonic() + _SHARED_SECONDS
-    while not (seen := (directory / name).exists()) and time.monotonic() < give_up:
-        time.sleep(0.1)
-    blind = [process for process, saw in enumerate(exchange("work directory seen", str(seen))) if saw != str(True)]
-    if is_first():
-        files.remove(directory / name)
-    if blind:
-        raise InputError(
-            f"{directory}: process {blind[0]} does not see what process 0 writes there; give a --workdir that all "
-            "hosts share"
-        )
-
-
-@contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Keep a second run out of a work directory: its first act would be to clear away what this one is writing.
-
-    Ends with the process, however it ends. On a file system without locks nothing is held.
-
-    Raises:
-        InputError: another run holds it, or its lock cannot be written.
-    """
-    if not is_first():
-        yield
-        return
-    # Of a file, not of the directory: that lock would never reach the server of a network file system.
-    with files.readable_errors(directory / LOCK_FILE):
-        lock = (directory / LOCK_FILE).open("a")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            advice = "wait for it, or give another --workdir"
-            raise InputError(f"{directory}: another run is at work there; {advice}") from None
-        except OSError:
-            pass  # A file system without locks.
-        yield
-
-
-def claim(directory: Path, recipe: Mapping[str, Any], fingerprints: Mapping[str, str], *, resuming: bool) -> None:
-    """Write config.json: the recipe and the data's fingerprints. On resume, compare with what stands there.
+def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:
+    """Write config.json, and a copy of the recipe's files. On resume, compare with what stands there.
 
     Data may have been moved. Of files, a fingerprint knows names and labels, and no image: a line says so.
 
-    Args:
-        recipe: what is known of a run's config, as `Config.to_dict` gives it.
-
     Raises:
-        InputError: a key of the recipe differs; names it and both values. Or the file cannot be read or written.
+        InputError: a key of the recipe differs; names it and both values. Or a file cannot be read or written.
     """
-    path = directory / CONFIG_FILE
-    content = {**recipe, "fingerprint": dict(fingerprints)}
-    # As it will be read again, NumPy's numbers too.
-    content = json.loads(json.dumps(content, default=lambda value: value.tolist()))
+    path, content = directory / CONFIG_FILE, claimed.content()
     if resuming:
-        _compare(path, _read(path), content)
+        saved = _read(path)
+        if claimed.recipe is not None and (saved.get("recipe") or {}).get("digest") and content.get("recipe"):
+            _compare_files(directory / COPY_FOLDER, claimed.recipe.files())
+        _compare(path, saved, content)
     if is_first():
+        if claimed.recipe is not None:
+            _keep(directory / COPY_FOLDER, claimed.recipe.files())
         files.replace(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
+def _compare_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    for name, content in contents.items():
+        kept = folder / name
+        if kept.is_file() and kept.read_bytes() != content:
+            raise InputError(
+                f"{kept}: the recipe file {name} is another now; a resumed run keeps its recipe: set it back, or start "
+                "in another --workdir"
+            )
+
+
+def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Make a folder hold these files, and no file of an earlier recipe."""
+    with files.readable_errors(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, content in contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            files.replace(folder / name, content)
+
+
 def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None:
-    # A key that has come since is held to have been what it is where nobody sets it.
+    # A key that is newer than the file had its default.
     known, here = flatten(saved), flatten(content)
     there = flatten(Config().to_dict()) | known
+    releases = there.get("objects.jax"), here.get("objects.jax")
+    if None not in releases and releases[0] != releases[1]:
+        # Digests are those of one release of JAX.
+        if is_first():
+            _log.warning(f"{path}: written with jax {releases[0]}; its model, loss and optimizer cannot be compared")
+        there = {key: value for key, value in there.items() if not key.startswith("objects.")}
+        here = {key: value for key, value in here.items() if not key.startswith("objects.")}
     for key in sorted(known.keys() | here.keys()):
         if there.get(key) != here.get(key) and not key.startswith(_FREE):
             raise InputError(

@@ -1,126 +1,210 @@
-"""Where the objects of a run are put together, for the terminal and for notebooks alike."""
+"""A training made ready: a recipe laid out over its resources. The terminal and notebooks share all of it."""
 
-import functools
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import jax
 import optax
 
-from jaxddp.augment.preprocess import Preprocess
+from jaxddp.augment.mixing import check_mixing
+from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.opening import Table
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.substitutes import Substitutes
-from jaxddp.engine.objective import Loss, Metric, Objective, top_k_metrics
+from jaxddp.data.source import Source, check_labelled
+from jaxddp.engine.loss import Loss, example_loss
+from jaxddp.engine.objective import Metric, Objective
 from jaxddp.engine.program import Program
 from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
 from jaxddp.engine.state import TrainState, create_state
-from jaxddp.engine.step import make_eval_step, make_train_step
-from jaxddp.experiment.batches import (
-    check_comparable,
-    eval_batches,
-    image_shape,
-    make_preprocess,
-    make_substitutes,
-    train_batches,
-)
-from jaxddp.experiment.resident_images import LONGEST_CHUNK, check_cacheable, load_images, resident_chunks
-from jaxddp.job.membership import agree, exchange
-from jaxddp.measure.usage import Usage
+from jaxddp.engine.step import TrainStep, make_eval_step, make_local_step, make_train_step
+from jaxddp.errors import InputError
+from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
+from jaxddp.experiment.identity import checksums, identity
+from jaxddp.experiment.recipe import Recipe
+from jaxddp.experiment.resources import Resources, check_comparable
+from jaxddp.experiment.session import Session
+from jaxddp.job.membership import agree
 from jaxddp.mesh import Device, Topology
-from jaxddp.models.adapt import Model, adapt
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.models.platform import for_platform
+from jaxddp.models.protocol import Model
 from jaxddp.training.evaluation import Evaluator
-from jaxddp.training.events import Listener, RunStart
-from jaxddp.training.loop import Chunk, Chunks, fit, single_steps
 from jaxddp.training.plan import Plan
+from jaxddp.training.run import Chunk, Chunks, Position, Run, single_steps
 
 
 @dataclass(frozen=True)
 class RunSetup:
-    """A run made ready: model, data and optimizer laid out over the devices.
+    """A recipe on its resources, initialized. Everything else of a run follows from these.
 
     Attributes:
+        model: the recipe's, as it is quickest on these devices.
         state: replicated on every device; `dataclasses.replace(setup, state=trained)` goes on from a trained one.
-        order: which rows of `table` make up each global batch.
-        images: the training images on every device, put there at the first call; None where batches are streamed.
-        substitutes: what stands in for images that cannot be used; None where they end the run.
-        compiler_options: XLA's for the training step, see `jaxddp.engine.compiler_options`.
+        feed: the training data over the devices.
+        preprocess: what is done to images on the devices.
     """
 
-    topology: Topology
-    model: Model
-    optimizer: optax.GradientTransformation
-    table: Table
-    order: SampleOrder
-    data: DataConfig
-    preprocess: Preprocess
+    recipe: Recipe
+    resources: Resources
+    model: Model = field(repr=False)
+    feed: Feed = field(repr=False)
+    preprocess: Preprocess = field(repr=False)
     state: TrainState = field(repr=False)
-    epochs: float = 1
-    images: Callable[[], jax.Array] | None = field(default=None, repr=False)
-    substitutes: Substitutes | None = field(default=None, repr=False)
-    compiler_options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def topology(self) -> Topology:
+        return self.resources.topology
+
+    @property
+    def table(self) -> Source:
+        """What is trained on."""
+        return self.resources.train
+
+    @property
+    def data(self) -> DataConfig:
+        return self.recipe.config.data
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        return self.recipe.optimizer
+
+    @property
+    def order(self) -> SampleOrder:
+        """Which rows of the training data make up each global batch."""
+        return self.feed.order
 
     @property
     def slices(self) -> list[tuple[Device, slice]]:
         """Per device, in mesh order, the rows of a global batch that it gets."""
         return self.topology.slices(self.order.batch_size)
 
+    @cached_property
+    def plan(self) -> Plan:
+        """How long the run is, and when it logs, validates and saves."""
+        return Plan.of(self.recipe.config, len(self.table))
+
+    @cached_property
+    def objective(self) -> Objective:
+        """What training minimizes and measures."""
+        return Objective(self.model, self.recipe.loss, self.preprocess, self.recipe.metrics)
+
+    def eval_objective(self, metrics: Mapping[str, Metric] | None = None) -> Objective:
+        """What evaluation measures; the recipe's metrics where none are given."""
+        chosen = self.recipe.metrics if metrics is None else metrics
+        return Objective(self.model, self.recipe.eval_loss, self.preprocess, chosen)
+
+    def with_loss(self, loss: Loss) -> "RunSetup":
+        """The same setup with another loss, which evaluation measures too.
+
+        Raises:
+            InputError: see `jaxddp.engine.loss.example_loss`.
+        """
+        if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
+            return self
+        taken_apart = example_loss(loss, self.table.num_classes)
+        return dataclasses.replace(
+            self, recipe=dataclasses.replace(self.recipe, loss=taken_apart, eval_loss=taken_apart)
+        )
+
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
-        return train_batches(self.table, self.order, self.data, self.topology, start, stop, self.substitutes)
+        return self.feed.batches(start, stop)
 
-    def eval_batches(self, table: Table, batch_size: int) -> Iterator[Batch]:
-        """Placed batches that hold each example of a table once; the last is padded and masked."""
-        return eval_batches(table, batch_size, self.data, self.topology)
+    def step(self) -> TrainStep:
+        """One optimizer step on a placed batch, compiled on first use; see `make_train_step`."""
+        recipe, seed = self.recipe, self.order.seed
+        return make_train_step(
+            self.objective,
+            recipe.optimizer,
+            self.topology,
+            seed=seed,
+            schedule=recipe.schedule,
+            parts=recipe.parts,
+            compiler_options=self.resources.compiler_options,
+        )
 
-    def objective(self, loss: Loss, metrics: Mapping[str, Metric] | None = None) -> Objective:
-        """The loss of this model on this input; top-1 (and top-5) where no metrics are named."""
-        named = top_k_metrics(self.table.num_classes) if metrics is None else metrics
-        return Objective(self.model, loss, self.preprocess, named)
-
-    def program(
-        self, objective: Objective, plan: Plan, schedule: optax.Schedule | None = None
-    ) -> tuple[Program, Chunks]:
-        """What `fit` takes: the program of the steps, and what feeds it, which is placed batches or
-        the rows of images that are on the devices already.
-        """
-        settings = {"seed": self.order.seed, "schedule": schedule, "compiler_options": self.compiler_options}
-        if self.images is None:
-            step = make_train_step(objective, self.optimizer, self.topology, **settings)
-            return Program(step), lambda done: single_steps(self.batches(done, plan.total_steps))
-        images = self.images()
-        slow = loops_are_slow(objective, self.state, images.shape[1:], self.topology)
+    def program(self) -> tuple[Program, Chunks]:
+        """The program of the steps, and what feeds it: placed batches, or rows of images on the devices."""
+        if self.data.cache == "none":
+            return Program(self.step()), lambda done: single_steps(self.batches(done, self.plan.total_steps))
+        recipe, images = self.recipe, self.feed.images
+        slow = loops_are_slow(self.objective, self.state, images.shape[1:], self.topology)
         length = 1 if slow else LONGEST_CHUNK
-        steps = make_resident_steps(objective, self.optimizer, self.topology, length=length, **settings)
+        seed, schedule, parts = self.order.seed, recipe.schedule, recipe.parts
+        local_step = make_local_step(
+            self.objective, recipe.optimizer, self.topology, seed=seed, schedule=schedule, parts=parts
+        )
+        steps = make_resident_steps(
+            local_step, self.topology, length=length, compiler_options=self.resources.compiler_options
+        )
 
         def chunks(done: int) -> Iterator[Chunk]:
-            return resident_chunks(self.table, self.order, self.topology, plan.chunks(done, length), length)
+            return self.feed.resident_chunks(self.plan.chunks(done, length), length)
 
         return Program(steps, lambda feed: (images, *feed)), chunks
 
     def evaluator(
         self,
-        objective: Objective,
-        table: Table,
+        source: Source,
         batch_size: int | None = None,
+        metrics: Mapping[str, Metric] | None = None,
         extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
     ) -> Evaluator:
-        """Measures a state over a table, in batches of `batch_size` (the training batch where absent).
+        """Measures a state over a source, in batches of `batch_size` (the training batch where absent).
 
         Raises:
-            InputError: the batch cannot be divided among the devices, or the table's images or classes are not those
-                that the model is trained for.
+            InputError: the batch cannot be divided among the devices, labels are unknown, or the images or classes are
+                not those that the model is trained for.
         """
         size = batch_size or self.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
-        check_comparable(table, self.table, self.data)
-        step = make_eval_step(objective, self.topology)
-        return Evaluator(step, lambda: self.eval_batches(table, size), len(table), extra)
+        check_labelled(source, "validation data")
+        check_comparable(source, self.table, self.data)
+        step = make_eval_step(self.eval_objective(metrics), self.topology)
+        return Evaluator(step, lambda: self.feed.eval_batches(source, size), len(source), extra)
+
+    def identity(self) -> dict[str, str]:
+        """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
+        shape = self.table.image_shape(self.data)
+        return identity(self.recipe, self.state, self.table.num_classes, shape)
+
+    def run(
+        self,
+        session: Session | None = None,
+        *,
+        listeners: Sequence[Any] = (),
+        evaluators: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
+        objects: Mapping[str, str] | None = None,
+    ) -> Run:
+        """All that `jaxddp.training.loop.fit` takes. The run consumes this setup's state.
+
+        Args:
+            session: the work directory that the run resumes and saves in; None keeps nothing.
+            evaluators: functions of the state, whose metrics join each evaluation's.
+            objects: the recipe's identity, where it came from Python and not from files that were compared already.
+
+        Raises:
+            InputError: processes have other objects, initial parameters or durations; names the first that differs.
+        """
+        val, config = self.resources.val, self.recipe.config
+        if self.topology.process_count > 1:
+            agree({**(objects or {}), **checksums(self.state), "the number of steps": str(self.plan.total_steps)})
+        evaluator = None if val is None else self.evaluator(val, config.eval.batch_size, extra=evaluators)
+        program, chunks = self.program()
+        run = Run(
+            self.plan,
+            self.topology,
+            Position(self.state),
+            program,
+            chunks,
+            evaluator=evaluator,
+            listeners=listeners,
+            learning_rate=self.recipe.learning_rate,
+        )
+        return run if session is None else session.joined(run)
 
     def __str__(self) -> str:
         rows = [f"  {device}: rows {rows.start}:{rows.stop}" for device, rows in self.slices]
@@ -129,101 +213,63 @@ class RunSetup:
         return "\n".join([f"{head} over {self.topology.num_devices} devices", *rows])
 
 
-def prepare(
-    model: Any,
-    table: Table,
-    optimizer: optax.GradientTransformation,
-    topology: Topology,
-    order: SampleOrder,
-    *,
-    data: DataConfig,
-    dtype: Any = "float32",
-    epochs: float = 1,
-    compiler_options: Mapping[str, str] | None = None,
-) -> RunSetup:
-    """Put a run together and initialize its state.
-
-    Args:
-        model: anything that `jaxddp.models.adapt.adapt` takes.
-        order: of the table; its seed is also that of initialization and augmentation.
-        dtype: that of the images given to the model.
-        compiler_options: XLA's for the training step, as `jaxddp.engine.compiler_options` has tried them.
+def prepare(recipe: Recipe, resources: Resources) -> RunSetup:
+    """Lay a recipe out over its resources and initialize its state.
 
     Raises:
-        InputError: a batch that the devices cannot share, augmentation out of bounds, processes that hold different
-            data, a set that cannot be kept on the devices (see `check_cacheable`), and what `adapt`
-            refuses.
+        InputError: training data without labels, a batch that the devices cannot share, augmentation out of bounds,
+            processes that hold different data, and a set that cannot be kept on the devices.
     """
-    preprocess = make_preprocess(table, order, data, topology, dtype)
-    substitutes, images = make_substitutes(table, data), None
-    if data.cache == "device":
-        check_cacheable(table, data)
-        images = functools.cache(functools.partial(load_images, table, data, topology, substitutes))
-    agree({"training data": table.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
+    config, topology, source = recipe.config, resources.topology, resources.train
+    feed = make_feed(recipe, resources)
+    preprocess = make_preprocess(recipe, resources)
+    order = feed.order
+    agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     topology.connect()
-    adapted = adapt(model)
-    state = create_state(adapted, optimizer, image_shape(table, data), seed=order.seed, topology=topology)
-    return RunSetup(
-        *(topology, adapted, optimizer, table, order, data, preprocess, state, epochs, images, substitutes),
-        compiler_options=compiler_options or {},
+    shape = source.image_shape(config.data)
+    model = for_platform(recipe.model, topology.platform)
+    state = create_state(
+        model,
+        recipe.optimizer,
+        shape,
+        seed=config.seed,
+        topology=topology,
+        parts=recipe.parts,
+        transform=recipe.initialize,
     )
+    return RunSetup(recipe, resources, model, feed, preprocess, state)
 
 
-def train(
-    setup: RunSetup,
-    objective: Objective,
-    plan: Plan,
-    *,
-    evaluator: Evaluator | None = None,
-    checkpoints: Checkpoints | None = None,
-    resume_step: int | None = None,
-    listeners: Sequence[Listener] = (),
-    learning_rate: optax.Schedule | None = None,
-    schedule: optax.Schedule | None = None,
-    should_stop: Callable[[int], bool] = lambda step: False,
-    profile: Path | None = None,
-) -> TrainState:
-    """Train a setup to the plan's end; see `jaxddp.training.loop.fit` for the order of operations.
+def make_feed(recipe: Recipe, resources: Resources) -> Feed:
+    """The training data over the devices.
 
-    Args:
-        resume_step: restore this checkpoint first.
-        learning_rate: what the optimizer follows, to be shown.
-        schedule: multiplies the optimizer's updates, 0 for the first step.
-        profile: where the trace that the plan asks for goes; process 0 alone writes one.
+    Raises:
+        InputError: data without labels, a batch that the devices cannot share, or a set that they cannot keep.
     """
-    state, progress, validated = setup.state, None, True
-    if checkpoints and resume_step is not None:
-        state, progress = checkpoints.restore(resume_step, state)
-        # As process 0 sees it: what it wrote last may not have come to every host.
-        validated = exchange("validated", str(checkpoints.is_validated(resume_step)))[0] == str(True)
-    program, chunks = setup.program(objective, plan, schedule)
-    first = setup.topology.process_index == 0
-    start = RunStart(
-        start_step=int(state.step),
-        total_steps=plan.total_steps,
-        batch_size=plan.batch_size,
-        num_examples=plan.num_examples,
-        devices=setup.topology.num_devices,
-        processes=setup.topology.process_count,
-        device_kind=setup.topology.device_kind,
-        params=state.params,
-        traced=plan.traced(int(state.step)) if plan.profile and profile else None,
-        workdir=checkpoints.directory.parent if checkpoints else None,
-    )
-    return fit(
-        program,
-        state,
-        chunks,
-        plan=plan,
-        start=start,
-        evaluator=evaluator,
-        checkpoints=checkpoints,
-        # What one process prints and writes, all would print and write.
-        listeners=listeners if first else (),
-        learning_rate=learning_rate,
-        progress=progress,
-        validated=validated,
-        should_stop=should_stop,
-        usage=Usage(program, setup.topology, plan.batch_size),
-        profile=profile if first else None,
-    )
+    config, source = recipe.config, resources.train
+    check_labelled(source, "training data")
+    resources.topology.check_batch_size(config.train.batch_size)
+    if config.data.cache == "device":
+        source.check_resident(config.data)
+    order = SampleOrder(len(source), config.train.batch_size, config.seed)
+    return Feed(source, order, config.data, resources.topology, source.substitutes(config.data))
+
+
+def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
+    """What is done to the images on the devices.
+
+    Raises:
+        InputError: augmentation that is out of bounds, or a number of channels that mean and std do not have.
+    """
+    config, data = recipe.config, recipe.config.data
+    shape = resources.train.image_shape(data)
+    if not len(data.mean) == len(data.std) >= shape[-1]:
+        raise InputError(
+            f"data.mean has {len(data.mean)} values, data.std {len(data.std)}, and images of {shape} have {shape[-1]} "
+            "channels; give a value for each channel"
+        )
+    dtype = config.train.precision or "float32"
+    preprocess = Preprocess(data.mean, data.std, data.augment, config.seed, dtype, recipe.augmentation)
+    check_augmentation(preprocess, shape)
+    check_mixing(data.augment, config.train.batch_size, resources.topology.num_devices)
+    return preprocess

@@ -29,14 +29,14 @@ class Peer:
         """The next message; None where the connection has ended.
 
         Raises:
-            TimeoutError: none came in time.
-            ValueError: what came is no message.
+            TimeoutError: none arrived in time.
+            ValueError: what arrived is not a message.
         """
         give_up = time.monotonic() + timeout
         while b"\n" not in self._buffer:
             if len(self._buffer) > _LONGEST_LINE:
                 raise ValueError("an endless line")
-            # A timeout of the socket's own would be that of `send` in other threads too.
+            # A timeout of the socket would also apply to `send` in other threads.
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)
             if not poll.poll(1000 * max(give_up - time.monotonic(), 0)):

@@ -1,7 +1,7 @@
-"""Who this process is in its job: read from the variables of whatever started it.
+"""This process's place in its job, read from the environment variables that its launcher or scheduler sets.
 
-The coordinator's address, the number of processes and this process's id are each looked up by themselves, in the order
-of `_STARTERS`: a variable of JAX's comes before a scheduler's. Nothing here starts a JAX backend.
+The coordinator's address, the number of processes and this process's id are each looked up separately, in the order of
+`_STARTERS`: JAX's variables come before a scheduler's. Nothing here starts a JAX backend.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ RUN_ID = "JAXDDP_RUN_ID"
 
 
 class Found(NamedTuple):
-    """A value, and the variable that said so."""
+    """A value, and the variable that holds it."""
 
     value: str
     variable: str
@@ -28,21 +28,18 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """This process's place in its job.
-
-    Attributes:
-        coordinator: `host:port`, where process 0 waits for the others.
-        local_device_ids: which of this host's accelerators this process uses; None for all that it sees.
-        run_id: what the processes of this job share and those of another do not.
-        sources: the variables that all this was found in.
-    """
+    """This process's place in its job."""
 
     coordinator: str
+    """`host:port`, where process 0 waits for the others."""
     num_processes: int
     process_id: int
     local_device_ids: tuple[int, ...] | None = None
+    """Which of this host's accelerators this process uses; None for all that it sees."""
     run_id: str = ""
+    """Distinguishes this job from another at the same address; empty where the starter gives none."""
     sources: tuple[str, ...] = ()
+    """The variables that these values come from."""
 
     @property
     def host(self) -> str:
@@ -59,24 +56,24 @@ class Job:
 
 @dataclass(frozen=True)
 class _Starter:
-    """The variables of one kind of starter; the address takes a function, for few say it in one."""
+    """The variables of one kind of launcher; the address takes a function, because few have one variable for it."""
 
     process: str
     count: str | None = None
     address: Callable[[Environ], Found | None] = lambda environ: None
     local: str | None = None
-    """This process's number on its host, where it has an accelerator of its own."""
+    """This process's number on its host, where each process has its own accelerator."""
     locals: Callable[[Environ], str | None] = lambda environ: None
     """How many processes share the host."""
     sign: str | None = None
-    """A variable without which the others mean nothing."""
+    """The other variables count only where this one is set."""
 
 
 def find_job(environ: Environ | None = None) -> Job | None:
-    """Read the job from the environment (the process's own where absent); None for a process that is alone.
+    """Read the job from the environment (by default that of this process); None for a single process.
 
     Raises:
-        InputError: some of address, count and id were found but not all (names the missing), or one is unusable.
+        InputError: only some of address, count and id are set (names the missing ones), or one cannot be used.
     """
     environ = os.environ if environ is None else environ
     starters = [starter for starter in _STARTERS if starter.sign is None or _look(environ, starter.sign)]
@@ -96,7 +93,7 @@ def find_job(environ: Environ | None = None) -> Job | None:
         raise InputError(f"{process.variable}={process_id}: expected 0 to {last}, for {count.variable}={num_processes}")
     _check_address(address)
     devices = _local_devices(environ, starters)
-    found = (address, count, process, *([devices] if devices else []))
+    found = [each for each in (address, count, process, devices) if each]
     return Job(
         coordinator=address.value,
         num_processes=num_processes,
@@ -108,21 +105,21 @@ def find_job(environ: Environ | None = None) -> Job | None:
 
 
 def _run_id(environ: Environ) -> str:
-    """What the starter calls this group of processes, where it says: two groups may meet at one address after all."""
+    """The name that the starter gives this group of processes, if any: two groups may use one address."""
     if named := environ.get(RUN_ID) or environ.get("OMPI_MCA_orte_hnp_uri", "").partition(";")[0]:
         return named
     return _slurm_step(environ) if _look(environ, "SLURM_STEP_NUM_TASKS") else ""
 
 
 def _local_devices(environ: Environ, starters: Iterable[_Starter]) -> Found | None:
-    """Which accelerators are this process's own: said outright, or as many as the processes that share the host."""
+    """Which accelerators this process uses: those of JAX_LOCAL_DEVICE_IDS, or one for each process of the host."""
     if said := _look(environ, "JAX_LOCAL_DEVICE_IDS"):
         return said
     for starter in starters:
         local = _look(environ, starter.local)
         if local is None:
             continue
-        # A scheduler that shows each process one device has chosen already.
+        # A scheduler that shows each process one device has already assigned it.
         chosen = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
         return None if chosen or starter.locals(environ) in (None, "1") else local
     return None
@@ -133,7 +130,7 @@ def _device_ids(found: Found) -> tuple[int, ...]:
 
 
 def _look(environ: Environ, variable: str | None) -> Found | None:
-    """A variable that is set to nothing counts as not set."""
+    """An empty variable counts as not set."""
     value = environ.get(variable, "").strip() if variable else ""
     return Found(value, variable) if value and variable else None
 
@@ -171,7 +168,7 @@ def _torchrun_address(environ: Environ) -> Found | None:
 
 
 def _open_mpi_address(environ: Environ) -> Found | None:
-    """The loopback where all ranks are on one machine, else the machine of mpirun, which starts rank 0 on itself."""
+    """The loopback if all ranks are on one machine, otherwise the machine of mpirun, which runs rank 0."""
     size, uri = environ.get("OMPI_COMM_WORLD_SIZE"), environ.get("OMPI_MCA_orte_hnp_uri", "")
     if size and environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size:
         return Found(f"{LOOPBACK}:{_port_of(uri)}", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -180,9 +177,9 @@ def _open_mpi_address(environ: Environ) -> Found | None:
 
 
 def _slurm_address(environ: Environ) -> Found | None:
-    """The first node of the step, which runs its process 0, and a port of the step's own.
+    """The first node of the step, which runs its process 0, and a port derived from the step.
 
-    A port of the job's would be shared by its concurrent steps, which would then meet each other.
+    Concurrent steps of one job would share a port derived from the job, and connect to each other.
     """
     first = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environ.get("SLURM_STEP_NODELIST", ""))
     if first is None:
@@ -196,16 +193,16 @@ def _slurm_step(environ: Environ) -> str:
 
 
 def _pmi_address(environ: Environ) -> Found | None:
-    """The loopback where all ranks are on one machine; PMI itself names no host."""
+    """The loopback if all ranks are on one machine; PMI names no host."""
     size = environ.get("PMI_SIZE")
     if not size or environ.get("MPI_LOCALNRANKS") != size:
         return None
-    # The ranks of one machine are children of one proxy.
+    # The ranks of one machine have the same parent, a proxy.
     return Found(f"{LOOPBACK}:{_port_of(str(os.getppid()))}", "MPI_LOCALNRANKS")
 
 
 def _port_of(job: str) -> int:
-    """A port that all processes of a job compute alike, below those that systems hand out by themselves."""
+    """A port that all processes of a job derive alike, below the range of ephemeral ports."""
     return 10000 + int(hashlib.sha256(job.encode()).hexdigest(), 16) % 20000
 
 
@@ -214,8 +211,8 @@ def _slurm_tasks_here(environ: Environ) -> str | None:
     return counts[0] if counts else None
 
 
-# Open MPI before SLURM: mpirun inside an allocation leaves SLURM's variables of its own helper processes to the ranks.
-# SLURM's count only within a step of srun: a batch script is one process, whatever was allocated to it.
+# Open MPI before SLURM: inside an allocation, mpirun passes SLURM's variables of its own helper processes to the ranks.
+# SLURM's variables count only within a step of srun: a batch script is one process, whatever is allocated to it.
 _STARTERS = (
     _Starter("JAX_PROCESS_ID", "JAX_NUM_PROCESSES", lambda environ: _look(environ, "JAX_COORDINATOR_ADDRESS")),
     _Starter("RANK", "WORLD_SIZE", _torchrun_address, "LOCAL_RANK", lambda environ: environ.get("LOCAL_WORLD_SIZE")),

@@ -1,6 +1,6 @@
-"""Joining a job and leaving it, well or not. The one place that touches JAX's coordination service.
+"""Joining a job and leaving it, in order or after a failure. The only module that uses JAX's coordination service.
 
-Its client has no public API; here it carries the values that the processes compare.
+The client of that service has no public API; it carries the values that the processes compare.
 """
 
 import atexit
@@ -27,19 +27,16 @@ from jaxddp.wording import show
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a process waits for others, in seconds.
-
-    Attributes:
-        start: for all to come.
-        compare: for each value that is compared; one host may still be looking through its files.
-        silence: without a sign of life from a process, before it counts as lost.
-        shutdown: for the others at the end.
-    """
+    """How long a process waits for the others, in seconds."""
 
     start: float = 60
+    """Until all processes have joined."""
     compare: float = 600
+    """For each value that is compared; another host may still be listing its files."""
     silence: float = 10
+    """Without a heartbeat of a process, before it counts as lost."""
     shutdown: float = 60
+    """For the others at the end."""
 
 
 _watch: Watch | None = None
@@ -48,12 +45,12 @@ _exchanges = itertools.count()
 
 
 def join(job: Job | None, limits: Limits | None = None) -> None:
-    """Join the job's processes, once, before anything asks for devices. Without a job, nothing happens.
+    """Join the job's processes, before anything asks for devices. Does nothing without a job, or a second time.
 
-    From here on this process ends, within `limits.silence` and a few seconds, when another one is lost.
+    From then on this process ends within `limits.silence` and a few seconds when another one is lost.
 
     Raises:
-        InputError: the processes did not find each other or do not fit together; see `rendezvous.meet`.
+        InputError: the processes do not reach each other, or differ where they must not; see `rendezvous.meet`.
     """
     global _watch, _limits
     if job is None or jax.distributed.is_initialized():
@@ -64,7 +61,7 @@ def join(job: Job | None, limits: Limits | None = None) -> None:
     meeting = meet(job, _versions(), _limits.start)
     _watch = Watch(meeting, silence=_limits.silence)
     sys.excepthook = _on_exception
-    with _without_proxies():
+    with _without_proxies(), _before_any_device():
         jax.distributed.initialize(
             meeting.jax_address,
             job.num_processes,
@@ -72,20 +69,20 @@ def join(job: Job | None, limits: Limits | None = None) -> None:
             local_device_ids=job.local_device_ids,
             cluster_detection_method="deactivate",
             initialization_timeout=int(_limits.start),
-            # The watch is to find a loss first: it can say whose.
+            # The watch must detect a loss first: it can name the process.
             heartbeat_timeout_seconds=int(_limits.silence) * 3,
             shutdown_timeout_seconds=int(_limits.shutdown),
             coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
         )
-    # Run before JAX's own farewell, at whose barrier a process may wait for others that still compute.
+    # Runs before JAX's own shutdown, whose barrier may wait for processes that still compute.
     atexit.register(_watch.close)
 
 
 def abandon(reason: str, code: int) -> None:
-    """End this process at once and tell the others why, where it is in a job; return where it is alone.
+    """In a job, tell the others why this process ends, and end it at once; outside a job, return.
 
-    If another process was lost first, that is the reason to give, and its code the one to end with. After a preemption
-    it returns as well: all stop at one step, and who has finished first must not end one that is still writing.
+    If another process was lost first, that loss is the reason, and its code the exit code. After a preemption this
+    returns too: all processes stop at the same step, and one that is done must not end one that still writes.
     """
     if _watch is None or code == Preempted.exit_code:
         return
@@ -97,16 +94,16 @@ def abandon(reason: str, code: int) -> None:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes and prints for all."""
+    """Whether this is process 0, which writes and prints for all."""
     state = _coordination()
     return state.client is None or state.process_id == 0
 
 
 def agree(values: Mapping[str, str]) -> None:
-    """Compare values between all processes, before anything is computed from them.
+    """Check that all processes have the same values, before anything is computed from them.
 
     Raises:
-        InputError: names the first that differs, a process where it does, and both values.
+        InputError: names the first value that differs, the processes, and both values.
     """
     for process, text in enumerate(exchange("agree", json.dumps(dict(values)))):
         theirs = json.loads(text)
@@ -119,15 +116,15 @@ def agree(values: Mapping[str, str]) -> None:
 
 
 def exchange(name: str, value: str) -> list[str]:
-    """Every process's value, in order of the processes; needs no device. All must ask for the same.
+    """The values of all processes, in order of their ids. Needs no device; all processes must call it alike.
 
     Raises:
-        InputError: a process gave none in time.
+        InputError: a process gives none in time.
     """
     state = _coordination()
     if state.client is None:
         return [value]
-    # A key is written once, and a notebook may prepare the same training twice.
+    # A key can be written only once, and a notebook may prepare the same training twice.
     prefix = f"jaxddp/{next(_exchanges)}/{name}"
     state.client.key_value_set(f"{prefix}/{state.process_id}", value)
     values = []
@@ -136,20 +133,20 @@ def exchange(name: str, value: str) -> list[str]:
             values.append(state.client.blocking_key_value_get(f"{prefix}/{process}", int(_limits.compare * 1000)))
         except jax.errors.JaxRuntimeError:
             raise InputError(
-                f"{name}: process {process} did not say in {_limits.compare:g} s; is it doing something else?"
+                f"{name}: process {process} gave no value in {_limits.compare:g} s; does it run the same program?"
             ) from None
     return values
 
 
 def _coordination() -> Any:
-    """The state of JAX's coordination service, which is there before any device; outside a job its client is None."""
+    """The state of JAX's coordination service, which needs no device; outside a job its client is None."""
     from jax._src import distributed
 
     return distributed.global_state
 
 
 def _versions() -> dict[str, str]:
-    """What must be the same on every host for the processes to compile the same program."""
+    """The versions that must agree for the processes to compile the same program."""
     versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for package in ("jaxddp", "jax", "jaxlib", "flax", "optax"):
         try:
@@ -161,7 +158,7 @@ def _versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _without_proxies() -> Iterator[None]:
-    """JAX's coordinator is spoken to by gRPC, which would look for it behind the proxies that the environment names."""
+    """Hide the proxies of the environment: JAX reaches its coordinator through gRPC, which would use them."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.lower().endswith("_proxy")}
     try:
         yield
@@ -169,8 +166,21 @@ def _without_proxies() -> Iterator[None]:
         os.environ.update(hidden)
 
 
+@contextlib.contextmanager
+def _before_any_device() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "before any JAX" not in str(error):
+            raise
+        raise InputError(
+            "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
+            "file use JAX inside its functions only"
+        ) from error
+
+
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An exception that nobody caught: the others must not wait for this process."""
+    """For uncaught exceptions: the other processes must not wait for this one."""
     if isinstance(error, Preempted) and _watch is not None:
         _watch.close()
         jax.distributed.shutdown()

@@ -1,4 +1,4 @@
-"""A scheduler that wants its machine back sends SIGTERM some time before it takes it."""
+"""Saving and stopping on SIGTERM, which a scheduler sends some time before it takes the machine back."""
 
 import contextlib
 import itertools
@@ -9,22 +9,23 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
-# JAX finds the moment at which all stop by numbers that every process counts up one by one. Steps may come several at a
-# time, and validation has batches: so it counts the questions, over all runs of the process. Nobody else may ask.
+# JAX finds the point at which all processes stop by a number that each of them counts up one by one. Several steps may
+# be one dispatch, and validation has batches, so the calls are counted, over all runs of the process. Nothing else may
+# call it.
 _questions = itertools.count(1)
 
 
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
-    """Catch SIGTERM in the block; what it gives says, asked between steps and batches, whether to save and stop.
+    """Catch SIGTERM in the block. Yields a function that, called between steps and batches, says whether to stop.
 
-    Among several processes JAX's coordination service has caught it already, and lets all of them stop at one
-    question, whichever of them was told. For that all must ask at the same places.
+    In a job JAX's coordination service catches the signal, and makes all processes stop at the same call, whichever of
+    them received it. So all processes must call the function at the same places.
     """
     if jax.process_count() > 1:
         yield lambda step: multihost_utils.reached_preemption_sync_point(next(_questions))
         return
-    # Python delivers signals to the main thread alone; elsewhere whoever owns that thread decides.
+    # Python handles signals only in the main thread; in another thread its owner decides.
     if threading.current_thread() is not threading.main_thread():
         yield lambda step: False
         return

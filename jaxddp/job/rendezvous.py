@@ -1,9 +1,8 @@
-"""The processes of a job meet before JAX starts, so that what would hang or crash it is one line instead.
+"""The processes of a job meet before JAX starts, so that what would hang or crash JAX becomes one line.
 
-Process 0 listens at the coordinator's address. Each process sends one JSON line that says who it is; when all have
-come, and agree, process 0 answers each with the address of JAX's own coordinator. Whoever does not fit is told why, and
-so are all others. The connections stay open: `jaxddp.job.watch` reads from them who has ended. Every wait has a
-bound.
+Process 0 listens at the coordinator's address. Each process sends one JSON line that identifies it. When all have
+joined, and agree, process 0 answers each with the address of JAX's own coordinator. If a process does not fit, it and
+all others are told why. The connections stay open, for `jaxddp.job.watch`. Every wait is bounded.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ from jaxddp.job.environment import Job
 from jaxddp.wording import show
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
-"""A launcher that has found a free port passes the listening socket on, so that nobody takes it in between."""
+"""The variable with which a launcher passes on a listening socket, so that no other program takes its port."""
 
 _PROTOCOL = "jaxddp-1"
 _RETRY_SECONDS = 0.2
@@ -27,32 +26,29 @@ _RETRY_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Meeting:
-    """What the rendezvous leaves.
-
-    Attributes:
-        jax_address: `host:port` for JAX's own coordinator, which process 0 is to start.
-        peers: on process 0 the connections to all others, elsewhere the one to process 0.
-        hosts: the names of the peers' hosts.
-        server: on process 0, still listening, for who comes too late.
-    """
+    """The result of the rendezvous."""
 
     job: Job
     jax_address: str
+    """`host:port` for JAX's own coordinator, which process 0 is to start."""
     peers: dict[int, Peer]
+    """On process 0 the connections to all others, elsewhere the one to process 0."""
     hosts: dict[int, str]
+    """The names of the peers' hosts."""
     server: socket.socket | None = None
+    """On process 0, still listening, to turn away processes that arrive too late."""
 
 
 def meet(job: Job, facts: dict[str, str], timeout: float) -> Meeting:
-    """Wait until all processes have come, and compare what they bring.
+    """Wait until all processes have joined, and compare their facts.
 
     Args:
-        facts: what must be the same in all of them, by name (versions).
+        facts: values by name that must be the same in all processes (versions).
         timeout: seconds.
 
     Raises:
-        InputError: the address is taken, wrong or out of reach; a process is missing, came twice, counts otherwise,
-            belongs to another job, or brings other facts.
+        InputError: the address is taken, wrong or out of reach; a process is missing, joins twice, has another number
+            of processes, belongs to another job, or has other facts.
     """
     hello = {
         "protocol": _PROTOCOL,
@@ -78,30 +74,22 @@ def _listen(job: Job) -> socket.socket:
     if inherited is not None:
         return socket.socket(fileno=int(inherited))
     try:
-        family, _, _, _, address = _resolve(job)
-        server = socket.socket(family, socket.SOCK_STREAM)
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(address)
-    except OSError as error:
-        raise InputError(
-            f"coordinator {job.coordinator}: process 0 cannot listen there ({error.strerror}); give an address of the "
-            "host that runs process 0, and a port that is free"
-        ) from None
-    server.listen(job.num_processes)
-    return server
-
-
-def _resolve(job: Job) -> tuple[Any, ...]:
-    try:
-        return socket.getaddrinfo(job.host, job.port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(job.host, job.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=job.num_processes)
     except socket.gaierror as error:
         raise InputError(
             f"coordinator {job.coordinator}: the host's name cannot be resolved ({error.strerror}); correct it"
         ) from None
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise InputError(
+            f"coordinator {job.coordinator}: process 0 cannot listen there ({reason}); give an address of the host "
+            "that runs process 0, and a port that is free"
+        ) from None
 
 
 def _gather(job: Job, hello: dict[str, Any], server: socket.socket, give_up: float, timeout: float) -> Meeting:
-    """Process 0: collect the others, then let all go, or tell all why not."""
+    """Process 0: wait for the others, then let all start, or tell all why not."""
     peers: dict[int, Peer] = {}
     hellos = {0: hello}
     problem = None
@@ -115,11 +103,11 @@ def _gather(job: Job, hello: dict[str, Any], server: socket.socket, give_up: flo
                 problem = _absent(job, hellos, timeout, server.getsockname()[0])
             continue
         except ValueError:
-            continue  # A port scanner, or a browser: nobody of ours.
+            continue  # A port scanner or a browser, not a process of this job.
         if said is None or said.get("protocol") != _PROTOCOL:
             continue
         if said["run_id"] != job.run_id:
-            # Another job's process, which must not end this one.
+            # A process of another job, which must not end this job.
             _refuse(peer, f"coordinator {job.coordinator}: it serves another job; give each job a port of its own")
             continue
         problem = _mismatch(hello, said, hellos)
@@ -133,13 +121,13 @@ def _gather(job: Job, hello: dict[str, Any], server: socket.socket, give_up: flo
         raise InputError(problem)
     jax_address = _free_address(server)
     for peer in peers.values():
-        with contextlib.suppress(OSError):  # Who has gone since is found by the watch.
+        with contextlib.suppress(OSError):  # The watch finds a process that has ended since.
             peer.send(jax_address=jax_address)
     return Meeting(job, jax_address, peers, {process: said["host"] for process, said in hellos.items()}, server)
 
 
 def turn_away(job: Job, server: socket.socket, timeout: float) -> None:
-    """Tell one late comer, if any comes in time, that the job is complete. Raises OSError when the server is closed."""
+    """Turn away one process that arrives late, if any does in time. Raises OSError when the server is closed."""
     server.settimeout(timeout)
     try:
         peer = Peer(server.accept()[0])
@@ -149,17 +137,17 @@ def turn_away(job: Job, server: socket.socket, timeout: float) -> None:
     if said is not None:
         _refuse(
             peer,
-            f"coordinator {job.coordinator}: all {job.num_processes} processes of the job there have come already; is "
-            f"JAX_PROCESS_ID={said.get('process')} given twice, or is this another job's address?",
+            f"coordinator {job.coordinator}: all {job.num_processes} processes of the job there have joined already; "
+            f"is JAX_PROCESS_ID={said.get('process')} given twice, or is this another job's address?",
         )
 
 
 def _report(job: Job, hello: dict[str, Any], give_up: float, timeout: float) -> Meeting:
-    """Every other process: find process 0, say who we are, wait for its word."""
+    """Every other process: connect to process 0, identify this process, wait for the answer."""
     peer = _connect(job, give_up, timeout)
     try:
         peer.send(**hello)
-        # Process 0 gives up by itself; its reason is better than our impatience.
+        # Process 0 has the same timeout, and its reason says more than a timeout here.
         answer = peer.receive(max(give_up - time.monotonic(), 0) + 5)
     except TimeoutError:
         raise InputError(
@@ -168,12 +156,12 @@ def _report(job: Job, hello: dict[str, Any], give_up: float, timeout: float) -> 
     except (OSError, ValueError):
         answer = {}
     if answer is None:
-        raise InputError(f"coordinator {job.coordinator}: process 0 ended before all processes had come")
+        raise InputError(f"coordinator {job.coordinator}: process 0 ended before all processes had joined")
     if "error" in answer:
         raise InputError(answer["error"])
     if "jax_address" not in answer:
         raise InputError(
-            f"coordinator {job.coordinator}: what answers there is no process 0 of jaxddp; give another port"
+            f"coordinator {job.coordinator}: what answers there is not process 0 of a jaxddp job; give another port"
         )
     return Meeting(job, answer["jax_address"], {0: peer}, {0: job.host})
 
@@ -223,7 +211,7 @@ def _absent(job: Job, hellos: dict[int, Any], timeout: float, listening: str) ->
     who = f"process {missing[0]}" if len(missing) == 1 else f"processes {', '.join(missing[:8])}"
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
     return (
-        f"coordinator {job.coordinator}: {who}{more} of {job.num_processes} did not come in {timeout:g} s; "
+        f"coordinator {job.coordinator}: {who}{more} of {job.num_processes} did not join in {timeout:g} s; "
         f"start all of them, or raise parallel.start_timeout (process 0 listens on {listening})"
     )
 
@@ -235,7 +223,7 @@ def _refuse(peer: Peer, reason: str) -> None:
 
 
 def _free_address(server: socket.socket) -> str:
-    """For JAX's coordinator: beside ours, on the same address and no other."""
+    """An address for JAX's coordinator: a free port of the same interface."""
     host = server.getsockname()[0]
     with socket.socket(server.family, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))

@@ -1,8 +1,8 @@
-"""Who ends without a word ends the job: every process watches the others, and nobody waits for one that is gone.
+"""A process that is lost ends the job: all processes watch each other, so that none waits for one that is gone.
 
-Process 0 keeps the connections of the rendezvous. A killed process closes its own, a stopped machine or a stopped
-process falls silent, and one that fails says why before it ends; process 0 passes it on. JAX would find some of this
-out by itself, by a collective that fails or by its own heartbeat, without a name and not always in Python.
+Process 0 keeps the connections of the rendezvous. A killed process closes its connection, a stopped process or machine
+sends no more heartbeats, and a process that fails says why before it ends; process 0 passes this on. JAX detects some
+of this through a collective that fails or its own heartbeat, but without naming the process, and not always in Python.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from jaxddp.job.rendezvous import Meeting, turn_away
 
-# A loss is known at once where a connection breaks. A process whose own collective has failed for it waits this long to
-# learn the reason; one that is computing is given as long to fail by itself.
+# A loss is known at once when a connection breaks. A process whose collective fails because of it waits this long for
+# the reason; a process that still computes is given as long to fail by itself.
 _GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A process that ended before the job did: why, and the exit code that all others take over."""
+    """A process that ended before the job did: the reason, and the exit code that all others adopt."""
 
     process: int
     reason: str
@@ -37,8 +37,8 @@ class Watch:
     """Watches the peers of a meeting until `close`, and ends this process when one of them is lost.
 
     Args:
-        silence: seconds without a sign of life after which a process counts as lost.
-        end: called in another thread with the loss; ends the process unless told otherwise.
+        silence: seconds without a heartbeat after which a process counts as lost.
+        end: called with the loss, in another thread, in place of ending this process.
     """
 
     def __init__(self, meeting: Meeting, *, silence: float, end: Callable[[Loss], None] | None = None):
@@ -52,21 +52,20 @@ class Watch:
             threading.Thread(target=self._listen, args=(process,), daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         if meeting.server is not None:
-            threading.Thread(target=self._door, args=(meeting.server,), daemon=True).start()
+            threading.Thread(target=self._turn_away_late, args=(meeting.server,), daemon=True).start()
 
     def loss(self, timeout: float = _GRACE_SECONDS) -> Loss | None:
-        """Which process was lost, if that is known in time."""
+        """The process that was lost, if that is known in time."""
         self._known.wait(timeout)
         return self._lost
 
     def fail(self, reason: str, code: int) -> None:
-        """Tell the others that this process ends, and why."""
-        loss = Loss(self._meeting.job.process_id, reason, code)
+        """Tell the others that this process fails, and why."""
         self._closed.set()
-        self._tell(loss)
+        self._tell(Loss(self._meeting.job.process_id, reason, code))
 
     def close(self) -> None:
-        """This process ends as it should."""
+        """Tell the others that this process ends in order."""
         self._closed.set()
         for peer in self._meeting.peers.values():
             with contextlib.suppress(OSError):
@@ -98,10 +97,10 @@ class Watch:
         while not self._closed.wait(min(1.0, self._silence / 4)):
             for process, peer in self._meeting.peers.items():
                 if process not in self._done:
-                    with contextlib.suppress(OSError):  # `_listen` sees it too, and knows what to do.
+                    with contextlib.suppress(OSError):  # `_listen` sees it too, and handles it.
                         peer.send(alive=True)
 
-    def _door(self, server: socket.socket) -> None:
+    def _turn_away_late(self, server: socket.socket) -> None:
         while not self._closed.is_set():
             try:
                 turn_away(self._meeting.job, server, timeout=1)
@@ -117,7 +116,7 @@ class Watch:
         self._end(loss)
 
     def _tell(self, loss: Loss) -> None:
-        """Process 0 tells everyone, everyone else process 0."""
+        """Process 0 tells all others; every other process tells process 0."""
         for process, peer in self._meeting.peers.items():
             if process != loss.process and process not in self._done:
                 with contextlib.suppress(OSError):
@@ -129,16 +128,16 @@ class Watch:
 
 
 def _end_process(loss: Loss) -> None:
-    """Give the main thread a moment to fail by itself and be told the reason; then end the process as it is.
+    """Give the main thread a moment to fail by itself with this reason; then end the process at once.
 
-    An orderly end would wait at JAX's shutdown barrier for the process that is gone.
+    A normal exit would wait at JAX's shutdown barrier for the process that is gone.
     """
     time.sleep(_GRACE_SECONDS)
     end_now(str(loss), loss.code)
 
 
 def end_now(line: str, code: int) -> None:
-    """Write the line as the last of stderr and end the process without any of the usual farewells."""
+    """Write the line as the last of stderr, and end the process without running exit handlers."""
     sys.stdout.flush()
     print(f"jaxddp: {line}", file=sys.stderr, flush=True)
     os._exit(code)

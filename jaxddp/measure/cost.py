@@ -25,15 +25,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run of a program; of a program that takes several steps in a loop, of one of them.
-
-    Attributes:
-        flops_of: floating-point operations by dtype, over all devices of all processes; see `count_flops`.
-        memory: on each device; None where the backend does not say.
-    """
+    """Of one run of a program; of a program that takes several steps in a loop, of one of them."""
 
     flops_of: Mapping[str, int]
+    """Floating-point operations by dtype, over all devices of all processes; see `count_flops`."""
     memory: Memory | None
+    """On each device; None where the backend does not say."""
 
     @property
     def flops(self) -> int:
@@ -64,9 +61,5 @@ def _memory(compiled: Any) -> Memory | None:
     found = compiled.memory_analysis()
     if found is None:
         return None
-    return Memory(
-        found.argument_size_in_bytes,
-        found.output_size_in_bytes,
-        found.temp_size_in_bytes,
-        found.alias_size_in_bytes,
-    )
+    sizes = found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes
+    return Memory(*sizes, found.alias_size_in_bytes)

@@ -1,9 +1,7 @@
-"""The floating-point operations that a program is made of, counted in its jaxpr.
+"""The floating-point operations of a program, counted in its jaxpr, and so the same on any device.
 
-XLA has a count of its own, `cost_analysis()` of a compiled program, but none to build a utilization on: on a GPU most
-convolutions and products become calls of cuDNN and cuBLAS, of which XLA's count knows nothing
-(https://github.com/jax-ml/jax/issues/16008, https://github.com/jax-ml/jax/issues/22249), and its count before
-compilation does not exist there. This one is the same on any device.
+XLA's own count, `cost_analysis()`, leaves out the calls of cuDNN and cuBLAS that most convolutions and products become
+on a GPU (https://github.com/jax-ml/jax/issues/16008, https://github.com/jax-ml/jax/issues/22249).
 """
 
 import math
@@ -21,27 +19,41 @@ Flops = Counter[str]
 def count_flops(jaxpr: Any) -> Flops:
     """The operations of all matrix products and convolutions of a jaxpr, over all devices of a `shard_map`.
 
-    A multiplication with an addition is two. What a convolution would multiply with its padding, or between the
-    elements of a dilated input, is not counted, as XLA does not. Elementwise work, which is bound by memory, is not
-    counted either. A `scan` counts each of its turns, a loop whose turns are not known one turn, of branches the
-    cheapest: those of `lax.platform_dependent` compute the same, and one may do more than the mathematics needs. What
-    is computed twice to save memory (`jax.checkpoint`) is counted twice.
+    A multiplication with an addition is two. As in XLA, products with padding or the gaps of a dilated input are not
+    counted; nor is elementwise work, which is bound by memory. A `scan` counts each of its turns, a loop of unknown
+    length one turn. Of branches the cheapest counts: those of `lax.platform_dependent` compute the same. A
+    `lax.composite` with an attribute `multiplications` counts as so many. What is computed twice to save memory
+    (`jax.checkpoint`) is counted twice.
     """
     found: Flops = Counter()
     for equation in jaxpr.eqns:
-        rule = {"dot_general": _product, "conv_general_dilated": _convolution}.get(equation.primitive.name)
-        if rule is None:
+        multiplications = _multiplications(equation)
+        if multiplications is None:
             found += _inside(equation)
             continue
         dtype = jnp.result_type(*(operand.aval.dtype for operand in equation.invars))
         if jnp.issubdtype(dtype, jnp.inexact):
-            found[dtype.name] += 2 * rule(equation)
+            found[dtype.name] += 2 * multiplications
     return found
+
+
+def _multiplications(equation: Any) -> int | None:
+    """Of one operation; None of one that is made of others."""
+    match equation.primitive.name:
+        case "dot_general":
+            return _product(equation)
+        case "conv_general_dilated":
+            return _convolution(equation)
+        case "composite":
+            # An attribute is kept as a flattened tree, here of one leaf.
+            told = {name: leaves for name, leaves, *_ in equation.params["attributes"]}
+            return int(told["multiplications"][0]) if "multiplications" in told else None
+    return None
 
 
 def _inside(equation: Any) -> Flops:
     """What an operation does that is made of others."""
-    bodies = [count_flops(body) for body in _jaxprs(equation.params.values())]
+    bodies = [count_flops(getattr(body, "jaxpr", body)) for body in jaxprs_in(equation.params.values())]
     if equation.primitive.name == "cond":
         return min(bodies, key=lambda body: body.total())
     times = {"scan": lambda given: given["length"], "shard_map": lambda given: given["mesh"].size}
@@ -49,13 +61,13 @@ def _inside(equation: Any) -> Flops:
     return Counter({dtype: turns * flops for dtype, flops in sum(bodies, Counter()).items()})
 
 
-def _jaxprs(values: Iterable[Any]) -> Iterator[Any]:
+def jaxprs_in(values: Iterable[Any]) -> Iterator[Any]:
     """The jaxprs among the parameters of an operation, closed or not, alone or several in a tuple."""
     for value in values:
         if isinstance(value, tuple | list):
-            yield from _jaxprs(value)
-        elif hasattr(body := getattr(value, "jaxpr", value), "eqns"):
-            yield body
+            yield from jaxprs_in(value)
+        elif hasattr(getattr(value, "jaxpr", value), "eqns"):
+            yield value
 
 
 def _product(equation: Any) -> int:

@@ -1,8 +1,8 @@
-"""What devices could do at best: the peak rates of NVIDIA's data sheets.
+"""The peak rates of NVIDIA's data sheets.
 
 Those of the tensor cores, without sparsity (most sheets print twice that, with a star). float32 is TF32 on Ampere and
-later, since there JAX's default precision multiplies float32 so; before, it is plain FP32. Volta and Turing multiply no
-bfloat16 in their tensor cores, so they have no such peak.
+later, which JAX's default precision uses there, and before plain FP32. The tensor cores of Volta and Turing do not
+multiply bfloat16, so these have no such peak.
 
 The sheets, by NVIDIA: "V100 GPU Accelerator" and "V100S", "T4", "A10", "A10G" (for AWS), "L4", "L40S", "A100 80GB",
 "H100" (SXM and NVL; PCIe in the edition of 2022), "H200" (SXM and NVL), and "HGX B200", an eighth of its eight GPUs.

@@ -17,7 +17,7 @@ STEP_NAME = "train"
 
 
 class Profile:
-    """Traces some steps of a run, what the devices do for them included.
+    """Traces some steps of a run, on the host and on the devices.
 
     The device is idle where the trace begins and where it ends, so that its steps are whole and no others are in it.
 
@@ -25,7 +25,7 @@ class Profile:
         directory: what TensorBoard is shown; None traces nothing.
         steps: their numbers, from 1. Where several are dispatched together, those of one chunk are one annotation,
             numbered as the first of them; a chunk must lie within the steps, or outside.
-        pause: what is entered while the profiler starts and writes, which is no training time.
+        pause: entered while the profiler starts and writes, which does not count as training time.
     """
 
     def __init__(self, directory: Path | None, steps: range, pause: Callable[[], AbstractContextManager[None]]):
@@ -34,10 +34,7 @@ class Profile:
 
     @contextmanager
     def step(self, number: int, state: Any) -> Iterator[None]:
-        """Annotates what a step, or the chunk that begins with it, does in the block, if it is one of the steps.
-
-        Args:
-            state: before the step.
+        """Annotates the block, which makes a step or the chunk that begins with it from a state, if it is to be traced.
 
         Raises:
             InputError: the directory cannot be written.
@@ -54,18 +51,14 @@ class Profile:
             yield
 
     def done(self, number: int, state: Any) -> None:
-        """Writes the trace, if this was the last step of it.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Writes the trace, if this was the last step of it. Raises: as `stop`."""
         if self._tracing and number >= self._steps[-1]:
             jax.block_until_ready(state)
             with self._pause():
                 self.stop()
 
     def stop(self) -> None:
-        """Writes the trace as far as it goes, if one is going on.
+        """Writes the trace so far, if there is one.
 
         Raises:
             InputError: it cannot be written.

@@ -9,16 +9,14 @@ from jaxddp.mesh import Topology
 
 @dataclass(frozen=True)
 class Used:
-    """What the steps ask of the devices, and how much of them they use; None where nobody knows.
-
-    `flops_per_step` are the floating-point operations of one step over all devices. `flops_utilization` is the model
-    FLOP utilization: their share of what the devices could do at their peak. `peak_memory` is the most, in bytes, that
-    any device of the first process has held so far; on a CPU, that the process has.
-    """
+    """What the steps ask of the devices, and how much of them they use; None where that is unknown."""
 
     flops_per_step: int | None = None
+    """Floating-point operations over all devices."""
     flops_utilization: float | None = None
+    """Model FLOP utilization: their share of what the devices could do at their peak."""
     peak_memory: int | None = None
+    """The most bytes that a device of the first process has held so far; see `Topology.peak_memory`."""
 
 
 UNKNOWN = Used()
@@ -32,14 +30,13 @@ class Costed(Protocol):
 
 @dataclass(frozen=True)
 class Usage:
-    """Asked at a record. What nobody knows (a CPU's peak; anything before the first step) is None."""
+    """What a program uses at a speed."""
 
     program: Costed
     topology: Topology
     batch_size: int
 
     def __call__(self, images_per_second: float | None) -> Used:
-        """What is used at a speed, over all devices. The memory is that of this process's own devices."""
         cost, memory = self.program.cost, self.topology.peak_memory()
         if cost is None:
             return Used(peak_memory=memory)

@@ -1,14 +1,17 @@
-"""NNX modules as models; see `jaxddp.models.adapt`. Importing this module imports all of NNX."""
+"""NNX modules as models. NNX takes as long to import as all the rest of Flax, so it is imported on first use."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx, traverse_util
+from flax import traverse_util
 
-from jaxddp.models.adapt import Tree, call_mode
+from jaxddp.models.protocol import Tree, call_mode
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 Path = tuple[Any, ...]  # where a variable is in an NNX module: names and list indices
 
@@ -18,8 +21,8 @@ class NNXModel:
     """An NNX module, taken apart once: `params` are its `nnx.Param`s, `model_state` all else but random streams.
 
     Both are nested dicts under the module's own attribute names; a list's indices become strings, as checkpoints want.
-    `init` ignores its key: an NNX module is born with values, and those are returned, as copies. Each `apply` builds a
-    module anew, calls its `train()` or `eval()`, and seeds every random stream from `key`, so that none is state.
+    `init` ignores its key: an NNX module already has its values, and copies of those are returned. Each `apply` builds
+    a module, calls its `train()` or `eval()`, and seeds every random stream from `key`, so that none is state.
     """
 
     graph: Any
@@ -29,7 +32,9 @@ class NNXModel:
     """Of each array of a random stream: whether it holds keys (else counts), and its shape."""
 
     @classmethod
-    def of(cls, module: nnx.Module) -> "NNXModel":
+    def of(cls, module: "nnx.Module") -> "NNXModel":
+        from flax import nnx
+
         graph, *parts = nnx.split(module, nnx.Param, nnx.RngState, ...)
         params, streams, state = map(_arrays, parts)
         kinds = {path: (_holds_keys(leaf), leaf.shape) for path, leaf in streams.items()}
@@ -43,6 +48,8 @@ class NNXModel:
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: jax.Array | None
     ) -> tuple[jax.Array, Tree]:
+        from flax import nnx
+
         leaves = _pick(params, self.params) | _pick(model_state, self.state) | self._seeded(key)
         module = nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))
         (module.train if train else module.eval)()
@@ -53,7 +60,7 @@ class NNXModel:
         return logits, _nested({path: updated[path] for path in self.state})
 
     def _seeded(self, key: jax.Array | None) -> dict[Path, jax.Array]:
-        """Every random stream begun anew, each from its own fold of `key`."""
+        """Every random stream from its start, each with its own fold of `key`."""
         key = jax.random.key(0) if key is None else key
         key = key if _holds_keys(key) else jax.random.wrap_key_data(key)
         begun = {}
@@ -68,7 +75,9 @@ def _holds_keys(array: jax.Array) -> bool:
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def _arrays(state: nnx.State) -> dict[Path, Any]:
+def _arrays(state: "nnx.State") -> dict[Path, Any]:
+    from flax import nnx
+
     return traverse_util.flatten_dict(nnx.to_pure_dict(state))
 
 

@@ -1,33 +1,32 @@
 """Residual networks for image classification: ResNet-10, 18, 34, 50, 101 and 152, in Flax Linen.
 
-A network is data: four stage sizes and the convolutions of one block (`ARCHITECTURES`). Everything else here says once
-what all of them share.
-
 Sources: He et al. 2015, "Deep residual learning for image recognition" (arXiv:1512.03385); the "v1.5" bottleneck, which
 strides on its 3x3 convolution, and the explicit paddings are those of github.com/facebookarchive/fb.resnet.torch;
 zero-initialized last scales and the head's initializer are from Goyal et al. 2017 (arXiv:1706.02677, section 5.1);
-ResNet-10, one block a stage, for what is small, as in Chen et al. 2019 (arXiv:1904.04232).
-Parameters carry torchvision's names and mean the same: `layer1.0.conv1.weight` is `layer1_0/conv1/kernel`, transposed
-from OIHW to HWIO, and `downsample.0` and `.1` are `downsample_conv` and `downsample_bn`.
+ResNet-10, one block a stage, is from Chen et al. 2019 (arXiv:1904.04232).
+Parameters have torchvision's names: `layer1.0.conv1.weight` is `layer1_0/conv1/kernel`, transposed from OIHW to HWIO,
+and `downsample.0` and `.1` are `downsample_conv` and `downsample_bn`.
 """
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import DTypeLike
 
+from jaxddp.config import Config, ModelConfig
 from jaxddp.errors import InputError
-from jaxddp.models.convolution import convolve
+from jaxddp.models.stems import STEMS, ModuleFactory, imagenet_stem
+from jaxddp.registry import MODELS
 from jaxddp.wording import choices
 
 T = TypeVar("T")
-ModuleFactory = Callable[..., nn.Module]
+Operation = Callable[[jax.Array, jax.Array, int, int], jax.Array]
+"""(images [B, H, W, C], kernel [k, k, C, F], stride, padding) -> [B, H', W', F]."""
 
 # torchvision's momentum of 0.1 weighs the new batch; Flax's 0.9 weighs the old average: the same rule.
 BATCH_NORM_MOMENTUM = 0.9
@@ -70,55 +69,24 @@ WEIGHT_INITS = {
     "xavier_uniform": nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
     "lecun_normal": nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"),
     "orthogonal": nn.initializers.orthogonal(2.0**0.5),
+    "normal": nn.initializers.normal(0.01),
 }
 
 
-def max_pool(images: jax.Array, *, window: int = 3, stride: int = 2, padding: int = 1) -> jax.Array:
-    """Maximum over square windows, [B, H, W, C] -> [B, ceil(H/2), ceil(W/2), C] by default, any float dtype.
-
-    A square's maximum is the maximum over columns of the maximum over rows, each a maximum of shifted slices. XLA fuses
-    those, where the gradient of `nn.max_pool` (select and scatter) is a slow serial loop on CPUs. Where several pixels
-    tie for the maximum, they share the gradient; `nn.max_pool` gives all of it to the first.
-    """
-    for axis in (1, 2):
-        margins = [(padding, padding, 0) if i == axis else (0, 0, 0) for i in range(images.ndim)]
-        padded = lax.pad(images, jnp.array(-jnp.inf, images.dtype), margins)
-        last = padded.shape[axis] - window
-        shifted = (lax.slice_in_dim(padded, k, last + k + 1, stride, axis) for k in range(window))
-        images = functools.reduce(jnp.maximum, shifted)
-    return images
-
-
-def imagenet_stem(images: jax.Array, features: int, conv: ModuleFactory, norm: ModuleFactory) -> jax.Array:
-    """7x7 convolution and 3x3 maximum, each of stride 2: [B, H, W, C] -> [B, H/4, W/4, features]."""
-    x = conv(features, kernel=7, stride=2, name="conv1")(images)
-    return max_pool(nn.relu(norm(name="bn1")(x)))
-
-
-def small_stem(images: jax.Array, features: int, conv: ModuleFactory, norm: ModuleFactory) -> jax.Array:
-    """3x3 convolution that keeps every pixel, for images of some 32 pixels: [B, H, W, C] -> [B, H, W, features]."""
-    return nn.relu(norm(name="bn1")(conv(features, kernel=3, stride=1, name="conv1")(images)))
-
-
-STEMS = {"imagenet": imagenet_stem, "small": small_stem}
 BATCH_NORM_AXES = {"local": None, "sync": "data"}
 
 
 class ResidualBlock(nn.Module):
-    """relu(shortcut(x) + f(x)), where f is the block's convolutions, each with its batch norm.
-
-    Attributes:
-        convolutions: what f is made of; the first `strided` one carries the block's stride.
-        features: of the narrow convolutions; the output has `features` times the last one's expansion.
-        stride: 1, or 2 to halve height and width.
-        zero_init_last_scale: start as the identity, by a last scale of zero.
-        conv, norm: factories of layers that already know their dtypes and mode.
-    """
+    """relu(shortcut(x) + f(x)), where f is the block's convolutions, each with its batch norm."""
 
     convolutions: tuple[Convolution, ...]
+    """Of f; the first `strided` one has the block's stride."""
     features: int
+    """Of the narrow convolutions; the output has `features` times the last one's expansion."""
     stride: int
+    """1, or 2 to halve height and width."""
     zero_init_last_scale: bool
+    """Start as the identity, by a last scale of zero."""
     conv: ModuleFactory
     norm: ModuleFactory
 
@@ -141,11 +109,9 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network; `resnet` builds one by name.
+    """A residual network; `build` makes one from a config.
 
     Attributes:
-        architecture: stage sizes and block.
-        num_classes: number of logits.
         width: features of the stem and of the first stage's narrow convolutions; each later stage doubles it.
         stem: one of `STEMS`' functions.
         kernel_init: initializer of the convolutions.
@@ -153,6 +119,7 @@ class ResNet(nn.Module):
         axis_name: mesh axis over which training averages batch statistics; None keeps them local to a device.
         dtype: of the computation. The mean over pixels and the head stay in float32 at least.
         param_dtype: of parameters and running statistics (float64 for proofs, under x64).
+        convolution: what computes the convolutions; None leaves them to the library.
     """
 
     architecture: Architecture
@@ -164,6 +131,11 @@ class ResNet(nn.Module):
     axis_name: str | None = None
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
+    convolution: Operation | None = None
+
+    def with_convolution(self, convolution: Operation) -> "ResNet":
+        """The same network with its convolutions computed so; one that has an operation already keeps it."""
+        return self.clone(convolution=convolution) if self.convolution is None else self
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -192,8 +164,23 @@ class ResNet(nn.Module):
 
     def layers(self, train: bool) -> tuple[ModuleFactory, ModuleFactory]:
         """The factories of all convolutions and of all batch norms."""
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        conv = functools.partial(_conv, kernel_init=self.kernel_init, **dtypes)
+
+        def conv(features: int, *, kernel: int, stride: int, name: str) -> nn.Conv:
+            # No bias. The padding is torch's, symmetric whatever the stride, unlike "SAME".
+            padding = kernel // 2
+            return nn.Conv(
+                features,
+                (kernel, kernel),
+                stride,
+                padding,
+                use_bias=False,
+                dtype=self.dtype,
+                param_dtype=self.param_dtype,
+                kernel_init=self.kernel_init,
+                conv_general_dilated=self.convolution and _for_flax(self.convolution, stride, padding),
+                name=name,
+            )
+
         norm = functools.partial(
             nn.BatchNorm,
             use_running_average=not train,
@@ -202,63 +189,52 @@ class ResNet(nn.Module):
             axis_name=self.axis_name,
             # Flax's floor of float32 for statistics is also the dtype they start in: too narrow for float64.
             force_float32_reductions=jnp.dtype(self.param_dtype) != jnp.float64,
-            **dtypes,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
         )
         return conv, norm
 
 
-def _conv(features: int, *, kernel: int, stride: int, **settings: Any) -> nn.Conv:
-    """A square convolution without bias; its padding is torch's, symmetric whatever the stride, unlike "SAME"."""
-
-    def operation(images: jax.Array, weights: jax.Array, *_: Any, **__: Any) -> jax.Array:
-        return convolve(images, weights, stride, kernel // 2)
-
-    return nn.Conv(features, (kernel, kernel), stride, use_bias=False, conv_general_dilated=operation, **settings)
+def _for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., jax.Array]:
+    """An operation in the place of `lax.conv_general_dilated`, whose further arguments say the same."""
+    return lambda images, kernel, *_, **__: operation(images, kernel, stride, padding)
 
 
-def resnet(
-    name: str,
+def build(
+    settings: ModelConfig,
     num_classes: int,
-    *,
-    width: int = 64,
-    stem: str = "imagenet",
-    batch_norm: str = "local",
-    zero_init_last_scale: bool = True,
-    weight_init: str = "he_normal",
     dtype: DTypeLike = jnp.float32,
     param_dtype: DTypeLike = jnp.float32,
 ) -> ResNet:
-    """Builds a ResNet from names and numbers, as a config holds them.
+    """Builds a ResNet from a config's `model`; see `ResNet` for the other arguments.
 
-    Args:
-        name: one of `ARCHITECTURES`, such as "resnet50".
-        num_classes: number of logits.
-        width: features of the stem; 64 is the published network.
-        stem: "imagenet" (7x7 of stride 2, max-pool) or "small" (3x3 of stride 1, no pool).
-        batch_norm: "local" (each device its own batch statistics) or "sync" (over the mesh axis "data"; such a network
-            trains only inside a `shard_map` that has this axis).
-        zero_init_last_scale: every block starts as the identity.
-        weight_init: one of `WEIGHT_INITS`, for the convolutions.
-        dtype: of the computation; parameters and statistics stay in `param_dtype`.
-        param_dtype: of the parameters.
+    With `batch_norm="sync"` the network trains only inside a `shard_map` that has the mesh axis "data".
 
     Raises:
-        InputError: a name is unknown (the message says the nearest right one), or a number is not positive.
+        InputError: a name is unknown, or a number is not positive.
     """
-    for key, value in (("num_classes", num_classes), ("width", width)):
+    for key, value in (("num_classes", num_classes), ("width", settings.width)):
         if value < 1:
-            raise InputError(f"{name}: {key} is {value}; give a positive number")
+            raise InputError(f"{settings.name}: {key} is {value}; give a positive number")
     return ResNet(
-        architecture=_lookup("model", name, ARCHITECTURES),
+        architecture=_lookup("model", settings.name, ARCHITECTURES),
         num_classes=num_classes,
-        width=width,
-        stem=_lookup("stem", stem, STEMS),
-        kernel_init=_lookup("weight_init", weight_init, WEIGHT_INITS),
-        zero_init_last_scale=zero_init_last_scale,
-        axis_name=_lookup("batch_norm", batch_norm, BATCH_NORM_AXES),
+        width=settings.width,
+        stem=_lookup("stem", settings.stem, STEMS),
+        kernel_init=_lookup("weight_init", settings.weight_init, WEIGHT_INITS),
+        zero_init_last_scale=settings.zero_init_last_scale,
+        axis_name=_lookup("batch_norm", settings.batch_norm, BATCH_NORM_AXES),
         dtype=dtype,
         param_dtype=param_dtype,
     )
+
+
+def _of(name: str, config: Config, num_classes: int) -> ResNet:
+    return build(replace(config.model, name=name), num_classes, config.train.precision or jnp.float32)
+
+
+for name in ARCHITECTURES:
+    MODELS.add(name)(functools.partial(_of, name))
 
 
 def _lookup(key: str, name: str, known: Mapping[str, T]) -> T:

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 import jaxddp.files as files
-from jaxddp.engine.state import TrainState, abstract_like, all_finite
+from jaxddp.engine.state import TrainState, abstract_like, all_finite, array_types
 from jaxddp.errors import InputError, NonFiniteError, noted_on
-from jaxddp.training.validations import Figures
+from jaxddp.training.validations import Validations
 
 # TensorStore, which writes the arrays, raises ValueError with this in its text.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
@@ -25,7 +24,7 @@ class Checkpoints:
     """The checkpoints of one work directory.
 
     A checkpoint becomes visible only when all of it is on disk (Orbax writes beside it and renames), so a run killed at
-    any moment resumes from a whole one. It is saved before it is validated, and its figures come to it in a file beside
+    any moment resumes from a whole one. It is saved before it is validated, and its metrics come to it in a file beside
     all of them. On many hosts the directory is one that all of them share.
 
     Args:
@@ -40,10 +39,10 @@ class Checkpoints:
         if keep < 1:
             raise InputError(f"checkpoint.keep={keep}: keep at least 1, or a run could not resume")
         self.directory = Path(directory).resolve()
-        self._figures = Figures(self.directory)
+        self._validations = Validations(self.directory)
         writing = {
             "preservation_policy": keep_policy.AnyPreservationPolicy(
-                [keep_policy.LatestN(n=keep), _Best(self._figures)]
+                [keep_policy.LatestN(n=keep), _Best(self._validations)]
             ),
             # What a killed run left half written.
             "cleanup_tmp_directories": True,
@@ -67,7 +66,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step of the checkpoint with the highest validation top-1; of equal ones the latest; None without any."""
-        return self._figures.best(self.steps())
+        return self._validations.best(self.steps())
 
     def step(self, which: str) -> int:
         """Resolve "latest", "best" or a number.
@@ -93,28 +92,28 @@ class Checkpoints:
             NonFiniteError: the state holds a NaN or an infinity; the checkpoints already there stay as they are.
             InputError: this one, or the one before, cannot be written.
         """
-        if not bool(all_finite((state.params, state.model_state, state.opt_state))):
+        if not bool(all_finite((state.params, state.model_state, state.opt_state, state.parts))):
             good = (
                 "there is no checkpoint yet" if self.latest() is None else f"the last good one is step {self.latest()}"
             )
             raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")
         # One of that step may have been there before, and been removed.
-        self._figures.forget(step)
+        self._validations.forget(step)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
         with _writing(self.directory):
             self._manager.save(step, args=items, force=True)
 
-    def validated(self, step: int, figures: Mapping[str, float]) -> None:
-        """Keep the validation figures of a checkpoint; `top1` decides which one is best.
+    def validated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep the validation metrics of a checkpoint; `top1` decides which one is best.
 
         Raises:
             InputError: they cannot be written.
         """
-        self._figures.put(step, figures)
+        self._validations.put(step, metrics)
 
     def is_validated(self, step: int) -> bool:
-        """Whether the figures of this checkpoint are known."""
-        return step in self._figures
+        """Whether the metrics of this checkpoint are known."""
+        return step in self._validations
 
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The state and the progress saved at a step, laid out over the devices as `like` is.
@@ -188,17 +187,17 @@ class _Manager(ocp.CheckpointManager):
 class _Best(keep_policy.PreservationPolicy):
     """Keeps the best of the checkpoints by what is known of them when another is saved."""
 
-    def __init__(self, figures: Figures):
-        self.figures = figures
+    def __init__(self, validations: Validations):
+        self.validations = validations
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         steps = [checkpoint.step for checkpoint in checkpoints]
-        best = self.figures.best(steps)
+        best = self.validations.best(steps)
         return [step == best for step in steps]
 
 
 def _check_same_shapes(where: str, saved: Any, like: TrainState) -> None:
-    there, here = _shapes(saved), _shapes(like)
+    there, here = array_types(saved), array_types(like)
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):
             raise InputError(
@@ -206,13 +205,3 @@ def _check_same_shapes(where: str, saved: Any, like: TrainState) -> None:
                 f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here; "
                 "use the config that wrote it, or another --workdir"
             )
-
-
-def _shapes(tree: Any) -> dict[str, str]:
-    """Path to `dtype[shape]`, the same for a saved tree (nested dicts) and a live one (named fields)."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in leaves
-        if hasattr(leaf, "shape")
-    }

@@ -1,7 +1,4 @@
-"""The curves of a run: loss, top-1, learning rate and speed over epochs, drawn with matplotlib's objects.
-
-Nothing here touches pyplot or its global settings, so a notebook's own figures stay as they are.
-"""
+"""The curves of a run: loss, top-1, learning rate and speed over epochs, without pyplot and its global settings."""
 
 import io
 from typing import Any
@@ -19,7 +16,7 @@ from jaxddp.training import rows
 TRAIN, VAL, INK, GRID = "#0072B2", "#D55E00", "#404040", "#E4E4E4"
 
 SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), ("data_wait_fraction", "data wait")]
-"""What the small panels show, of what there is; a notebook's optimizer keeps its learning rate to itself."""
+"""What the small panels show, where it is known; the learning rate of a notebook's optimizer is not."""
 
 LABEL_GAP = 0.06
 """The least distance between two labels, as a part of the panel's height."""
@@ -106,7 +103,7 @@ def _style(axes: Axes, title: str) -> None:
 
 
 def _line(axes: Axes, columns: rows.Columns, name: str, colour: str, **style: Any) -> tuple[float, float] | None:
-    """Draws a figure over epochs and returns its last point; few points are marked, for one alone makes no line."""
+    """Draws a metric over epochs and returns its last point; few points are marked, because one alone is no line."""
     if name not in columns:
         return None
     x, y = columns["epoch"], columns[name]
@@ -121,7 +118,7 @@ def _line(axes: Axes, columns: rows.Columns, name: str, colour: str, **style: An
 
 def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -> None:
     """Writes each line's name and last value at the right edge, in its colour, moved apart where they would touch."""
-    axes.get_ylim()  # matplotlib sets the limits when somebody asks
+    axes.get_ylim()  # matplotlib sets the limits when they are asked for
     to_panel = axes.transScale + axes.transLimits
     height = -1.0
     for label, end in sorted(ends.items(), key=lambda item: item[1][1]):

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Evaluator:
     Attributes:
         batches: starts over at each call; its batches are placed on the devices.
         num_examples: of the split.
-        extra: further functions of the state, whose figures join the means.
+        extra: further functions of the state, whose metrics join the means.
     """
 
     step: EvalStep
@@ -60,27 +60,12 @@ class Evaluator:
             if len(in_flight) > _BATCHES_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
             if report and time.perf_counter() - reported > _REPORT_SECONDS:
-                report(totals.means(), count(totals))
+                report(totals.means(), totals.count())
                 reported = time.perf_counter()
-        seen = count(totals) if totals is not None else 0
+        seen = totals.count() if totals is not None else 0
         if totals is None or seen != self.num_examples:
             raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
-        figures = {**totals.means(), "count": seen}
+        metrics = {**totals.means(), "count": seen}
         for measure in self.extra:
-            figures |= measure(state)
-        return figures
-
-
-def count(sums: MetricSums) -> int:
-    """How many examples the sums are over."""
-    return int(jax.device_get(sums.values)[0, 1])
-
-
-def prefetch(batches: Iterable[Batch], place: Callable[[Batch], Batch], ahead: int = 2) -> Iterator[Batch]:
-    """Place batches on the devices ahead of their use, so that copying overlaps with computing."""
-    placed: deque[Batch] = deque()
-    for batch in batches:
-        placed.append(place(batch))
-        if len(placed) > ahead:
-            yield placed.popleft()
-    yield from placed
+            metrics |= measure(state)
+        return metrics

@@ -1,9 +1,9 @@
-"""What the loop tells its listeners: plain figures, already fetched from the devices."""
+"""What the loop tells its listeners: plain numbers, already fetched from the devices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from jaxddp.measure.usage import UNKNOWN, Used
 
@@ -30,7 +30,7 @@ class RunStart:
 
 
 @dataclass(frozen=True)
-class EpochFigures:
+class EpochMetrics:
     """An epoch of training that ended at a step: means over all of its examples, and its wall-clock seconds.
 
     `number` counts finished epochs from 1.
@@ -43,7 +43,7 @@ class EpochFigures:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The figures of one logged step. `metrics` are that step's own over the global batch: `loss`, `top1`, …
+    """The metrics of one logged step. `metrics` are that step's own over the global batch: `loss`, `top1`, …
 
     `images_per_second` and `data_wait_fraction` are of the steps since the last record, evaluation and saving excluded.
     `epoch` is the position in the run in epochs. `epoch_end` is set where an epoch ended with this step. `used` is at
@@ -56,7 +56,7 @@ class StepRecord:
     learning_rate: float | None
     images_per_second: float
     data_wait_fraction: float
-    epoch_end: EpochFigures | None = None
+    epoch_end: EpochMetrics | None = None
     used: Used = UNKNOWN
 
 
@@ -82,7 +82,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended. `validation` holds the last evaluation's figures, with `count`; empty where there was none.
+    """How a run ended. `validation` holds the last evaluation's metrics, with `count`; empty where there was none.
 
     `used` is at the speed of all the steps that this process trained, its first dispatch excluded, which compiles.
     """
@@ -95,16 +95,24 @@ class RunEnd:
     used: Used = UNKNOWN
 
 
-class Listener(Protocol):
-    """Anything that watches a run. Only the first process has listeners; none of the moments may change the state.
+MOMENTS = ("start", "step", "evaluation", "end")
 
-    `start` comes first, `end` last, and once, however the run ended, to each listener whose `start` returned.
+
+class Listener:
+    """Anything that watches a run: an object with any of these methods, a subclass of this one or not.
+
+    Only the first process has listeners; none of the moments may change the state. `start` comes first, `end` last,
+    and once, however the run ended, to each listener whose `start` returned.
     """
 
-    def start(self, run: RunStart) -> None: ...
+    def start(self, run: RunStart) -> None:
+        """The run begins, or resumes."""
 
-    def step(self, record: StepRecord) -> None: ...
+    def step(self, record: StepRecord) -> None:
+        """A step was logged."""
 
-    def evaluation(self, record: EvaluationRecord) -> None: ...
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """An evaluation is in progress, or finished."""
 
-    def end(self, run: RunEnd) -> None: ...
+    def end(self, run: RunEnd) -> None:
+        """The run is done, preempted, or failed."""

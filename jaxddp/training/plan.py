@@ -24,7 +24,7 @@ class Plan:
     evaluate: Cadence = _NEVER
     checkpoint: Cadence = _NEVER
     max_substituted: int | None = None
-    """How many images of an epoch others may stand in for; None sets no limit."""
+    """How many images of an epoch may be substituted; None sets no limit."""
     profile: int = 0
     """How many steps are traced."""
 
@@ -38,7 +38,7 @@ class Plan:
         sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size}
         total = config.train.duration.steps(**sizes)
         if total < 1:
-            raise InputError(f'train.duration="{config.train.duration}" is no step at all; give at least "1 step"')
+            raise InputError(f'train.duration="{config.train.duration}" is less than one step; give at least "1 step"')
 
         def cadence(every: Duration) -> Cadence:
             return Cadence.of(every, total_steps=total, **sizes)
@@ -99,7 +99,7 @@ class Plan:
 
 
 def max_substituted(share: float, num_examples: int) -> int:
-    """How many of an epoch's images others may stand in for, rounded to the nearest number; at least 1 of a share.
+    """How many of an epoch's images may be substituted, rounded to the nearest number; at least 1 of a share.
 
     Raises:
         InputError: a share that is not within 0..1.

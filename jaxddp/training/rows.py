@@ -1,4 +1,4 @@
-"""The figures of a run as rows: what a line of `metrics.jsonl` says, a history keeps and a plot is drawn from."""
+"""The metrics of a run as rows: what a line of `metrics.jsonl` says, a history keeps and a plot is drawn from."""
 
 import json
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ EPOCH_PREFIX = "epoch_"
 
 
 class Series(NamedTuple):
-    """The rows of a run as columns, each float64[n] (`step` is int64[n]); NaN where a row has no such figure."""
+    """The rows of a run as columns, each float64[n] (`step` is int64[n]); NaN where a row has no such value."""
 
     train: Columns
     """Logged steps: `step`, `epoch` (position in the run, in epochs), `loss`, `top1`, `learning_rate`, …"""
@@ -28,21 +28,15 @@ class Series(NamedTuple):
 
 
 def step_row(record: StepRecord) -> Row:
-    """The row of a logged step. At an epoch's last step it has the epoch's own figures too, as `epoch_loss`, ….
-
-    Where the learning rate is unknown (an optimizer that the caller built), the row has none; nor a
-    `flops_utilization` or a `peak_memory` where nobody knows them.
-    """
+    """The row of a logged step, without what is unknown; at an epoch's last step with its means, as `epoch_loss`, …."""
     row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": "train"}
     row |= {name: float(value) for name, value in record.metrics.items()}
     if record.learning_rate is not None:
         row["learning_rate"] = float(record.learning_rate)
     row["images_per_second"] = float(record.images_per_second)
     row["data_wait_fraction"] = float(record.data_wait_fraction)
-    if record.used.flops_utilization is not None:
-        row["flops_utilization"] = float(record.used.flops_utilization)
-    if record.used.peak_memory is not None:
-        row["peak_memory"] = int(record.used.peak_memory)
+    used = {"flops_utilization": record.used.flops_utilization, "peak_memory": record.used.peak_memory}
+    row |= {name: value for name, value in used.items() if value is not None}
     if record.epoch_end is not None:
         row |= {EPOCH_PREFIX + name: float(value) for name, value in record.epoch_end.metrics.items()}
         row[EPOCH_PREFIX + "seconds"] = float(record.epoch_end.seconds)
@@ -61,7 +55,7 @@ def series(rows: Iterable[Row]) -> Series:
     rows = list(rows)
     train = [row for row in rows if row["split"] == "train"]
     steps = [{name: value for name, value in row.items() if not name.startswith(EPOCH_PREFIX)} for row in train]
-    ends = [_epoch_figures(row) for row in train if EPOCH_PREFIX + "seconds" in row]
+    ends = [_epoch_means(row) for row in train if EPOCH_PREFIX + "seconds" in row]
     return Series(_columns(steps), _columns(ends), _columns(row for row in rows if row["split"] == "val"))
 
 
@@ -94,9 +88,9 @@ def _parse_line(path: Path, number: int, line: bytes) -> Row:
     raise InputError(f"{path}:{number}: not a JSON object with a step and a split: {shown!r}; mend or remove the line")
 
 
-def _epoch_figures(row: Row) -> Row:
-    figures = {name.removeprefix(EPOCH_PREFIX): value for name, value in row.items() if name.startswith(EPOCH_PREFIX)}
-    return {"step": row["step"], "epoch": row["epoch"]} | figures
+def _epoch_means(row: Row) -> Row:
+    means = {name.removeprefix(EPOCH_PREFIX): value for name, value in row.items() if name.startswith(EPOCH_PREFIX)}
+    return {"step": row["step"], "epoch": row["epoch"]} | means
 
 
 def _columns(rows: Iterable[Row]) -> Columns:

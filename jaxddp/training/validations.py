@@ -9,27 +9,27 @@ import jaxddp.files as files
 from jaxddp.errors import InputError
 from jaxddp.job.membership import is_first
 
-FIGURES_FILE = "figures.json"
+VALIDATION_FILE = "validation.json"
 _BEST_BY = "top1"
 
 
-class Figures:
-    """The figures of each step that was validated; every process knows them, the first one writes.
+class Validations:
+    """The metrics of each step that was validated; every process knows them, the first one writes.
 
     Raises:
         InputError: the file cannot be read, or holds something else.
     """
 
     def __init__(self, directory: Path):
-        self._path = directory / FIGURES_FILE
+        self._path = directory / VALIDATION_FILE
         self._known = _read(self._path)
 
     def __contains__(self, step: int) -> bool:
         return step in self._known
 
-    def put(self, step: int, figures: Mapping[str, float]) -> None:
-        """Keep a step's figures; one that is not finite as null. Raises: InputError."""
-        self._known[step] = {name: float(value) if math.isfinite(value) else None for name, value in figures.items()}
+    def put(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep a step's metrics; one that is not finite as null. Raises: InputError."""
+        self._known[step] = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
         self._write()
 
     def forget(self, step: int) -> None:
@@ -39,7 +39,7 @@ class Figures:
 
     def best(self, steps: Iterable[int]) -> int | None:
         """The one of these steps with the highest top-1; of equal ones the latest; None without any."""
-        measured = [(figure, step) for step in steps if (figure := self._known.get(step, {}).get(_BEST_BY)) is not None]
+        measured = [(value, step) for step in steps if (value := self._known.get(step, {}).get(_BEST_BY)) is not None]
         return max(measured, default=(0, None))[1]
 
     def _write(self) -> None:
@@ -49,7 +49,7 @@ class Figures:
 
 def _read(path: Path) -> dict[int, dict[str, float | None]]:
     try:
-        return {int(step): dict(figures) for step, figures in json.loads(path.read_text()).items()}
+        return {int(step): dict(metrics) for step, metrics in json.loads(path.read_text()).items()}
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -60,11 +60,11 @@ def workdir(tmp_path):
 
 
 @pytest.fixture
-def training(tree, workdir, start, tmp_path):
+def training(arrays, workdir, start, tmp_path):
     """Starts two processes that would train for ever, and returns when they have made some steps."""
 
     def run(*more: str, program: tuple[str, ...] = (), steps: int = 4, options: tuple[str, ...] = ()) -> Launched:
-        words = [*program, *TRAIN, "--data.path", str(tree), "--workdir", str(workdir), *ENDLESS, *more]
+        words = [*program, *TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS, *more]
         launched = start(Launched, tmp_path / "launch", 2, words, "--grace", "2", *options)
         launched.wait_until(lambda: len(lines(workdir)) >= steps)
         return launched
@@ -112,7 +112,7 @@ def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir,
         launched = training(*more, steps=before + 4)
         launched.process.send_signal(number)
         assert launched.end() == 75, launched.out + launched.err
-        assert f"{number.name}: every process was asked to save and end" in launched.err
+        assert f"{number.name}: every process was asked to save and stop" in launched.err
         assert all(f"process {rank}: exit code 75\n" in launched.err for rank in (0, 1))
         assert not done or f"resuming at step {done} | " in launched.out
         step = result(workdir)["step"]

@@ -16,9 +16,9 @@ def open_mpi(require):
     require("mpirun", package="openmpi-bin")
 
 
-def test_mpirun_trains(tree, reference, start, tmp_path):
+def test_mpirun_trains(arrays, reference, start, tmp_path):
     workdir = tmp_path / "run"
-    words = [*TRAIN, "--data.path", str(tree), "--workdir", str(workdir), *BRIEF]
+    words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *BRIEF]
     run = start(Program, [*MPIRUN, sys.executable, "-m", "jaxddp", *words], tmp_path / "mpirun")
     run.ends_well()
     assert "joined: process 0 of 2, coordinator 127.0.0.1:" in run.out
@@ -28,8 +28,8 @@ def test_mpirun_trains(tree, reference, start, tmp_path):
     assert close(losses(workdir), losses(reference))
 
 
-def test_a_bad_input_ends_every_rank(tree, start, tmp_path):
-    words = [*TRAIN, "--data.path", str(tree), "--workdir", str(tmp_path / "run"), "--train.batch-size", "7"]
+def test_a_bad_input_ends_every_rank(arrays, start, tmp_path):
+    words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / "run"), "--train.batch-size", "7"]
     run = start(Program, [*MPIRUN, sys.executable, "-m", "jaxddp", *words], tmp_path / "mpirun")
     assert run.end() == 2, run.out + run.err
     assert "jaxddp: train.batch_size=7 cannot be divided among 2 devices; 6 or 8 would do\n" in run.err

@@ -54,11 +54,11 @@ class Host:
 
 
 @pytest.fixture
-def trained(hosts, tree, start, tmp_path):
+def trained(hosts, arrays, start, tmp_path):
     """Starts the same training on both hosts, one process each; on a network file system, as it were."""
 
     def run(workdir: Path, *more: str) -> list[Host]:
-        words = [*TRAIN, "--data.path", str(tree), "--workdir", str(workdir), *more]
+        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *more]
         return [
             Host(
                 start(

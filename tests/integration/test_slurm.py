@@ -114,9 +114,9 @@ def sinfo(env: dict[str, str]) -> str:
     return done.stdout.strip()
 
 
-def test_srun_trains(slurm, tree, reference, start, tmp_path):
+def test_srun_trains(slurm, arrays, reference, start, tmp_path):
     workdir = tmp_path / "run"
-    words = [*TRAIN, "--data.path", str(tree), "--workdir", str(workdir), *BRIEF]
+    words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *BRIEF]
     run = start(Program, ["srun", "-n", "2", sys.executable, "-m", "jaxddp", *words], tmp_path / "srun", slurm)
     run.ends_well()
     assert "joined: process 0 of 2, coordinator 127.0.0.1:" in run.out

@@ -1,12 +1,12 @@
-"""What the readers of files share: errors that begin with the file, bytes counted before they are believed, names."""
+"""What the readers of array files share: errors that name the file, lengths that are checked, names of classes."""
 
 import gzip
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -17,42 +17,29 @@ _CHUNK = 1 << 20
 _MOST_NUMBERED = 100_000
 
 
-class Stream(Protocol):
-    """An open binary file, plain or decompressing."""
-
-    def read1(self, size: int, /) -> bytes: ...
-
-
 @contextmanager
-def reading(where: Path | str) -> Iterator[None]:
-    """Turns what can go wrong in reading a file into one line that begins with `where`.
-
-    Raises:
-        InputError: instead of itself without the prefix, an OSError, a failed decompression or decoding.
-    """
+def errors_of(where: Path | str) -> Iterator[None]:
+    """Turns what can go wrong in reading a file into an `InputError` that begins with `where`."""
     try:
         yield
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except FileNotFoundError:
-        raise InputError(f"{where}: no such file; download or unpack the data set anew") from None
+        raise InputError(f"{where}: no such file; download or unpack the data set again") from None
     except UnicodeDecodeError:
         raise InputError(f"{where}: not UTF-8; save the file as UTF-8") from None
-    # NumPy's word for contents that make no array is ValueError.
+    # NumPy raises ValueError for contents that are not an array.
     except (EOFError, ValueError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
         raise InputError(f"{where}: damaged ({error}); download it again") from None
     except OSError as error:
         raise InputError(f"{where}: cannot be read ({error.strerror}); give a readable file") from None
 
 
-def read_rest(stream: Stream, promised: int) -> bytearray:
-    """The bytes that follow a header, of which it promised so many, up to the end of the stream.
+def read_rest(stream: BufferedIOBase, promised: int) -> bytearray:
+    """The bytes after a header that promises so many, up to the end of the stream. Raises: as `check_length`.
 
-    Memory grows with what the stream holds, never with what the header promises, and no further than that: neither a
-    forged header nor a small file that unpacks to gigabytes takes more than the smaller of both.
-
-    Raises:
-        InputError: fewer or more bytes than promised.
+    Memory grows with what the stream holds, up to what the header promises, so neither a forged header nor a small
+    file that unpacks to gigabytes takes more than the smaller of both.
     """
     data = bytearray()
     try:
@@ -68,11 +55,7 @@ def read_rest(stream: Stream, promised: int) -> bytearray:
 
 
 def check_length(found: int, promised: int) -> None:
-    """Compares the bytes after a header with those that it promises.
-
-    Raises:
-        InputError: they differ.
-    """
+    """Raises `InputError` where the bytes after a header are not as many as it promises."""
     if found < promised:
         raise InputError(f"cut short: the header promises {promised} bytes, {found} follow it; download it again")
     if found > promised:
@@ -85,7 +68,7 @@ def read_names(file: Path) -> tuple[str, ...]:
     Raises:
         InputError: no such file, one that is not UTF-8, no name, or a blank line between two.
     """
-    with reading(file):
+    with errors_of(file):
         names = [line.strip() for line in file.read_text(encoding="utf-8-sig").rstrip().splitlines()]
         if not names:
             raise InputError("empty; write one class name a line")
@@ -100,7 +83,7 @@ def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
     Raises:
         InputError: labels so large that they cannot count classes.
     """
-    # Labels of another kind are for check_labels to refuse.
+    # `check_labels` refuses labels of another kind.
     integers = (each for each in labels if np.issubdtype(each.dtype, np.integer))
     last = max((int(each.max(initial=0)) for each in integers), default=0)
     if last >= _MOST_NUMBERED:
@@ -114,8 +97,8 @@ def make_table(
     images: np.ndarray, labels: np.ndarray, names: tuple[str, ...], *, images_from: Path | str, labels_from: Path | str
 ) -> ArrayTable:
     """An `ArrayTable` whose errors begin with the file at fault."""
-    with reading(images_from):
+    with errors_of(images_from):
         check_images(images)
-    with reading(labels_from):
+    with errors_of(labels_from):
         check_labels(labels, len(images), len(names))
     return ArrayTable(images, labels, names)

@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.data.arrays import ArrayTable, check_labels
-from jaxddp.data.formats.array_files import read_names, reading
+from jaxddp.data.format import LocalFormat
+from jaxddp.data.formats.array_files import errors_of, read_names
 from jaxddp.data.source import Split
 from jaxddp.errors import InputError
+from jaxddp.registry import FORMATS
 
 _PLANES = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
@@ -24,19 +26,14 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class _Version:
-    """One published archive.
-
-    Attributes:
-        folder: what it unpacks to.
-        files: of each split, in the order of their examples.
-        names: the file that names the classes.
-        label_bytes: before the pixels of a record; the last of them is the label.
-    """
+    """One published archive."""
 
     folder: str
     files: Mapping[Split, tuple[str, ...]]
     names: str
+    """The file that names the classes."""
     label_bytes: int
+    """Before the pixels of a record; the last of them is the label."""
 
     def lies_in(self, folder: Path) -> bool:
         return folder.is_dir() and (folder.name == self.folder or (folder / self.names).is_file())
@@ -64,13 +61,10 @@ def holds_cifar(folder: Path) -> bool:
 
 
 def read_cifar(folder: Path, split: Split) -> ArrayTable:
-    """Reads one split: of CIFAR-10 with its 10 classes, of CIFAR-100 with the 100 fine ones.
+    """Reads one split: images uint8[N, 32, 32, 3] of CIFAR-10's classes, or of CIFAR-100's fine ones.
 
     Args:
-        folder: the unpacked folder, or the one that it lies in.
-
-    Returns:
-        A table of images uint8[N, 32, 32, 3], in the order of the files.
+        folder: the unpacked folder, or the one that it is in.
 
     Raises:
         InputError: neither or both of the archives, a missing file, one that is not whole records, a label without a
@@ -98,7 +92,7 @@ def _places(folder: Path) -> list[tuple[Path, _Version]]:
 def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """(uint8[N, 32, 32, 3], uint8[N]) of one file."""
     record = label_bytes + _PIXELS
-    with reading(file):
+    with errors_of(file):
         data = np.fromfile(file, np.uint8)
         if not data.size or data.size % record:
             raise InputError(f"{data.size} bytes: expected whole records of {record} bytes; download it again")
@@ -108,3 +102,6 @@ def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, n
         check_labels(labels, len(records), num_classes)
         planes = records[:, label_bytes:].reshape(-1, *_PLANES)
         return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
+
+
+FORMATS.add("cifar")(LocalFormat("cifar-10-batches-bin or cifar-100-binary (CIFAR)", holds_cifar, read_cifar))

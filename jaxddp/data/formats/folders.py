@@ -1,4 +1,4 @@
-"""A tree with one folder a class as example tables, which needs no file that lists the images.
+"""A tree with one folder a class as example tables; no file lists the images.
 
 ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif or png, in capitals or not
 ROOT/val/<class>/**/*.jpg       or validation/, or test/, whichever there is first
@@ -13,19 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxddp.data.format import LocalFormat
 from jaxddp.data.source import Split
 from jaxddp.data.storage.local import LocalFiles
-from jaxddp.data.subset import ClassSelection
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+from jaxddp.registry import FORMATS
 from jaxddp.wording import nearest, show
 
 _FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
 _IMAGES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png"})
-# To leave these out without a word would be to train on less than is there.
+# Skipping these silently would train on fewer images than there are.
 _FOREIGN = frozenset({".bmp", ".gif", ".tif", ".tiff", ".webp", ".heic", ".avif", ".ppm", ".pgm"})
 
-# Listing folders waits for the disk, or for a server, more than it computes.
+# Listing folders mostly waits for the disk or for a server.
 _THREADS = 16
 
 
@@ -35,47 +36,40 @@ def holds_folders(root: str | PathLike[str]) -> bool:
     return train.is_dir() and bool(_visible_folders(train))
 
 
-def read_folders(root: str | PathLike[str], split: Split, classes: ClassSelection = None) -> ExampleTable:
+def read_folders(root: str | PathLike[str], split: Split) -> ExampleTable:
     """Reads the examples of one split. No image is opened.
 
     Classes are the names of the folders in `train`, sorted, for both splits; an id is the image's path without its
-    suffix. Rows are sorted by class and path. What begins with a dot, and files whose suffix is that of no image, are
-    left out. Links are followed within the root.
-
-    Args:
-        root: the directory that holds `train`.
-        classes: as in `ExampleTable.select`.
+    suffix. Rows are sorted by class and path. Names that begin with a dot, and files without the suffix of an
+    image, are left out. Links are followed within the root.
 
     Raises:
-        InputError: naming the folder that is missing, holds no image, or is of a class that `train` does not have; a
+        InputError: names the folder that is missing, holds no image, or is of a class that `train` does not have; a
             link that leads out of the root or into a folder above itself; two images of one id; an image of a kind that
             is not read.
     """
     home = Path(root).expanduser().absolute()
-    names = _class_names(home)
+    names = tuple(_class_names(_split_folder(home, "train")))
     folder = _split_folder(home, split)
-    present = _visible_folders(folder)
-    if not present:
-        raise InputError(f"{folder}: no class folders; put the images of each class into a folder of its own")
-    if unknown := sorted(present - set(names)):
+    present = _class_names(folder)
+    if unknown := sorted(set(present) - set(names)):
         raise InputError(
             f"{folder / unknown[0]}: a class that {home / 'train'} does not have{nearest(unknown[0], names)}; rename "
             "or remove the folder"
         )
     _refuse_strays(folder)
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(lambda name: _class_images(home, folder / name), sorted(present)))
+        found = list(pool.map(lambda name: _class_images(home, folder / name), present))
     path = np.array([_encoded(home, path) for paths in found for path in paths])
     place = {name: label for label, name in enumerate(names)}
-    label = np.repeat(np.array([place[name] for name in sorted(present)], np.int32), [len(paths) for paths in found])
-    table = ExampleTable(LocalFiles(home), _ids(home, path), path, label, names, names, tuple(range(len(names))))
-    return table.select(classes)
+    label = np.repeat(np.array([place[name] for name in present], np.int32), [len(paths) for paths in found])
+    return ExampleTable(LocalFiles(home), _ids(home, path), path, label, names, names, tuple(range(len(names))))
 
 
-def _class_names(home: Path) -> tuple[str, ...]:
-    names = tuple(sorted(_visible_folders(_split_folder(home, "train"))))
+def _class_names(folder: Path) -> list[str]:
+    names = sorted(_visible_folders(folder))
     if not names:
-        raise InputError(f"{home / 'train'}: no class folders; put the images of each class into a folder of its own")
+        raise InputError(f"{folder}: no class folders; put the images of each class into a folder of its own")
     return names
 
 
@@ -97,7 +91,7 @@ def _refuse_strays(folder: Path) -> None:
         strays = sorted(entry.name for entry in entries if entry.is_file() and _is_image(entry))
     if strays:
         raise InputError(
-            f"{folder / strays[0]}: an image beside the class folders ({len(strays)} in all), so of no class; move it "
+            f"{folder / strays[0]}: an image outside the class folders ({len(strays)} in all) has no class; move it "
             "into one"
         )
 
@@ -111,7 +105,7 @@ def _class_images(home: Path, folder: Path) -> list[str]:
 
 
 def _images(home: Path, folder: Path, above: tuple[str, ...]) -> Iterator[str]:
-    """Yields every image below a folder. `above` is what the folders on the way here really are."""
+    """Yields every image below a folder. `above` is the real paths of the folders above it."""
     here = _within(home, folder)
     if here in above:
         raise InputError(f"{folder}: a symbolic link leads into a folder above itself, {here!r}; remove the link")
@@ -135,7 +129,7 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
 
 
 def _within(home: Path, path: Path) -> str:
-    """What a path really is, links followed, which is to be in what the root really is."""
+    """The real path, links followed. Raises: InputError where it is outside the real root."""
     real, top = os.path.realpath(path), os.path.realpath(home)
     if real != top and not real.startswith(os.path.join(top, "")):
         raise InputError(
@@ -158,8 +152,8 @@ def _ids(home: Path, path: np.ndarray) -> np.ndarray:
     if len(unique) < len(ids):
         row = int(first[count > 1].min())
         raise InputError(
-            f"{home / path[row].decode()}: another image has this name but for its suffix, and an id is a name without "
-            "one; rename either"
+            f"{home / path[row].decode()}: another image has the same name but for the suffix, and ids are names "
+            "without suffixes; rename either"
         )
     return ids
 
@@ -169,3 +163,8 @@ def _listing(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]
         return os.scandir(folder)
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror}); make it a readable folder") from None
+
+
+FORMATS.add("folders")(
+    LocalFormat("a directory with train/CLASS/IMAGE and val/CLASS/IMAGE", holds_folders, read_folders)
+)

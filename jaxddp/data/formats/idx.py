@@ -4,7 +4,7 @@
     FOLDER/t10k-images-idx3-ubyte   t10k-labels-idx1-ubyte     the validation examples
     FOLDER/classes.txt                                         optional: the classes' names, one a line
 
-Each may be compressed and end in .gz; where both lie there, the plain one is read. Colour images [N, H, W, C] have four
+Each may be compressed and end in .gz; where both exist, the plain one is read. Colour images [N, H, W, C] have four
 dimensions and may be named idx4. A file is two zero bytes, the code of the elements' type, the number of dimensions,
 their sizes as big-endian uint32, and the elements, the last dimension running fastest
 (https://yann.lecun.com/exdb/mnist, "the IDX file format").
@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.formats.array_files import make_table, numbered_names, read_names, read_rest, reading
+from jaxddp.data.format import LocalFormat
+from jaxddp.data.formats.array_files import errors_of, make_table, numbered_names, read_names, read_rest
 from jaxddp.data.source import Split
 from jaxddp.errors import InputError
+from jaxddp.registry import FORMATS
 
 CLASSES_FILE = "classes.txt"
 
@@ -36,22 +38,19 @@ _GZIP = b"\x1f\x8b"
 
 
 def holds_idx(folder: Path) -> bool:
-    """Whether any of the published files lies in the folder."""
+    """Whether any of the published files is in the folder."""
     return _find(folder, _NAMES) is not None
 
 
 def read_idx(folder: Path, split: Split) -> ArrayTable:
-    """Reads the images and labels of one split.
+    """Reads one split: images uint8[N, H, W, C], C = 1 for gray ones.
 
     Without classes.txt the classes are named "0", "1", ... up to the largest label of both splits, so that both tables
     agree.
 
-    Returns:
-        A table of images uint8[N, H, W, C], C = 1 for gray ones.
-
     Raises:
-        InputError: naming the file: missing, not IDX, elements that are not unsigned bytes, cut short or too long,
-            damaged compression, as many labels as there are not images, a label without a name.
+        InputError: names the file: missing, not IDX, elements that are not unsigned bytes, cut short or too long,
+            damaged compression, another number of labels than of images, a label without a name.
     """
     images_file, labels_file = _need(folder, _IMAGES[split]), _need(folder, _LABELS[split])
     labels = _read(labels_file, {1: "labels"})
@@ -76,13 +75,14 @@ def _need(folder: Path, names: tuple[str, ...]) -> Path:
         return file
     beside = sorted(file.name for name in _NAMES if (file := _find(folder, (name,))))
     raise InputError(
-        f"{folder / names[0]}: no such file, nor with .gz; put it beside {', '.join(beside) or 'the others'}"
+        f"{folder / names[0]}: no such file, with or without .gz; put it in the folder of "
+        f"{', '.join(beside) or 'the others'}"
     )
 
 
 def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
     """One file as uint8[...], with as many dimensions as one of `kinds` has, which says what those are."""
-    with reading(file), file.open("rb") as raw:
+    with errors_of(file), file.open("rb") as raw:
         # Browsers unpack some downloads and keep the name, so the content decides.
         stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw
         magic = stream.read(4)
@@ -93,7 +93,7 @@ def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
             raise InputError(f"elements of type code 0x{code:02x}: convert them to unsigned bytes, 0x08")
         if rank not in kinds:
             allowed = " or ".join(f"{rank} ({kind})" for rank, kind in kinds.items())
-            raise InputError(f"{rank} dimensions: expected {allowed}; is it the file that its name says?")
+            raise InputError(f"{rank} dimensions: expected {allowed}; check that the file is what its name says")
         sizes = stream.read(4 * rank)
         if len(sizes) < 4 * rank:
             raise InputError(
@@ -101,3 +101,6 @@ def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
             )
         shape = struct.unpack(f">{rank}I", sizes)
         return np.frombuffer(read_rest(stream, math.prod(shape)), np.uint8).reshape(shape)
+
+
+FORMATS.add("idx")(LocalFormat("a directory with train-images-idx3-ubyte (IDX files)", holds_idx, read_idx))

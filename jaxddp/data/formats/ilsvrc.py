@@ -1,4 +1,4 @@
-"""Kaggle's ILSVRC archive as example tables: solution files say which images there are and of which class each one is.
+"""Kaggle's ILSVRC archive as example tables: solution files say which images there are, and the class of each.
 
 Images are expected where the archive puts them:
 
@@ -7,15 +7,19 @@ Images are expected where the archive puts them:
 """
 
 from os import PathLike
+from pathlib import Path
 
 import numpy as np
 
+from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.solution_files import SYNSET_MAPPING, Solutions, read_mapping, read_solutions
-from jaxddp.data.storage.home import Home, open_root
-from jaxddp.data.storage.local import LocalFiles, links_out
+from jaxddp.data.source import Split
+from jaxddp.data.storage.home import Home, is_url, open_root
+from jaxddp.data.storage.local import links_out
 from jaxddp.data.subset import ClassSelection
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+from jaxddp.registry import FORMATS
 from jaxddp.wording import show
 
 TRAIN_CSV = "LOC_train_solution.csv"
@@ -38,7 +42,7 @@ def train_solutions(
             `jaxddp.data.storage.objects` for keys and endpoints.
         csv: the solution file, in the root unless it is an absolute path.
         classes: as in `ExampleTable.select`.
-        cache: a folder of this machine where the images of a URL are kept once they were fetched; see `CachedStore`.
+        cache: a folder of this machine where images of a URL are kept after they were fetched; see `CachedStore`.
 
     Raises:
         InputError: naming file, line and value of what is wrong in the files, or the link that leads out of the root.
@@ -62,13 +66,12 @@ def test_listing(
 ) -> ExampleTable:
     """Reads the names of the test images from the sample submission: labels are -1, and there are no classes.
 
-    Raises:
-        InputError, Unreachable: as `train_solutions` does. What stands beside ImageId is not read.
+    Only the column ImageId is read. Raises: as `train_solutions`.
     """
     home = open_root(root, SYNSET_MAPPING, cache)
     solutions = read_solutions(home.file(csv), None)
     folder = np.array([f"{_IMAGES}/test/".encode()])
-    return _within_root(_table(home, solutions, folder, {}), solutions)
+    return _within(home.folder, _table(home, solutions, folder, {}), solutions)
 
 
 def _labelled(
@@ -82,7 +85,7 @@ def _labelled(
     mapping = read_mapping(home.file(SYNSET_MAPPING))
     solutions = read_solutions(home.file(csv), tuple(mapping))
     folders = np.array([folder.format(synset=synset).encode() for synset in mapping])
-    return _within_root(_table(home, solutions, folders, mapping).select(classes), solutions)
+    return _within(home.folder, _table(home, solutions, folders, mapping).select(classes), solutions)
 
 
 def _table(home: Home, solutions: Solutions, folders: np.ndarray, mapping: dict[str, str]) -> ExampleTable:
@@ -91,9 +94,8 @@ def _table(home: Home, solutions: Solutions, folders: np.ndarray, mapping: dict[
     return ExampleTable(home.store, solutions.image_id, path, solutions.label, ids, names, indices)
 
 
-def _within_root(table: ExampleTable, solutions: Solutions) -> ExampleTable:
+def _within(root: Path | None, table: ExampleTable, solutions: Solutions) -> ExampleTable:
     """Refuses a table in which a symbolic link leads an image out of the root: no row may reach other files."""
-    root = table.store.root if isinstance(table.store, LocalFiles) else None
     if root and (faults := links_out(root, table.path)):
         row, fault = faults[0]
         raise InputError(
@@ -101,3 +103,28 @@ def _within_root(table: ExampleTable, solutions: Solutions) -> ExampleTable:
             "into the root, or remove the row"
         )
     return table
+
+
+class SolutionFiles:
+    """The archive as a format. It is certain where its file is there, or the config names a solution file or a URL."""
+
+    description = f"a directory or a URL with {TRAIN_CSV} (Kaggle's ILSVRC archive)"
+
+    def match(self, place: Place) -> Match:
+        if is_url(place.address):
+            return Match.NAMED
+        if place.local is None:
+            return Match.NONE
+        if place.data.train or place.data.val or (place.local / TRAIN_CSV).is_file():
+            return Match.NAMED
+        near = (place.local.glob(pattern) for pattern in ("LOC_*", "*/LOC_*", "../LOC_*"))
+        return Match.PARTLY if any(map(any, near)) else Match.NONE
+
+    def open(self, place: Place, split: Split) -> ExampleTable:
+        data = place.data
+        if split == "train":
+            return train_solutions(place.address, data.train or TRAIN_CSV, data.classes, data.local_cache)
+        return val_solutions(place.address, data.val or VAL_CSV, data.classes, data.local_cache)
+
+
+FORMATS.add("solution files")(SolutionFiles())

@@ -4,7 +4,7 @@
     train_labels  val_labels     integers [N], class indices from 0
     class_names                  optional: strings [K]
 
-Images in a folder are mapped into memory: a batch reads its own rows, so that they may be more than memory holds.
+Images in a folder are mapped into memory: a batch reads its own rows, so they may be larger than the memory.
 Pickled objects are never read, since reading them can run any code.
 """
 
@@ -17,9 +17,11 @@ from typing import IO, cast
 import numpy as np
 
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.formats.array_files import check_length, make_table, numbered_names, read_rest, reading
+from jaxddp.data.format import LocalFormat
+from jaxddp.data.formats.array_files import check_length, errors_of, make_table, numbered_names, read_rest
 from jaxddp.data.source import Split
 from jaxddp.errors import InputError
+from jaxddp.registry import FORMATS
 from jaxddp.wording import choices
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
@@ -41,9 +43,6 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
     Without class_names the classes are named "0", "1", ... up to the largest label of both splits, so that both tables
     agree.
 
-    Args:
-        path: an .npz file, or a folder of .npy files.
-
     Raises:
         InputError: a missing array (those that are there are named), a file that NumPy did not save or that is cut
             short, pickled objects, and what `ArrayTable` refuses.
@@ -58,7 +57,7 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
         names = tuple(map(str, names))
     else:
         every = [_load(path, f"{each}_labels", present) for each in _SPLITS if f"{each}_labels" in present]
-        with reading(path):
+        with errors_of(path):
             names = numbered_names(*every)
     return make_table(images, labels, names, images_from=images_from, labels_from=labels_from)
 
@@ -67,7 +66,7 @@ def _present(path: Path) -> list[str]:
     """The names of all arrays that are there."""
     if not path.is_file():
         return sorted(file.stem for file in path.glob("*.npy"))
-    with reading(path), zipfile.ZipFile(path) as archive:
+    with errors_of(path), zipfile.ZipFile(path) as archive:
         return sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
 
 
@@ -79,7 +78,7 @@ def _load(path: Path, name: str, present: list[str]) -> np.ndarray:
     if name not in present:
         there = choices(name, present) if present else "give an .npz file, or a folder of .npy files"
         raise InputError(f"{path}: no array {name!r}; {there}")
-    with reading(_where(path, name)):
+    with errors_of(_where(path, name)):
         return _unpacked(path, name) if path.is_file() else _mapped(path / f"{name}.npy")
 
 
@@ -91,7 +90,7 @@ def _mapped(file: Path) -> np.ndarray:
 
 
 def _unpacked(path: Path, name: str) -> np.ndarray:
-    # np.load would allocate what the array's header says before it has read a byte of it.
+    # np.load would allocate what the array's header says before it reads the first byte.
     with zipfile.ZipFile(path) as archive, _open_member(archive, f"{name}.npy") as stream:
         shape, column_major, dtype = _header(stream)
         data = read_rest(stream, math.prod(shape) * dtype.itemsize)
@@ -102,7 +101,7 @@ def _open_member(archive: zipfile.ZipFile, member: str) -> zipfile.ZipExtFile:
     try:
         return cast(zipfile.ZipExtFile, archive.open(member))
     except RuntimeError as error:
-        # Encrypted, or compressed in a way that this Python cannot undo.
+        # It is encrypted, or compressed with a method that this Python does not have.
         raise InputError(f"{error}; save it again with np.savez") from None
 
 
@@ -118,3 +117,6 @@ def _header(stream: IO[bytes] | zipfile.ZipExtFile) -> tuple[tuple[int, ...], bo
     if min(shape, default=0) < 0 or dtype.shape or not dtype.itemsize:
         raise InputError(f"{dtype} of shape {shape}: neither numbers nor strings; save it again with np.save")
     return shape, column_major, dtype
+
+
+FORMATS.add("numpy")(LocalFormat("an .npz file or a directory with train_images.npy", holds_numpy, read_numpy))

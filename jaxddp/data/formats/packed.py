@@ -1,4 +1,4 @@
-"""A packed data set: resized images in a few TFRecord files, each found by its offset, and an index that says where.
+"""A packed data set: resized images in a few TFRecord files, each found by its offset, and an index of the offsets.
 
     DIR/packed.json            classes, how the images were made, and the size of every file
     DIR/train-00000.tfrecord   records of features `image` (JPEG), `label` and `id`
@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.data.format import LocalFormat
 from jaxddp.data.source import Split
 from jaxddp.data.storage.records import RecordFiles
-from jaxddp.data.subset import ClassSelection
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+from jaxddp.registry import FORMATS
 from jaxddp.wording import nearest
 
 MANIFEST = "packed.json"
@@ -29,14 +30,7 @@ _AGAIN = "pack the data set again"
 
 @dataclass(frozen=True)
 class PackedSplit:
-    """What `DIR/<split>.npz` holds, a column each.
-
-    Attributes:
-        id: bytes 'S'[N].
-        label: int32[N].
-        shard: int32[N], which of the split's files.
-        offset: int64[N], where in the file the record begins.
-    """
+    """What `DIR/<split>.npz` holds: id bytes 'S'[N], label int32[N], shard int32[N] (which file), offset int64[N]."""
 
     id: np.ndarray
     label: np.ndarray
@@ -58,17 +52,12 @@ class PackedSplit:
             raise InputError(f"{file}: damaged ({error}); {_AGAIN}") from None
 
 
-def shard_name(split: str, number: int) -> str:
-    """`train-00000.tfrecord`."""
-    return f"{split}-{number:05d}.tfrecord"
-
-
 def holds_packed(root: Path) -> bool:
     """Whether a directory is a packed data set."""
     return (root / MANIFEST).is_file()
 
 
-def read_packed(root: Path, split: Split, classes: ClassSelection = None) -> ExampleTable:
+def read_packed(root: Path, split: Split) -> ExampleTable:
     """One split of a packed data set.
 
     Raises:
@@ -86,18 +75,17 @@ def read_packed(root: Path, split: Split, classes: ClassSelection = None) -> Exa
             raise InputError(f"{file}: {state}; copy it again, or {_AGAIN}")
     columns = PackedSplit.load(root / f"{split}.npz")
     names = np.array([name.encode() for name in splits[split]["files"]])
-    classes_there = manifest["classes"]
-    table = ExampleTable(
+    classes = manifest["classes"]
+    return ExampleTable(
         RecordFiles(root, FEATURE),
         columns.id,
         names[columns.shard],
         columns.label,
-        tuple(classes_there["ids"]),
-        tuple(classes_there["names"]),
-        tuple(classes_there["indices"]),
+        tuple(classes["ids"]),
+        tuple(classes["names"]),
+        tuple(classes["indices"]),
         columns.offset,
     )
-    return table.select(classes)
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
@@ -107,3 +95,6 @@ def read_manifest(root: Path) -> dict[str, Any]:
         return json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: cannot be read ({error}); {_AGAIN}") from None
+
+
+FORMATS.add("packed")(LocalFormat("a directory with packed.json (`jaxddp data pack`)", holds_packed, read_packed))

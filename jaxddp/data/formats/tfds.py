@@ -16,29 +16,26 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
 from jaxddp.data.storage.array_records import ArrayRecords
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
-from jaxddp.data.storage.records import RecordFiles, record_integers, record_offsets
-from jaxddp.data.subset import ClassSelection
+from jaxddp.data.storage.records import RecordFiles
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+from jaxddp.registry import FORMATS
 from jaxddp.wording import nearest, show
 
+_PREFIX = "tfds:"
 _SPLITS = {"train": ("train",), "val": ("validation", "test")}
-# Reading labels waits for the disk, or for a server, more than it computes.
+# Reading labels mostly waits for the disk or for a server.
 _THREADS = 16
 
 
-def read_tfds(
-    name: str,
-    split: Split,
-    data_dir: str | PathLike[str] | None = None,
-    classes: ClassSelection = None,
-) -> ExampleTable:
+def read_tfds(name: str, split: Split, data_dir: str | PathLike[str] | None = None) -> ExampleTable:
     """Reads the examples of one split of a prepared set.
 
-    The first time, every record is looked at for its label, and an index is kept; see `kept_index`. Ids are those of
+    The first time, the label of every record is read, and an index is kept; see `kept_index`. Ids are those of
     tensorflow-datasets, `cifar10-train.tfrecord-00000-of-00001__17`. Class ids and names are the names of the set's
     classes.
 
@@ -46,10 +43,9 @@ def read_tfds(
         name: `cifar10`, `cifar10:3.0.2` or `name/config`.
         split: "val" is the set's validation split, or its test split where it has no validation split.
         data_dir: where sets are prepared; by default TFDS_DATA_DIR, or ~/tensorflow_datasets.
-        classes: as in `ExampleTable.select`.
 
     Raises:
-        InputError: the set is not there (with the command that prepares it), is no image classification, has no such
+        InputError: the set is missing (with the command that prepares it), is not for image classification, has no such
             split, or lacks labels; a file of it is missing or cut short.
     """
     shards = _shards(_builder(name, data_dir), split)
@@ -61,25 +57,19 @@ def read_tfds(
     example_id = np.strings.add(np.strings.add(path, b"__"), numbers.astype("S"))
     names = shards.class_names
     indices = tuple(range(len(names)))
-    return ExampleTable(store, example_id, path, index.label, names, names, indices, index.offset).select(classes)
+    return ExampleTable(store, example_id, path, index.label, names, names, indices, index.offset)
 
 
 @dataclass(frozen=True)
 class _Shards:
-    """The files of one split, and what their records hold.
-
-    Attributes:
-        split: the set's own name for it.
-        files: names in the root.
-        lengths: how many records each of them holds, by the set's description.
-        image, label: the features' names.
-    """
+    """The files of one split, and what their records hold; `image` and `label` are names of features."""
 
     builder: Any
     split: str
     root: Path
     files: tuple[str, ...]
     lengths: tuple[int, ...]
+    """How many records each file holds, by the set's description."""
     image: str
     label: str
     class_names: tuple[str, ...]
@@ -90,10 +80,10 @@ class _Shards:
 
 
 def _library() -> Any:
-    # Before the other, so that TensorFlow is quiet and takes no GPU.
+    # Imported first, so that TensorFlow is quiet and takes no GPU.
     from jaxddp.data import tensorflow_cpu  # noqa: F401
 
-    # Else TensorFlow asks the network whether it runs on Google's machines.
+    # Without it TensorFlow asks the network whether it runs on Google's machines.
     os.environ.setdefault("NO_GCE_CHECK", "true")
     import tensorflow_datasets
 
@@ -107,7 +97,7 @@ def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
         return tfds.core.read_only_builder.builder_from_files(name, data_dir=str(home))
     except tfds.core.DatasetNotFoundError:
         raise _not_prepared(name, home) from None
-    # What a damaged description raises, or a name that is none, is the library's own affair.
+    # The library documents no error for a damaged description or an invalid name.
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
@@ -137,7 +127,7 @@ def _shards(builder: Any, split: Split) -> _Shards:
         wanted, found = " or ".join(_SPLITS[split]), ", ".join(splits) or "none"
         raise InputError(f"{root}: no split {wanted}; the set has: {found}; choose a set with one")
     info = splits[own]
-    # A shard without records has nothing to look for, and its file need not be there.
+    # The file of a shard without records need not exist.
     both = zip(info.filenames, info.shard_lengths, strict=True)
     files = [(str(file), int(length)) for file, length in both if length]
     if not files:
@@ -178,10 +168,7 @@ def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
 
 def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
     def look(file: str, length: int) -> tuple[np.ndarray, np.ndarray]:
-        if isinstance(store, ArrayRecords):
-            path = os.fsencode(file)
-            return np.arange(length), np.array([store.integer(path, at, shards.label) for at in range(length)])
-        return _records_of(shards.root / file, length, shards.label)
+        return store.labels(os.fsencode(file), length, shards.label)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         offsets, labels = zip(*pool.map(look, shards.files, shards.lengths), strict=True)
@@ -190,22 +177,28 @@ def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
     return replace(index, label=index.label.astype(np.int32))
 
 
-def _records_of(file: Path, length: int, label: str) -> tuple[np.ndarray, np.ndarray]:
-    """(offsets, labels), int64[length] each, of a TFRecord file."""
-    offsets = record_offsets(file)
-    if len(offsets) != length:
-        raise InputError(
-            f"{file}: {len(offsets)} records, where the set's description has {length}; prepare the set again"
-        )
-    return offsets, record_integers(file, offsets, label)
-
-
 def _check_labels(shards: _Shards, store: RecordFiles | ArrayRecords, index: RecordIndex) -> None:
     wrong = np.flatnonzero((index.label < 0) | (index.label >= len(shards.class_names)))
     if len(wrong):
         place = int(np.searchsorted(np.cumsum(index.count), wrong[0], side="right"))
         name = store.name(os.fsencode(shards.files[place]), int(index.offset[wrong[0]]))
         raise InputError(
-            f"{name}: the label {index.label[wrong[0]]} is none of the {len(shards.class_names)} classes ({len(wrong)} "
-            "such records); choose a split with labels"
+            f"{name}: the label {index.label[wrong[0]]} is not one of the {len(shards.class_names)} classes "
+            f"({len(wrong)} such records); choose a split with labels"
         )
+
+
+class PreparedSets:
+    """Addresses that begin with tfds: as a format."""
+
+    description = f"{_PREFIX}NAME (a prepared set of tensorflow-datasets)"
+
+    def match(self, place: Place) -> Match:
+        return Match.NAMED if place.address.startswith(_PREFIX) else Match.NONE
+
+    def open(self, place: Place, split: Split) -> ExampleTable:
+        table = read_tfds(place.address.removeprefix(_PREFIX), split, place.data.data_dir)
+        return table.select(place.data.classes)
+
+
+FORMATS.add("tfds")(PreparedSets())

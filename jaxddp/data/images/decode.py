@@ -27,43 +27,24 @@ _EXACT, _COARSE = "INTEGER_ACCURATE", "INTEGER_FAST"
 
 
 def train_image(data: Any, key: Any, crop: Crop, image_size: int) -> Any:
-    """One training example: decode the cropped part alone, resize.
-
-    Args:
-        data: string scalar, an encoded image.
-        key: int64[2], a row of `example_keys`.
-
-    Returns:
-        uint8[image_size, image_size, 3].
-    """
+    """One training example, uint8[image_size, image_size, 3], of an encoded image and a row of `example_keys`."""
     if crop.kind == "whole":
         return fitted_window(data, whole_window, image_size)
     return fitted_window(data, lambda size: random_area_window(size, key, crop), image_size, exact=False)
 
 
 def eval_image(data: Any, image_size: int, resize: int) -> Any:
-    """One evaluation example: the short side resized to `resize`, then the central square of `image_size`.
+    """One evaluation example, uint8[image_size, image_size, 3]: the short side resized to `resize`, then the center.
 
     Both steps in one: the central square whose side is `image_size / resize` of the short side is decoded alone and
     resized to `image_size`, which samples the same pixels at the same scale, up to the rounding of the square to whole
     pixels.
-
-    Args:
-        data: string scalar, an encoded image.
-
-    Returns:
-        uint8[image_size, image_size, 3].
     """
     return fitted_window(data, lambda size: center_window(size, image_size, resize), image_size)
 
 
 def verified(data: Any, wanted: Any) -> Any:
-    """The same encoded image; where it is wanted, an error of TensorFlow's for a file that `verify` refuses.
-
-    Args:
-        data: string scalar.
-        wanted: bool scalar.
-    """
+    """The same encoded image; where `wanted`, a bool scalar, an error of TensorFlow's if `verify` refuses it."""
     return tf.cond(wanted, lambda: tf.ensure_shape(tf.numpy_function(_verified, [data], tf.string), []), lambda: data)
 
 
@@ -89,8 +70,8 @@ def decode_window(data: Any, window: Window, least: int | None = None, *, exact:
     Args:
         least: a JPEG may be decoded at a half, a quarter or an eighth of its size, if no side of the window becomes
             shorter than this; at its own size where absent.
-        exact: whether a JPEG's pixels are those of the whole image decoded; else they are off by a few levels, which no
-            random crop notices, and come sooner.
+        exact: whether a JPEG's pixels are those of the whole image decoded. Otherwise they differ by a few levels,
+            which does not matter to random crops, and are decoded faster.
     """
     image = tf.cond(
         _is_jpeg(data),
@@ -102,7 +83,7 @@ def decode_window(data: Any, window: Window, least: int | None = None, *, exact:
 
 def _is_jpeg(data: Any) -> Any:
     """Whether it is a JPEG, bool scalar; an error for what is neither JPEG nor PNG, or not whole."""
-    # Nearly every file passes this look at both ends; Python, which is slow here, judges only the others.
+    # Nearly every file passes this look at both ends; only the others are checked in Python, which is slow here.
     plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
     return tf.cond(plain_jpeg, lambda: True, lambda: tf.numpy_function(_parses_as_jpeg, [data], tf.bool))
 

@@ -1,4 +1,4 @@
-"""What a JPEG or PNG file says of itself before anything decodes it: kind, size, and whether all of it is there."""
+"""What the header of a JPEG or PNG file says before anything decodes it: kind, size, and whether the file is whole."""
 
 from dataclasses import dataclass
 from typing import Literal

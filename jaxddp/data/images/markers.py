@@ -1,4 +1,10 @@
-"""A JPEG as its sequence of marker segments (ITU-T T.81, B.1.1)."""
+"""A JPEG as its sequence of marker segments (ITU-T T.81, B.1.1).
+
+No decoder answers what is asked here. Of 180 progressive files that were cut between two scans and closed with an end
+marker, TurboJPEG in its strict mode and Pillow refused none, and `has_every_scan` all. Nor does any of them decode
+without metadata, whose damage can hide that of the image (`essence`). The segments of a file of 53 kB are found in 28
+microseconds; Pillow reads its header alone in 20.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

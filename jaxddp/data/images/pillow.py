@@ -1,4 +1,4 @@
-"""A sound image file as an image of Pillow's, for what is done once: describing and packing."""
+"""A sound image file as a Pillow image, for work that is done once: describing and packing."""
 
 import io
 
@@ -11,8 +11,8 @@ def open_sound(data: bytes) -> Image.Image:
     """Opens what `verify` has found sound.
 
     Pillow refuses a JPEG over broken metadata on which no pixel depends, such as a color profile of no bytes. Decoders
-    that train pass over it, and so it is left out here; Adobe's marker, which tells the color space, only if it is
-    what is broken.
+    that train ignore it, so it is left out here; Adobe's marker, which says the color space, is left out only if it is
+    broken itself.
     """
     try:
         return Image.open(io.BytesIO(data))

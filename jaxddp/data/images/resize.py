@@ -1,8 +1,8 @@
-"""Resizing within TensorFlow's graph, on uint8 and quickly: by area where much is shrunk, else bilinearly.
+"""Resizing within TensorFlow's graph, on uint8: by area where an image shrinks much, otherwise bilinearly.
 
 Up to a ratio of 1.6, bilinear sampling meets every pixel, and comes as near to a Lanczos filter as the triangle filter
 of Pillow does (TensorFlow's `antialias=True`, which took longer than decoding). Beyond it would alias: there an output
-pixel is the mean of the stretch that it covers, as in OpenCV's INTER_AREA. BUILD_NOTES.md has the figures.
+pixel is the mean of the stretch that it covers, as in OpenCV's INTER_AREA. BUILD_NOTES.md has the measurements.
 """
 
 from typing import Any

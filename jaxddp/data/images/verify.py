@@ -1,4 +1,4 @@
-"""Whether an image file is sound to its last pixel, which its markers alone cannot promise."""
+"""Whether an image file is sound to its last pixel, which its markers alone cannot show."""
 
 import hashlib
 import io
@@ -17,7 +17,7 @@ from jaxddp.errors import InputError
 _PADDED = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 # A sampling of the colors that the strict decoder has no name for, such as that of Pillow's subsampled CMYK.
 _UNKNOWN_SAMPLING = "Could not determine subsampling"
-# What a decoder counts as left over can fall short of it by the few bytes that it had looked at already.
+# The decoder may report fewer extraneous bytes than there are, by the few that it had already read.
 _TRIES = 4
 
 
@@ -25,12 +25,12 @@ def verify(data: bytes) -> ImageHeader:
     """The header of a file all of whose image data is there and decodes.
 
     A JPEG's entropy-coded data is read to its end, at an eighth of the size, gray: about half the work of decoding it.
-    So a file that was cut short and closed with an end marker again is found out, which a decoder fills up with gray.
+    This detects a file that was cut short and closed with an end marker again, which a decoder fills up with gray.
     A PNG is decoded, and its checksums compared.
 
-    A JPEG has no checksum. What can be missed is a change that leaves as many blocks as before: of a bit here and
-    there, or the loss of a file's last bytes where what was put in their place happens to decode. What was cut off and
-    not replaced is always found out, but for a few bytes of the rare JPEG of which `_read_any_sampling` has to judge.
+    A JPEG has no checksum, so a change that leaves as many blocks as before can be missed: single bits, or a file's
+    last bytes where the bytes that replace them happen to decode. Data that were cut off and not replaced are always
+    detected, except for a few bytes of the rare JPEG that only `_read_any_sampling` can read.
 
     Raises:
         InputError: what `parse_header` refuses, and data that is damaged or ends before the image does.
@@ -39,7 +39,7 @@ def verify(data: bytes) -> ImageHeader:
     found = [*segments(data)] if header.kind == "jpeg" else []
     try:
         if header.kind == "jpeg":
-            # The decoder tells its first complaint alone, and one about metadata would hide another about the image.
+            # The decoder reports only its first complaint, and one about metadata would hide another about the image.
             _read_jpeg(essence(data, found))
         else:
             _read_png(data)
@@ -68,9 +68,9 @@ def _read_jpeg(data: bytes) -> None:
 
 
 def _read_any_sampling(data: bytes) -> None:
-    """Decodes it with a decoder that forgives; raises ValueError where bits behind its data make a difference.
+    """Decodes it with a tolerant decoder; raises ValueError where bits after its data make a difference.
 
-    So data that ends early is found out nearly always, and damage in its midst is not.
+    So data that end early are detected nearly always, and damage in the middle is not.
     """
     pixels = set()
     for behind in (b"\x00", b"\x55", b"\xaa", b"\xfe"):

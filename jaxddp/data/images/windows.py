@@ -1,7 +1,7 @@
 """Which part of an image is kept: the windows of training and of evaluation.
 
-What is random here is drawn with stateless ops from a key of (seed, epoch, row), so it depends neither on the thread
-nor on the host that happens to draw it.
+Random windows are drawn by stateless ops from a key of (seed, epoch, row), so they are the same in every thread and on
+every host.
 """
 
 import math
@@ -20,19 +20,16 @@ CROP_TRIES = 10
 class Crop:
     """Which part of a training image is kept before it is resized.
 
-    Args:
-        kind: `random_area` takes a part of random area and aspect, anew in every epoch; `whole` takes the image as it
-            is, for small images that are cropped on the device.
-        area: the least and the most part of the image's area, within 0..1.
-        aspect: the least and the most width / height of the part.
-
     Raises:
         InputError: an unknown kind, or bounds that are out of order.
     """
 
     kind: Literal["random_area", "whole"] = "random_area"
+    """A part of random area and aspect, another one in every epoch; or the image, for crops on the device."""
     area: tuple[float, float] = (0.08, 1.0)
+    """The least and the most part of the image's area, within 0..1."""
     aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    """The least and the most width / height of the part."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("random_area", "whole"):
@@ -46,12 +43,7 @@ class Crop:
 
 
 def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """The stateless key of each example's appearance, int64[B, 2]: no two (seed, epoch, row) share one.
-
-    Args:
-        seed: 0..2**63-1.
-        epoch, row: int32[B].
-    """
+    """The stateless key of each example's appearance, int64[B, 2], by (seed, epoch, row): int32[B] the latter two."""
     return np.stack([np.full(len(row), seed, np.int64), epoch.astype(np.int64) << 32 | row.astype(np.int64)], axis=1)
 
 
@@ -62,10 +54,6 @@ def random_area_window(size: Any, key: Any, crop: Crop) -> Any:
     among those where the part lies within the image. The first of `CROP_TRIES` draws that fits is taken; if none does,
     the largest central part whose aspect lies within bounds. (Szegedy et al., "Going deeper with convolutions", CVPR
     2015, section 6; the tries and what follows them are those of torchvision's RandomResizedCrop.)
-
-    Args:
-        size: int32[2], height and width.
-        key: int64[2], the stateless seed.
     """
     bounds = tf.constant([crop.area, tuple(map(math.log, crop.aspect)), (0, 1), (0, 1)], tf.float32)
     # A named algorithm: the default may differ between devices and releases.
@@ -76,7 +64,7 @@ def random_area_window(size: Any, key: Any, crop: Crop) -> Any:
     height, width = tf.round(side / stretch), tf.round(side * stretch)
     fits = (height >= 1) & (height <= full_height) & (width >= 1) & (width <= full_width)
 
-    # In float32 the product can round up to the next whole place, one past the last.
+    # In float32 the product can round up to one past the last place.
     top = tf.minimum(tf.floor(top * (full_height - height + 1)), full_height - height)
     left = tf.minimum(tf.floor(left * (full_width - width + 1)), full_width - width)
     # Falling weights, because argmax may name any of several equal ones.

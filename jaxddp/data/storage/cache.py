@@ -1,4 +1,4 @@
-"""Images of a slow store, kept in a folder of this machine once they were fetched."""
+"""Images of a slow store, kept in a folder of this machine after they were fetched."""
 
 import hashlib
 import logging
@@ -22,13 +22,12 @@ _DIGEST = 32
 class CachedStore:
     """A store, and a folder where each image that it gave is kept for the next time.
 
-    A file is the image and behind it a SHA-256 of the image's name and bytes. So whatever befell the file, an image
-    comes from it whole and under its own name, or is fetched again. Several processes may share the folder: a file
-    appears in it all at once, by being renamed.
+    A file is the image followed by a SHA-256 of the image's name and bytes, so a damaged file is detected and the image
+    fetched again. Several processes may share the folder: a file is renamed into it when it is complete.
 
-    Nothing is ever thrown out, nor compared with the store again: give it room for the data set, and empty it when
-    images change under their names. Where nothing more can be written, as on a full disk, the log says so once and
-    reading goes on.
+    Files are never removed, nor compared with the store again: the folder needs room for the data set, and must be
+    emptied when images change under their names. Where nothing more can be written, as on a full disk, the log says so
+    once, and reading continues.
 
     Args:
         folder: made where it does not exist.
@@ -45,14 +44,13 @@ class CachedStore:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"{self.folder}: cannot be made a folder for images ({error.strerror}); name another, or none"
+                f"{self.folder}: cannot be made a folder for images ({error.strerror}); name another folder, or none"
             ) from None
 
     def name(self, path: bytes, offset: int = 0) -> str:
         return self.store.name(path, offset)
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        """The encoded image, from the folder where it is there. Raises what the store raises."""
         name = os.fsencode(self.name(path, offset))
         key = hashlib.sha256(name).hexdigest()
         file = self.folder / key[:2] / key
@@ -65,8 +63,10 @@ class CachedStore:
             self._keep(file, data + _digest(name, data))
         return data
 
+    # TensorFlow would not fill the folder.
+    def in_graph(self) -> None: ...
+
     def faults(self, paths: np.ndarray) -> list[Fault]:
-        """What the store says; what is kept is not looked at."""
         return self.store.faults(paths)
 
     def _keep(self, file: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A data set's root, a directory or a URL: where its text files are read, and which store its images lie in."""
+"""A data set's root, a directory or a URL: how its text files are opened, and the store of its images."""
 
 import io
 import os
@@ -20,17 +20,14 @@ from jaxddp.wording import nearest
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text file, wherever it lies.
-
-    Attributes:
-        name: what a person calls it, for messages; `str` of the file as well.
-        open: raises FileNotFoundError, another OSError, or what the store raises.
-        hint: where to look for it when it is not there, as the end of a message.
-    """
+    """A text file, on this machine or elsewhere."""
 
     name: str
+    """What a person calls it, for messages; `str` of the file as well."""
     open: Callable[[], BinaryIO]
+    """Raises FileNotFoundError, another OSError, or what the store raises."""
     hint: Callable[[], str]
+    """Where to look for it if it is missing, as the end of a message."""
 
     def __str__(self) -> str:
         return self.name
@@ -42,15 +39,12 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Home:
-    """A data set's root.
-
-    Attributes:
-        store: of the images, whose paths are relative to the root.
-        file: from a name relative to the root, or an absolute path on this machine, to a text file.
-    """
+    """A data set's root; `folder` is None where that is a URL."""
 
     store: Store
+    folder: Path | None
     file: Callable[[str | PathLike[str]], TextFile]
+    """From a name relative to the root, or an absolute path on this machine, to a text file."""
 
 
 def is_url(root: str) -> bool:
@@ -58,13 +52,19 @@ def is_url(root: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", root) is not None
 
 
+def is_address(path: str) -> bool:
+    """Whether it is not a path of this machine but a URL, or NAME:REST such as tfds:cifar10."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
+
+
 @contextmanager
 def permitted() -> Iterator[None]:
-    """Turns the PermissionError with which a mere question whether a file is there may end into an InputError."""
+    """Turns a PermissionError, which even asking whether a file exists may raise, into an InputError."""
     try:
         yield
     except PermissionError as error:
-        raise InputError(f"{error.filename}: may not be read ({error.strerror}); have its owner permit it") from None
+        reason = f"may not be read ({error.strerror}); ask its owner for permission"
+        raise InputError(f"{error.filename}: {reason}") from None
 
 
 @permitted()
@@ -73,24 +73,24 @@ def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] 
 
     Args:
         holds: the name of a file in it, for messages.
-        cache: where the images of a URL are kept on this machine once they were fetched; see `CachedStore`. Text files
+        cache: where the images of a URL are kept on this machine after they were fetched; see `CachedStore`. Text files
             are always fetched.
 
     Raises:
-        InputError: there is no such directory or it may not be entered, the URL cannot be one, or a cache for images
+        InputError: there is no such directory or it may not be entered, the URL is not valid, or a cache for images
             that are on this machine.
     """
-    if isinstance(root, str) and is_url(root):
-        objects = Objects.open(root)
+    if is_url(os.fspath(root)):
+        objects = Objects.open(os.fspath(root))
         images = objects if cache is None else CachedStore(objects, cache)
-        return Home(images, lambda name: _remote_file(objects, name))
+        return Home(images, None, lambda name: _remote_file(objects, name))
     path = Path(root).expanduser().absolute()
     if not path.is_dir():
         state = "is not a directory" if path.exists() else "no such directory"
-        raise InputError(f"{path}: {state}; give the directory that holds {holds}{_sibling(path)}")
+        raise InputError(f"{path}: {state}; give the directory that holds {holds}{nearest_beside(path)}")
     if cache is not None:
-        raise InputError(f"{path}: images of a directory are read where they lie; leave out the cache {cache}")
-    return Home(LocalFiles(path), lambda name: _local_file(path / name))
+        raise InputError(f"{path}: images of a directory are read where they are; leave out the cache {cache}")
+    return Home(LocalFiles(path), path, lambda name: _local_file(path / name))
 
 
 def _local_file(path: Path) -> TextFile:
@@ -105,23 +105,23 @@ def _remote_file(objects: Objects, name: str | PathLike[str]) -> TextFile:
 
 
 def _elsewhere(path: Path) -> str:
-    """Says where a missing file does lie, if one directory up or down: archives unpack one deeper than expected."""
+    """Says where a missing file is, if one directory up or down: archives often unpack one deeper than expected."""
     near = [path.parent.parent / path.name, *sorted(path.parent.glob(f"*/{path.name}"))]
     found = next((other.parent for other in near if other.is_file()), None)
-    return f"; it lies in {found}: give that directory instead" if found else _sibling(path) or "; check the path"
+    return f"; it lies in {found}: give that directory instead" if found else nearest_beside(path) or "; check the path"
 
 
-def _sibling(path: Path) -> str:
+def nearest_beside(path: Path) -> str:
     """Names the nearest entry beside a path that does not exist."""
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     return nearest(path.name, beside)
 
 
 def _near(objects: Objects, path: bytes) -> str:
-    """Names the nearest object beside one that does not exist, where the store tells what it holds."""
+    """Names the nearest object beside one that does not exist, where the store lists what it holds."""
     folder, _, name = os.fsdecode(path).rpartition("/")
     beside: list[str] = []
-    # Who may read what it knows by name may still not list.
+    # Permission to read an object does not include permission to list.
     with suppress(JaxddpError):
         if objects.can_list:
             beside = [os.fsdecode(other).rpartition("/")[2] for other in objects.sizes(os.fsencode(folder))]

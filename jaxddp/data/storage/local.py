@@ -1,4 +1,4 @@
-"""What lies on disk below a data set's root: every image there, and none led elsewhere by a symbolic link."""
+"""Images on disk below a data set's root: whether each is there, and whether symbolic links lead out of the root."""
 
 import os
 import stat
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxddp.data.storage.store import Fault
+from jaxddp.data.storage.store import Fault, InGraph
 from jaxddp.errors import InputError
 
-# Listing folders waits for the disk, or for a server, more than it computes.
+# Listing folders mostly waits for the disk or for a server.
 _THREADS = 16
 
 
@@ -41,19 +41,31 @@ class LocalFiles:
         except OSError as error:
             raise InputError(f"{name}: cannot be read ({error.strerror}); make it a readable image file") from None
 
+    def in_graph(self) -> InGraph:
+        from jaxddp.data.tensorflow_cpu import tf
+
+        return InGraph(lambda paths, _: (self.locate(paths),), tf.io.read_file)
+
     def faults(self, paths: np.ndarray) -> list[Fault]:
-        return unusable_images(self.root, paths)
+        """No path may be there twice. An image is also at fault where it is no regular file, or outside the root."""
+        top, home = os.fsencode(self.root), os.path.realpath(os.fsencode(self.root))
+        folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
+        for row, path in enumerate(paths.tolist()):
+            folder, _, name = path.rpartition(b"/")
+            folders[folder][name] = row
+
+        def unusable(item: tuple[bytes, dict[bytes, int]]) -> list[Fault]:
+            return list(_unusable(os.path.join(top, item[0]), item[1], home))
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return sorted(chain.from_iterable(pool.map(unusable, folders.items())))
 
 
 def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
-    """Returns the rows whose image a symbolic link, of its own or of a folder above it, leads out of the root.
+    """The rows of bytes 'S'[N] whose image a symbolic link, of its own or of a folder above it, leads out of the root.
 
-    The root itself may be a link, and links within it may lead anywhere within it. What does not exist leads nowhere.
-    The cost is one listing a folder, whose entries know a link from a file without a call to the system.
-
-    Args:
-        root: the directory that the paths are relative to.
-        paths: bytes 'S'[N].
+    The root itself may be a link, and links within it may lead anywhere within it. Missing files are ignored.
+    This costs one listing for each folder, which tells links from files without another system call.
     """
     top, home = os.fsencode(root), os.path.realpath(os.fsencode(root))
 
@@ -63,34 +75,12 @@ def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
     folders = {path.rpartition(b"/")[0] for path in paths.tolist()}
     with ThreadPoolExecutor(_THREADS) as pool:
         targets = dict(chain.from_iterable(pool.map(leaving, folders)))
-    if not targets:
-        return []
     return [
         (row, _leads_out(targets[name]))
         for row, path in enumerate(paths.tolist())
         for name in (path.rpartition(b"/")[0], path)
         if name in targets
     ]
-
-
-def unusable_images(root: Path, paths: np.ndarray) -> list[Fault]:
-    """Returns the rows whose image is missing, empty, no regular file, or outside the root. No image is opened.
-
-    Args:
-        root: the directory that the paths are relative to.
-        paths: bytes 'S'[N], each once.
-    """
-    top, home = os.fsencode(root), os.path.realpath(os.fsencode(root))
-    folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
-    for row, path in enumerate(paths.tolist()):
-        folder, _, name = path.rpartition(b"/")
-        folders[folder][name] = row
-
-    def unusable(item: tuple[bytes, dict[bytes, int]]) -> list[Fault]:
-        return list(_unusable(os.path.join(top, item[0]), item[1], home))
-
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return sorted(chain.from_iterable(pool.map(unusable, folders.items())))
 
 
 def _leaving(top: bytes, folder: bytes, home: bytes) -> Iterator[tuple[bytes, bytes]]:

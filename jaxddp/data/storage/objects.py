@@ -1,6 +1,6 @@
 """Files that are objects of a store: `s3://bucket/prefix`, `gs://bucket/prefix`, `https://host/prefix`.
 
-obstore makes each request; what becomes of one that fails is decided by `Patience`, so that one deadline holds.
+obstore makes each request; `Patience` decides whether one that fails is tried again, so that there is one deadline.
 
 Keys and endpoints come from the environment, as obstore reads them:
 
@@ -46,7 +46,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects below a URL, each fetched whole. `open` makes one; threads may share it, and it can be pickled."""
+    """The objects below a URL, each fetched whole; made by `open`. Threads may share one, and it can be pickled."""
 
     url: str
     patience: Patience
@@ -61,7 +61,7 @@ class Objects:
         scheme, mark, rest = url.partition("://")
         store = cls(scheme + mark + rest.rstrip("/"), patience)
         place, *prefix = rest.rstrip("/").split("/")
-        # Keys that stand in a URL would stand in every message.
+        # Keys in a URL would appear in every message.
         if not place or any(sign in rest for sign in "?#@"):
             raise InputError(
                 f"{store._scheme}://: not the address of a store; write {store._scheme}://NAME/PREFIX alone"
@@ -80,26 +80,20 @@ class Objects:
 
     @property
     def can_list(self) -> bool:
-        """Whether the store tells what it holds. Over plain HTTP only reading shows it."""
+        """Whether the store lists its objects. Over plain HTTP only reading shows whether one exists."""
         return self._scheme in ("s3", "gs")
 
     def name(self, path: bytes, offset: int = 0) -> str:
         return f"{self.url}/{os.fsdecode(path)}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        """The encoded image.
-
-        Raises:
-            InputError: there is no such object, or the store does not let us have it.
-            Unreachable: no whole answer within the deadline.
-        """
         try:
             return self._insist(self.name(path), self._download(path), self.patience.deadline)
         except FileNotFoundError:
             raise InputError(f"{self.name(path)}: missing image; upload it or remove its row") from None
 
     def read_text(self, path: bytes) -> bytes:
-        """A file that may be a thousand times as large as an image, and has ten times an image's deadline.
+        """A text file, which may be a thousand times as large as an image, with ten times an image's deadline.
 
         Raises:
             FileNotFoundError: there is no such object.
@@ -108,11 +102,7 @@ class Objects:
         return self._insist(self.name(path), self._download(path), _LARGE * self.patience.deadline)
 
     def sizes(self, folder: bytes) -> dict[bytes, int]:
-        """What lies in a folder itself, and not in folders within it: path -> size in bytes. Not over plain HTTP.
-
-        Raises:
-            InputError, Unreachable: as `read`.
-        """
+        """The objects of a folder, and not of folders within it: path -> bytes. Not over HTTP. Raises: as `read`."""
         name = self.name(folder + b"/") if folder else f"{self.url}/"
 
         def listed(_: float) -> dict[bytes, int]:
@@ -123,11 +113,13 @@ class Objects:
 
         return self._insist(name, listed, self.patience.deadline)
 
+    # TensorFlow would neither retry nor keep a deadline.
+    def in_graph(self) -> None: ...
+
     def faults(self, paths: np.ndarray) -> list[Fault]:
         """As every store's, by listing the folders; none over plain HTTP, where a missing image shows when it is read.
 
-        Raises:
-            InputError, Unreachable: a folder cannot be listed.
+        Raises: as `read`, for a folder.
         """
         if not self.can_list:
             return []
@@ -157,7 +149,7 @@ class Objects:
             chunks = []
             for chunk in answer.stream(min_chunk_size=1):
                 chunks.append(chunk)
-                # A server that drips never falls silent.
+                # A server that sends a few bytes at a time never exceeds the limit of silence.
                 if time.monotonic() > until:
                     raise Cut(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had come")
             data = b"".join(chunks)
@@ -195,14 +187,14 @@ class Objects:
         return self.url.partition("://")[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The client holds keys, which have no business in a file, and connections.
+        # The client holds connections, and keys, which must not get into a file.
         return {"url": self.url, "patience": self.patience}
 
 
 def _key(name: str, path: str) -> str:
-    """The path, where it is one that a store takes and that leads nowhere else."""
+    """The path, if it is one that a store accepts as it is. Raises: InputError."""
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise InputError(
-            f"{name}: {show(path)} is no path in a store; write names with single slashes between, and no . or .."
+            f"{name}: {show(path)} is not a path in a store; write names with single slashes between them, no . or .."
         )
     return path

@@ -1,4 +1,4 @@
-"""How long a store is waited for, what is worth another try, and what the last word is."""
+"""How long to wait for a store, which failures are tried again, and which error ends the tries."""
 
 import random
 import re
@@ -13,7 +13,7 @@ from jaxddp.wording import show
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
-# What Amazon's and Google's machines are asked for keys: that such a request was made means that none were set.
+# Requests to the key services of Amazon's and Google's machines, which are made only where no keys were set.
 _KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata/")
 
 
@@ -27,29 +27,23 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long one object is waited for.
-
-    Attributes:
-        deadline: seconds for all tries and the pauses between them.
-        silence: seconds without a byte after which a try is given up. The last one may end this long after the
-            deadline.
-        tries: how many at most.
-    """
+    """How long to wait for one object."""
 
     deadline: float = 60.0
+    """Seconds for all tries and the pauses between them."""
     silence: float = 20.0
+    """Seconds without a byte after which a try ends; the last one may end this long after the deadline."""
     tries: int = 10
 
     def insist(self, name: str, attempt: Callable[[float], T], deadline: float) -> T:
         """What an attempt returns, tried again where that may help.
 
-        The pauses grow by twice, from a quarter of a second to 8 s, each cut by up to a half at random, so that
-        the threads of many hosts do not come back all at once.
+        The pauses double, each cut by up to a half at random, so that many hosts do not come back all at once.
 
         Args:
             name: of what is fetched, for messages.
             attempt: is told the time.monotonic() of the deadline, at which it should end by itself.
-            deadline: in place of that of the attributes, for what is larger or smaller than an image.
+            deadline: instead of the attribute, for what is larger or smaller than an image.
 
         Raises:
             FileNotFoundError: as the attempt raises it.
@@ -74,7 +68,7 @@ class Patience:
             if tries >= self.tries or elapsed + pause > deadline:
                 raise Unreachable(
                     f"{name}: no answer in {elapsed:.0f} s and {tries} {'try' if tries == 1 else 'tries'}, the last: "
-                    f"{reason}; see whether the store and the network are up, and start again"
+                    f"{reason}; check that the store and the network are up, and start again"
                 )
             time.sleep(pause)
 
@@ -83,7 +77,7 @@ PATIENCE = Patience()
 
 
 def cause(error: Exception) -> tuple[bool, str]:
-    """Whether another try may mend it, and what it is in a few words, from the text that obstore gives an error."""
+    """Whether another try may help, and the cause in a few words, from the text of obstore's error."""
     if isinstance(error, Cut):
         return True, str(error)
     text, _, detail = str(error).partition("Debug source:")

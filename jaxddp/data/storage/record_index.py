@@ -1,9 +1,8 @@
-"""Where the records of a set are and how each is labelled: found in one pass over its files, and kept for next time.
+"""The offset and the label of every record of a data set, found in one pass over its files and kept for the next run.
 
-The index lies beside the files, or where nothing may be written there, in a cache folder. It holds the size and the
-modification time of every file, so that a set that was made anew is indexed anew, and a hash of itself, so that a
-damaged index is none. It is written under another name and renamed: who reads it sees all of it or none, and of two
-that write it at once, either wins.
+The index is stored next to the files or, where that folder cannot be written, in a cache folder. It holds the size and
+the modification time of every file, so that changed files are indexed again, and a hash of itself, so that a damaged
+index is not used. It is renamed into place, so that a reader sees all of it or nothing.
 """
 
 import hashlib
@@ -29,17 +28,14 @@ _log = logging.getLogger("jaxddp.data")
 
 @dataclass(frozen=True, eq=False)
 class RecordIndex:
-    """The records of several files, one file after the other.
-
-    Attributes:
-        count: int64[F], how many records each file holds.
-        offset: int64[N], where each record is in its file.
-        label: int32[N], of each record.
-    """
+    """The records of several files, one file after the other."""
 
     count: np.ndarray
+    """int64[F], how many records each file holds."""
     offset: np.ndarray
+    """int64[N], where each record is in its file."""
     label: np.ndarray
+    """int32[N], of each record."""
 
 
 def kept_index(
@@ -48,16 +44,16 @@ def kept_index(
     """The index of some files: the one that was kept if it is still that of these files, else built and kept.
 
     Args:
-        name: of the index, which the files of one folder may have several of.
-        folder: where the files lie.
-        files: their names.
+        name: of the index; one folder may have several.
+        files: their names in the folder.
         about: what else the index depends on.
 
     Raises:
-        InputError: a file is missing, or what `build` raises. That the index cannot be kept is logged, and no error.
+        InputError: a file is missing, or what `build` raises. Where the index cannot be kept, that is only logged.
     """
     stamp = json.dumps([_FORMAT, about, [_state(folder / file) for file in files]])
-    places = (folder / f"{name}.jaxddp-index", cache_folder() / f"{_hash(folder)}-{name}.jaxddp-index")
+    folder_hash = hashlib.sha256(os.path.realpath(os.fsencode(folder))).hexdigest()[:16]
+    places = (folder / f"{name}.jaxddp-index", cache_folder() / f"{folder_hash}-{name}.jaxddp-index")
     for place in places:
         if (index := _load(place, stamp)) is not None:
             return index
@@ -69,7 +65,11 @@ def kept_index(
             return index
         except OSError as error:
             _log.info("%s: cannot be written (%s)", place, error.strerror)
-    _log.warning("%s: the index cannot be kept, and is built at each start; set %s", places[1], CACHE_VARIABLE)
+    _log.warning(
+        "%s: the index cannot be kept and is built at each start; set %s to a folder that can be written",
+        places[1],
+        CACHE_VARIABLE,
+    )
     return index
 
 
@@ -81,10 +81,6 @@ def _state(file: Path) -> tuple[str, int, int]:
             f"{file}: cannot be read ({error.strerror}); put the file back, or make the set again"
         ) from None
     return file.name, status.st_size, status.st_mtime_ns
-
-
-def _hash(folder: Path) -> str:
-    return hashlib.sha256(os.path.realpath(os.fsencode(folder))).hexdigest()[:16]
 
 
 def _load(place: Path, stamp: str) -> RecordIndex | None:
@@ -109,6 +105,6 @@ def _save(place: Path, index: RecordIndex, stamp: str) -> None:
         partial.write_bytes(hashlib.sha256(content.getvalue()).digest() + content.getvalue())
         os.replace(partial, place)
     finally:
-        # It is gone where it was renamed.
+        # After the rename it no longer exists.
         with suppress(OSError):
             partial.unlink()

@@ -8,7 +8,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,23 +16,19 @@ import numpy as np
 
 from jaxddp.data.storage.example_fields import Read, integer_of
 from jaxddp.data.storage.local import LocalFiles
-from jaxddp.data.storage.store import Fault
+from jaxddp.data.storage.store import Fault, InGraph
 from jaxddp.errors import InputError
 
 AGAIN = "make the files again, or remove the index of them"
 
 _HEAD, _TAIL = 12, 4
-# One look at this much of a record usually holds every field but the image.
+# Reading this much of a record usually finds every field but the image.
 _LOOK = 1024
 
 
 @dataclass(frozen=True)
 class RecordFiles:
-    """TFRecord files below a directory.
-
-    Attributes:
-        feature: which feature of a record is the encoded image.
-    """
+    """TFRecord files below a directory; a feature of each record is the encoded image."""
 
     root: Path
     feature: str = "image"
@@ -41,12 +37,12 @@ class RecordFiles:
         return f"{self.root / os.fsdecode(path)}, record at byte {offset}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        # It takes seconds to import, and only those who look at single records need it here.
+        # It takes seconds to import, and only reading single records needs it.
         from jaxddp.data.tensorflow_cpu import tf
 
         file, name = self.root / os.fsdecode(path), self.name(path, offset)
         with _opened(file) as records:
-            # A forged length must not ask for more memory than there is file, and TensorFlow believes any.
+            # TensorFlow allocates whatever length a header claims, so it is compared with the file's size first.
             _end(records, offset, file)
         try:
             return _image_reader(self.feature)(os.fsencode(file), offset).numpy()
@@ -55,6 +51,20 @@ class RecordFiles:
         except tf.errors.InvalidArgumentError:
             raise InputError(f"{name}: holds no single value of the feature {self.feature!r}; {AGAIN}") from None
 
+    def in_graph(self) -> InGraph:
+        files = LocalFiles(self.root)
+        return InGraph(
+            lambda paths, offsets: (files.locate(paths), offsets), partial(record_image, feature=self.feature)
+        )
+
+    def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
+        """The offset and an integer feature of each record of a file, int64[length] each. Raises: InputError."""
+        file = self.root / os.fsdecode(path)
+        offsets = record_offsets(file)
+        if len(offsets) != length:
+            raise InputError(f"{file}: {len(offsets)} records, where the set's description has {length}; {AGAIN}")
+        return offsets, record_integers(file, offsets, feature)
+
     def faults(self, paths: np.ndarray) -> list[Fault]:
         return missing_files(self.root, paths)
 
@@ -62,12 +72,8 @@ class RecordFiles:
 def record_image(path: Any, offset: Any, feature: str) -> Any:
     """The image of the record at a byte of a TFRecord file, in TensorFlow's graph: a string scalar.
 
-    The file is opened there and one record read, whose checksums are checked. An error of TensorFlow's says that there
-    is no whole record, or no such feature in it.
-
-    Args:
-        path: string scalar.
-        offset: int64 scalar.
+    One record is read, and its checksums are checked. An error of TensorFlow's says that there is no whole record, or
+    no such feature in it.
     """
     from jaxddp.data.tensorflow_cpu import tf
 
@@ -82,11 +88,7 @@ def record_image(path: Any, offset: Any, feature: str) -> Any:
 
 
 def record_offsets(file: Path) -> np.ndarray:
-    """Where each record of a file begins, int64[N], from the records' headers alone.
-
-    Raises:
-        InputError: the file cannot be read, or ends within a record.
-    """
+    """Where each record of a file begins, int64[N], from the records' headers alone. Raises: InputError."""
     offsets, offset = [], 0
     with _opened(file) as records:
         size = os.fstat(records.fileno()).st_size
@@ -97,10 +99,7 @@ def record_offsets(file: Path) -> np.ndarray:
 
 
 def record_integers(file: Path, offsets: np.ndarray, feature: str) -> np.ndarray:
-    """An integer feature of each record, int64[N], read without the records' images.
-
-    Args:
-        offsets: int64[N], ascending; see `record_offsets`.
+    """An integer feature of each record, int64[N], read without the records' images; see `record_offsets`.
 
     Raises:
         InputError: the file cannot be read, or a record holds no such feature.
@@ -124,7 +123,7 @@ def record_integers(file: Path, offsets: np.ndarray, feature: str) -> np.ndarray
 def missing_files(root: Path, paths: np.ndarray) -> list[Fault]:
     """The rows of bytes 'S'[N] whose file, one of many rows, is missing, empty or outside the root."""
     files, inverse = np.unique(paths, return_inverse=True)
-    # To a store of single files each is an image.
+    # `LocalFiles` takes each file for an image.
     wrong = {files[place]: fault.replace("the image", "its file") for place, fault in LocalFiles(root).faults(files)}
     return [(row, wrong[files[place]]) for row, place in enumerate(inverse) if files[place] in wrong]
 
@@ -145,7 +144,7 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
 
 
 def _looking(file: BinaryIO) -> Read:
-    """Reads parts of a file near each other with few calls to the system."""
+    """Reads nearby parts of a file with few system calls."""
     held, begin = b"", 0
 
     def look(start: int, stop: int) -> bytes:

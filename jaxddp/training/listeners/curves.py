@@ -1,35 +1,42 @@
-"""`curves.png`: the picture of a run in its work directory, drawn again as the run goes on."""
+"""`curves.png`: the picture of a run in its work directory, drawn again while the run continues."""
 
 import time
 from pathlib import Path
 
 import jaxddp.files as files
+from jaxddp.config import Config
+from jaxddp.errors import InputError
+from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
-from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd
+from jaxddp.training.listeners.jsonl import METRICS
 
 CURVES = "curves.png"
 
 
-class Curves:
-    """Draws `curves.png` from `metrics.jsonl`, so that a resumed run's curves are whole: at the end, and in between.
-
-    In between, after an evaluation, at most a hundredth of the time goes into drawing. Among the listeners it comes
-    after `JsonLines`, whose lines it reads.
+@LOGGERS.add("curves")
+def curves(config: Config, workdir: Path) -> "Curves":
+    """`curves.png` in the work directory.
 
     Raises:
-        InputError: the picture cannot be written.
+        InputError: there is no `jsonl` among the loggers.
+    """
+    if "jsonl" not in config.log.to:
+        raise InputError(f'log.to={",".join(config.log.to)}: curves are drawn from metrics.jsonl; name "jsonl" too')
+    return Curves(workdir / METRICS, workdir / CURVES)
+
+
+class Curves(Listener):
+    """Draws `curves.png` from `metrics.jsonl`, so that a resumed run's curves are whole.
+
+    It draws at the end and after evaluations, which takes at most a hundredth of the time. Among the listeners it comes
+    after `JsonLines`, whose lines it reads. Raises: as `draw`.
     """
 
     def __init__(self, metrics: Path, picture: Path):
         self._metrics = metrics
         self._picture = picture
         self._next = 0.0
-
-    def start(self, run: RunStart) -> None:
-        pass
-
-    def step(self, record: StepRecord) -> None:
-        pass
 
     def evaluation(self, record: EvaluationRecord) -> None:
         begin = time.monotonic()
@@ -48,7 +55,7 @@ def draw(metrics: Path, picture: Path) -> None:
     Raises:
         InputError: `metrics` cannot be read or has a line that is no row, or `picture` cannot be written.
     """
-    # The first picture is drawn long after the first step, which need not wait for matplotlib's import.
+    # The first step need not wait for matplotlib's import.
     from jaxddp.training.curves_figure import figure, png
 
     files.replace(picture, png(figure(rows.series(rows.read(metrics)))))

@@ -1,17 +1,16 @@
-"""A run's figures in memory, for a notebook: arrays to compute with, and a picture."""
+"""A run's metrics in memory, for a notebook: arrays to compute with, and a picture."""
 
 from typing import Any
 
 from jaxddp.training import rows
-from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EvaluationRecord, Listener, RunStart, StepRecord
 
 
-class History:
-    """Collects the figures of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
+class History(Listener):
+    """Collects the metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
 
-    Each is a dict of arrays, one float64[n] a figure (`step` int64[n]; see `rows.Series`), empty where there was
-    nothing. In a notebook a history shows itself as its curves. Used again by a run that resumes, it goes on after
-    the restored step; used by a run from step 0, it begins anew.
+    Each is a dict of arrays, empty where there is nothing; see `rows.Series`. A notebook shows a history as its curves.
+    A run that resumes continues it after the restored step; a run from step 0 begins it anew.
     """
 
     def __init__(self) -> None:
@@ -29,7 +28,7 @@ class History:
 
     @property
     def val(self) -> rows.Columns:
-        """The finished evaluations on the validation set."""
+        """The finished evaluations on the validation split."""
         return rows.series(self._rows).val
 
     def plot(self) -> Any:
@@ -47,9 +46,6 @@ class History:
     def evaluation(self, record: EvaluationRecord) -> None:
         if record.final:
             self._rows.append(rows.evaluation_row(record))
-
-    def end(self, run: RunEnd) -> None:
-        pass
 
     def __repr__(self) -> str:
         steps, epochs, val = rows.series(self._rows)

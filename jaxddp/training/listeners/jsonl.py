@@ -1,4 +1,4 @@
-"""`metrics.jsonl` and `result.json`: the figures of a run, for programs to read."""
+"""`metrics.jsonl` and `result.json`: the metrics of a run, for programs to read."""
 
 import json
 import math
@@ -6,19 +6,19 @@ from dataclasses import asdict
 from pathlib import Path
 
 import jaxddp.files as files
+from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
-from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 
 METRICS = "metrics.jsonl"
 RESULT = "result.json"
 
 
-class JsonLines:
+class JsonLines(Listener):
     """Writes `metrics.jsonl`, one object a line for every logged step and finished evaluation, and `result.json`.
 
-    Numbers have all their digits; one that is not finite is `null`, for JSON has no word for it. A line is handed to
-    the operating system before the next step. A run that resumes goes on in the file: lines past the restored step
-    and a torn last line are cut, the other bytes stay. A run from step 0 begins both files anew.
+    A line is handed to the operating system before the next step. A run that resumes continues the file: lines past
+    the restored step and a torn last line are cut, the other bytes stay. A run from step 0 begins both files anew.
 
     Raises:
         InputError: a file cannot be written, or a line of a resumed `metrics.jsonl` is not one of ours.
@@ -42,7 +42,7 @@ class JsonLines:
         if record.final:
             row = rows.evaluation_row(record)
             known = self._validation or {}
-            # A run that ended after this line, and before its checkpoint had the figures, comes to it again.
+            # A run that ended after this line, and before its checkpoint had the metrics, reaches it again.
             if (known.get("split"), known.get("step")) != (record.split, record.step):
                 files.append(self._metrics, encode(row))
             if record.split == "val":
@@ -56,8 +56,8 @@ class JsonLines:
         result |= {"devices": self._run.devices, "processes": self._run.processes, "val": None}
         if validation:
             # A line that was kept says null of what was not finite.
-            figures = {name: None if validation[name] is None else float(validation[name]) for name in names}
-            result["val"] = figures | {"count": int(validation["count"])}
+            metrics = {name: None if validation[name] is None else float(validation[name]) for name in names}
+            result["val"] = metrics | {"count": int(validation["count"])}
         result |= {name: value for name, value in asdict(run.used).items() if value is not None}
         if run.reason:
             result["reason"] = run.reason
@@ -85,3 +85,6 @@ def _rewind(path: Path, step: int) -> list[rows.Row]:
     if len(content) != path.stat().st_size:
         files.replace(path, content)
     return [row for _, row in kept]
+
+
+LOGGERS.add("jsonl")(lambda config, workdir: JsonLines(workdir))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxddp.measure.usage import Used
-from jaxddp.training.events import EpochFigures, EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EpochMetrics, EvaluationRecord, RunEnd, RunStart, StepRecord
 from jaxddp.wording import size
 
 
@@ -28,44 +28,44 @@ def opening(run: RunStart) -> list[str]:
 
 
 def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
-    """One logged step; `remaining` is in seconds, None where nobody knows yet."""
+    """One logged step; `remaining` is in seconds, None where it is not known yet."""
     position = f"step {record.step}/{run.total_steps}  epoch {record.epoch:.2f}/{total_epochs(run):.3g}"
-    return f"{position}  {figures(record.metrics)}  {pace(record)}  ETA {duration(remaining)}"
+    return f"{position}  {shown(record.metrics)}  {pace(record)}  ETA {duration(remaining)}"
 
 
 def pace(record: StepRecord) -> str:
-    """The learning rate, the speed, the utilization where known, and the part of the time spent waiting for data."""
+    """The learning rate, the speed, the utilization where known, and the share of the time spent waiting for data."""
     rate = "" if record.learning_rate is None else f"lr {record.learning_rate:.4g}  "
     speed = "  ".join([f"{record.images_per_second:,.0f} images/s", *_utilization(record.used)])
     return f"{rate}{speed}  data wait {record.data_wait_fraction:.0%}"
 
 
-def epoch(end: EpochFigures, evaluation: EvaluationRecord | None) -> str:
-    """A finished epoch: its training figures, those of an evaluation at its last step, and its seconds."""
-    line = f"epoch {end.number:3d}  train {figures(end.metrics)}"
-    line += "" if evaluation is None else f"  {evaluation.split} {figures(evaluation.metrics)}"
+def epoch(end: EpochMetrics, evaluation: EvaluationRecord | None) -> str:
+    """A finished epoch: its training metrics, those of an evaluation at its last step, and its seconds."""
+    line = f"epoch {end.number:3d}  train {shown(end.metrics)}"
+    line += "" if evaluation is None else f"  {evaluation.split} {shown(evaluation.metrics)}"
     return f"{line}  {duration(end.seconds)}"
 
 
 def evaluation(record: EvaluationRecord) -> str:
     """A finished evaluation that stands alone."""
-    figured = f"{record.split} {figures(record.metrics)}"
-    return f"step {record.step}  epoch {record.epoch:.2f}  {figured}  {record.seen:,} in {duration(record.seconds)}"
+    metrics = f"{record.split} {shown(record.metrics)}"
+    return f"step {record.step}  epoch {record.epoch:.2f}  {metrics}  {record.seen:,} in {duration(record.seconds)}"
 
 
 def closing(run: RunEnd) -> str:
     """How the run ended, and what it took of the devices."""
     line = f"{run.status} at step {run.step:,} after {duration(run.seconds)}"
     line += "; the same command resumes it" if run.status == "preempted" else ""
-    parts = [f"val {figures(run.validation)}"] if run.validation else []
+    parts = [f"val {shown(run.validation)}"] if run.validation else []
     parts += _utilization(run.used)
     parts += [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
     return "  ".join([line, *parts])
 
 
-def figures(metrics: Mapping[str, float]) -> str:
-    """`loss 0.4312 top-1 85.21%`: accuracies in percent, other figures to four digits."""
-    return " ".join(_figure(name, value) for name, value in metrics.items() if name != "count")
+def shown(metrics: Mapping[str, float]) -> str:
+    """`loss 0.4312 top-1 85.21%`: accuracies in percent, other metrics to four digits."""
+    return " ".join(_shown(name, value) for name, value in metrics.items() if name != "count")
 
 
 def duration(seconds: float | None) -> str:
@@ -140,8 +140,7 @@ def _utilization(used: Used) -> list[str]:
     return [f"MFU {used.flops_utilization:.1%}"] if used.flops_utilization is not None else []
 
 
-def _figure(name: str, value: float) -> str:
-    accuracy = re.fullmatch(r"top(\d+)", name)
-    if accuracy:
+def _shown(name: str, value: float) -> str:
+    if accuracy := re.fullmatch(r"top(\d+)", name):
         return f"top-{accuracy[1]} {value:.2%}"
     return f"{name} {value:.4f}" if 0.001 <= abs(value) < 1000 else f"{name} {value:.4g}"

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners import lines
 
 SECONDS_BETWEEN_FRAMES = 0.1
@@ -28,24 +28,23 @@ class Screen(Protocol):
 
 
 class TerminalScreen:
-    """The picture stands below the lines, and what the program prints meanwhile goes above it."""
+    """The picture is below the lines, and what the program prints meanwhile goes above it."""
 
     def __init__(self, stream: TextIO):
-        # The caller knows that this is a terminal; FORCE_COLOR and the like shall not change what is drawn where.
+        # The caller knows that this is a terminal; FORCE_COLOR and the like must not change that.
         self._console = Console(file=stream, force_terminal=True, force_jupyter=False, highlight=False)
         self._live: Live | None = None
 
     def draw(self, picture: Table) -> None:
         if self._live is None:
-            # No thread of its own: frames come with records, and nothing is left behind by an abrupt end.
             ours = self._console.file is sys.stdout
-            also_stderr = ours and sys.stderr.isatty()
+            # Without a thread of its own: frames come with records, and an abrupt end leaves nothing behind.
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
                 transient=True,
                 redirect_stdout=ours,
-                redirect_stderr=also_stderr,
+                redirect_stderr=ours and sys.stderr.isatty(),
             )
             self._live.start()
         self._live.update(picture, refresh=True)
@@ -60,7 +59,7 @@ class TerminalScreen:
 
 
 class NotebookScreen:
-    """The picture stands in one display of the cell, above the lines. Needs IPython, not ipywidgets."""
+    """The picture is one display of the cell, above the lines. Needs IPython, not ipywidgets."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -85,8 +84,8 @@ def in_notebook() -> bool:
     return Console().is_jupyter
 
 
-class LiveDisplay:
-    """Shows the run as it goes: a bar with the time left, the last figures, a second bar while an evaluation is on.
+class LiveDisplay(Listener):
+    """Shows a bar with the time left, the last metrics, and a second bar during an evaluation.
 
     The line of each epoch, and of each evaluation between epochs, stays.
     """
@@ -95,7 +94,7 @@ class LiveDisplay:
         self._screen = screen
         self._epochs = lines.EpochLines(screen.keep)
         self._training: tuple[RenderableType, ...] | None = None
-        self._figures = ""
+        self._metrics = ""
         self._last_frame = 0.0
 
     def start(self, run: RunStart) -> None:
@@ -104,13 +103,13 @@ class LiveDisplay:
         for line in lines.opening(run):
             self._screen.keep(line)
         self._training = self._training_bar(run.start_step, run.start_step * run.batch_size / run.num_examples, None)
-        self._figures = "waiting for the first step"
+        self._metrics = "waiting for the first step"
         self._draw()
 
     def step(self, record: StepRecord) -> None:
         self._epochs.step(record)
         self._training = self._training_bar(record.step, record.epoch, self._remaining.seconds(record))
-        self._figures = f"{lines.figures(record.metrics)}  {lines.pace(record)}"
+        self._metrics = f"{lines.shown(record.metrics)}  {lines.pace(record)}"
         self._draw(at_once=record.epoch_end is not None)
 
     def evaluation(self, record: EvaluationRecord) -> None:
@@ -118,7 +117,7 @@ class LiveDisplay:
         if record.final:
             self._draw(at_once=True)
         else:
-            done = f"{record.seen:,}/{record.total:,}  {lines.figures(record.metrics)}"
+            done = f"{record.seen:,}/{record.total:,}  {lines.shown(record.metrics)}"
             self._draw((Text(record.split, VAL), _bar(record.seen, record.total, VAL), Text(done)))
 
     def end(self, run: RunEnd) -> None:
@@ -147,7 +146,7 @@ class LiveDisplay:
                 grid.add_row(*bar)
         picture = Table.grid(expand=True)
         picture.add_row(grid)
-        picture.add_row(Text(self._figures, no_wrap=True, overflow="ellipsis"))
+        picture.add_row(Text(self._metrics, no_wrap=True, overflow="ellipsis"))
         self._screen.draw(picture)
 
 

@@ -4,25 +4,26 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from clu import parameter_overview
 
 import jaxddp.files as files
-from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.registry import LOGGERS
+from jaxddp.training.events import Listener, RunStart
 
 PARAMETERS = "parameters.txt"
 
 
 def table(params: Any) -> str:
     """The parameters of any pytree of arrays (or of shapes and dtypes) as a table, with the total number and bytes."""
+    # A run that writes no overview does not need it.
+    from clu import parameter_overview
+
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
     return parameter_overview.get_parameter_overview(named, include_stats=False)
 
 
-class ParameterOverview:
-    """Writes the overview to `parameters.txt` when a run starts.
-
-    A file and not the screen: a ResNet-152 has 465 rows. The total stands in the progress's first line.
+class ParameterOverview(Listener):
+    """Writes the overview to `parameters.txt` when a run starts: a ResNet-152 has 465 rows, too many for the screen.
 
     Raises:
         InputError: the file cannot be written.
@@ -36,11 +37,5 @@ class ParameterOverview:
             files.create(self._path.parent)
             files.replace(self._path, (table(run.params) + "\n").encode())
 
-    def step(self, record: StepRecord) -> None:
-        pass
 
-    def evaluation(self, record: EvaluationRecord) -> None:
-        pass
-
-    def end(self, run: RunEnd) -> None:
-        pass
+LOGGERS.add("parameters")(lambda config, workdir: ParameterOverview(workdir))

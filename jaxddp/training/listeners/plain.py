@@ -1,17 +1,17 @@
-"""Progress where nobody watches live: a log file, a pipe, a terminal without rich."""
+"""Progress as plain lines: for a log file, a pipe, a terminal without rich."""
 
 import os
 import sys
 from typing import TextIO
 
-from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners import lines
 
 
-class PlainLines:
+class PlainLines(Listener):
     """Prints one line a logged step, an epoch and an evaluation (an epoch and the evaluation at its end share one).
 
-    No control characters. A reader that goes away (`jaxddp train … | head`) silences the lines, not the training.
+    A reader that ends (`jaxddp train … | head`) ends the lines, not the training.
     """
 
     def __init__(self, stream: TextIO | None = None):
@@ -25,7 +25,7 @@ class PlainLines:
             self._print(line)
 
     def step(self, record: StepRecord) -> None:
-        # Before this step's line, an epoch that waited for an evaluation in vain.
+        # Before this step's line, that of an epoch at whose end there was no evaluation.
         self._epochs.flush()
         self._print(lines.step(self._run, record, self._remaining.seconds(record)))
         self._epochs.step(record)
@@ -38,10 +38,10 @@ class PlainLines:
         self._print(lines.closing(run))
 
     def _print(self, line: str) -> None:
-        # Looked up at each line: a notebook or a test may have exchanged sys.stdout since.
+        # Looked up at each line: a notebook or a test may have replaced sys.stdout.
         stream = self._stream or sys.stdout
         try:
             print(line, file=stream, flush=True)
         except BrokenPipeError:
-            # Whatever else the program prints, now or at its exit, would raise once more.
+            # Otherwise everything that the program prints, also at its exit, would raise again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -4,18 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.files as files
+from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
-from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 
 
-class TensorBoard:
+class TensorBoard(Listener):
     """Writes scalars under `directory`: `train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, ….
 
-    The files are opened at the first record: what they need, TensorFlow and for clu also Keras, takes seconds to
-    import, in which no first step is kept waiting. (No thread may import: others would see half of it.)
+    The files are opened at the first record, so that the first step does not wait for the import of TensorFlow and
+    Keras, which takes seconds. (No thread may import them: others would see half of a module.)
 
-    A resumed run adds a file beside the earlier ones; TensorBoard drops the points that it runs past again. A run from
-    step 0 removes the event files that stand there.
+    A resumed run adds a file beside the earlier ones; TensorBoard drops the points of the steps that are run again. A
+    run from step 0 removes the event files that are there.
 
     Raises:
         InputError: the directory cannot be made or written.
@@ -52,9 +53,12 @@ class TensorBoard:
 
 
 def _open(directory: Path) -> Any:
-    # First, since clu imports TensorFlow as it comes, loud and fond of GPUs.
+    # First, because clu would import TensorFlow without its settings.
     from jaxddp.data import tensorflow_cpu  # noqa: F401, I001
     from clu import metric_writers
 
     with files.readable_errors(directory):
         return metric_writers.SummaryWriter(str(directory))
+
+
+LOGGERS.add("tensorboard")(lambda config, workdir: TensorBoard(workdir))

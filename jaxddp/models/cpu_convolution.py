@@ -1,4 +1,4 @@
-"""Square convolutions that are quick on CPUs too, forward and backward.
+"""Square convolutions that are quick on CPUs, forward and backward; `jaxddp.models.platform` says where they are used.
 
 XLA's CPU compiler has three slow cases (times of one core, against 7 ms for a convolution of as many multiplications):
 
@@ -7,11 +7,13 @@ XLA's CPU compiler has three slow cases (times of one core, against 7 ms for a c
 - where the kernel is larger than the image, as a 3x3 on a 2x2 map, 725 ms;
 - for the gradient of many-featured small images, the kernel is transposed first: 8 to 14 ms.
 
-Here these are products of matrices, with an image's patches as rows. Other platforms' libraries know better: there
-nothing is changed.
+Here these are products of matrices, with an image's patches as rows. A product also multiplies the padding, which a
+convolution does not, so each is a `composite` that says how many multiplications the convolution has.
 """
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,10 +39,10 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
     Args:
         stride, padding: of both axes; the padding is of zeros, on either side.
     """
-    as_matrix = functools.partial(_product, stride=stride, padding=padding)
-    by_library = functools.partial(_library, stride=stride, padding=padding)
-    cpu = as_matrix if _multiplies(images, kernel, kernel.shape[3]) else by_library
-    return lax.platform_dependent(images, kernel, cpu=cpu, default=by_library)
+    if not _multiplies(images, kernel, kernel.shape[3]):
+        return _library(images, kernel, stride, padding)
+    product = functools.partial(_product, stride=stride, padding=padding)
+    return _marked(product, _multiplications(images, kernel, stride, padding))(images, kernel)
 
 
 def _forward(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> tuple[jax.Array, Any]:
@@ -49,26 +51,39 @@ def _forward(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
 
 def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
     images, kernel = saved
-    settings = {"stride": stride, "padding": padding}
-    multiplies = _multiplies(images, kernel, kernel.shape[2])
+    settings, size = {"stride": stride, "padding": padding}, kernel.shape[0]
+    count = _multiplications(images, kernel, stride, padding)
 
-    def images_gradient(convolution: Any, grads: jax.Array, kernel: jax.Array) -> jax.Array:
-        return jax.linear_transpose(lambda x: convolution(x, kernel, **settings), images)(grads)[0]
+    def images_gradient(convolution: Callable[..., jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        like = jax.typeof(images)
+        return lambda grads, kernel: jax.linear_transpose(lambda x: convolution(x, kernel, **settings), like)(grads)[0]
 
-    def kernel_gradient(images: jax.Array, grads: jax.Array) -> jax.Array:
-        return jax.linear_transpose(lambda k: _library(images, k, **settings), kernel)(grads)[0]
-
-    of_images = functools.partial(images_gradient, _product if multiplies else _library)
-    by_library = functools.partial(images_gradient, _library)
-    size = kernel.shape[0]
     of_kernel = _pixels_product if size == 1 else functools.partial(_blocks_product, size=size)
-    return (
-        lax.platform_dependent(grads, kernel, cpu=of_images, default=by_library),
-        lax.platform_dependent(images, grads, cpu=functools.partial(of_kernel, **settings), default=kernel_gradient),
-    )
+    kernel_gradient = _marked(functools.partial(of_kernel, **settings), count)
+    multiplies = _multiplies(images, kernel, kernel.shape[2])
+    of_images = _marked(images_gradient(_product), count) if multiplies else images_gradient(_library)
+    return of_images(grads, kernel), kernel_gradient(images, grads)
 
 
 convolve.defvjp(_forward, _backward)
+
+
+def _marked(product: Callable[[jax.Array, jax.Array], jax.Array], multiplications: int) -> Callable[..., jax.Array]:
+    composite = lax.composite(lambda a, b, **_: product(a, b), "jaxddp.convolution")
+    return functools.partial(composite, multiplications=np.int64(multiplications))
+
+
+def _multiplications(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> int:
+    """Those of a convolution with pixels, and not with padding; its two gradients have as many."""
+    batch, *sides, channels = images.shape
+    size, _, _, features = kernel.shape
+
+    def taps(side: int) -> int:
+        outputs = (side + 2 * padding - size) // stride + 1
+        at = stride * np.arange(outputs)[:, None] + np.arange(size) - padding
+        return int(((at >= 0) & (at < side)).sum())
+
+    return batch * channels * features * math.prod(map(taps, sides))
 
 
 def _multiplies(images: jax.Array, kernel: jax.Array, features: int) -> bool:

@@ -1,8 +1,8 @@
-"""Looks a machine, a job and a config over before a run, and says of each part whether it will do.
+"""Checks a machine, a job and a config before a run, and reports a row for each check.
 
-Every check stands by itself: one that fails is a row, and the others go on. In a job every process makes every check;
-the rows are exchanged at the end, so that a failure anywhere is seen by all. What the processes do together they begin
-only if all of them can, or one would wait for another.
+Every check stands by itself: one that fails is a row, and the others continue. In a job every process makes every
+check, and the rows are exchanged at the end, so that all processes see a failure anywhere. The processes start what
+they do together only if all of them can, because otherwise one would wait for another.
 """
 
 import json
@@ -13,10 +13,11 @@ from typing import Any
 
 from jaxddp.cluster import checks
 from jaxddp.cluster.checks import Finding, Verdict
-from jaxddp.config import Config, ParallelConfig
+from jaxddp.config import ParallelConfig
 from jaxddp.errors import JaxddpError
 from jaxddp.job.membership import exchange, is_first
 from jaxddp.mesh import Topology
+from jaxddp.recipe_file import RecipeFile
 
 _LONGEST_REASON = 500
 
@@ -37,7 +38,7 @@ class Checklist:
     rows: list[CheckRow] = field(default_factory=list)
 
     def add(self, check: str, look: Callable[..., Finding], *arguments: Any) -> Any | None:
-        """Make a check and note its row; returns the value that it found, None where it failed."""
+        """Run a check and add its row; returns the value that it found, None where it failed."""
         try:
             found = look(*arguments)
         except JaxddpError as error:
@@ -51,13 +52,13 @@ class Checklist:
         return found.value
 
 
-def doctor(config: Config | None, workdir: Path | None) -> list[CheckRow]:
+def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     """Check the machine; with a config also its data, its step and what it will write; with a work directory also that.
 
     In a job all processes must call it, and all get the same rows.
     """
     report = Checklist()
-    parallel = config.parallel if config else ParallelConfig()
+    parallel = file.config.parallel if file else ParallelConfig()
     job = next(iter(report.add("environment", checks.environment) or []), None)
     report.add("coordinator", checks.coordinator, job, parallel)
     topology = report.add("devices", checks.devices, parallel)
@@ -66,36 +67,37 @@ def doctor(config: Config | None, workdir: Path | None) -> list[CheckRow]:
         report.add("all-reduce", checks.all_reduce, topology)
     alone = topology is None or topology.process_count == 1
     # Processes that were given different things would not meet in what follows.
-    if alone or report.add("settings", checks.settings, config, workdir):
-        setup = _rehearse(report, config, topology, job.process_id if job else 0) if config else None
+    if alone or report.add("settings", checks.settings, file, workdir):
+        process = job.process_id if job else 0
+        setup = _rehearse(report, file, topology, process) if file else None
         if workdir is not None:
-            _look_at_directory(report, config, workdir, setup, topology)
+            _look_at_directory(report, file, workdir, setup, topology)
     return _merged(report.rows, topology)
 
 
-def _rehearse(report: Checklist, config: Config, topology: Topology | None, process: int) -> Any | None:
-    """Returns the setup of the config's run, if it came to be."""
+def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, process: int) -> Any | None:
+    """Returns the setup of the config's run, or None where it could not be made."""
     from jaxddp.cluster import rehearsal
 
-    tables = report.add("data", rehearsal.data, config)
+    tables = report.add("data", rehearsal.data, file.config)
     if tables is not None:
-        report.add("images", rehearsal.images, config, tables, process)
+        report.add("images", rehearsal.images, file.config, tables, process)
     if not _all_can(topology, tables is not None):
         return None
-    setup = report.add("recipe", rehearsal.recipe, config)
+    setup = report.add("recipe", rehearsal.recipe, file)
     if setup is not None:
-        report.add("step", rehearsal.step, config, setup)
+        report.add("step", rehearsal.step, setup)
     return setup
 
 
 def _look_at_directory(
-    report: Checklist, config: Config | None, workdir: Path, setup: Any | None, topology: Topology | None
+    report: Checklist, file: RecipeFile | None, workdir: Path, setup: Any | None, topology: Topology | None
 ) -> None:
     needed = None
-    if config is not None and setup is not None:
+    if file is not None and setup is not None:
         from jaxddp.cluster import rehearsal
 
-        needed = rehearsal.checkpoint_bytes(setup.state, config.checkpoint.keep)
+        needed = rehearsal.checkpoint_bytes(setup.state, file.config.checkpoint.keep)
     written = report.add("work directory", checks.work_directory, workdir, needed)
     if topology is not None and topology.process_count > 1 and _all_can(topology, written is not None):
         report.add("shared", checks.shared, workdir)
@@ -114,7 +116,7 @@ def _merged(rows: Sequence[CheckRow], topology: Topology | None) -> list[CheckRo
 
 
 def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
-    """The first process's rows, and under each what the same check complained of elsewhere."""
+    """The rows of process 0, and below each what the same check reported in other processes."""
     first, merged = reports[0], []
     names = dict.fromkeys(row.check for rows in reports for row in rows)
     for name in names:

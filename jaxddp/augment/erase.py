@@ -1,36 +1,32 @@
-"""Parts of an image are taken away: cutout and random erasing, of one image with its key."""
+"""Random erasing: a rectangle of an image is replaced by the mean colour."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.box import Box, centered
+from jaxddp.augment.bounds import check_bound
+from jaxddp.augment.box import Box
+from jaxddp.config import AugmentConfig
+from jaxddp.registry import AUGMENTATIONS
 
 AREA = (0.02, 0.4)
 ASPECT = (0.3, 1 / 0.3)
 TRIES = 10
 
 
-def cutout(key: jax.Array, image: jax.Array, side: int) -> jax.Array:
-    """A black square, cut off at the borders (DeVries & Taylor 2017, arXiv:1708.04552).
-
-    Args:
-        image: uint8[H, W, C].
-        side: of the square, in pixels. Its centre is any pixel of the image with equal chance.
-    """
-    height, width, _ = image.shape
-    square = centered(key, height, width, jnp.int32(side), jnp.int32(side))
-    return jnp.where(square.mask(height, width)[..., None], 0, image).astype(image.dtype)
+@AUGMENTATIONS.add("erase")
+def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """With the config's probability; see `erase`."""
+    check_bound("erase", settings.erase, 1, "a probability")
+    return lambda key, image: erase(key, image, settings.erase)
 
 
 def erase(key: jax.Array, image: jax.Array, probability: float) -> jax.Array:
-    """A random rectangle of a normalized image set to zero, which is the data's mean colour.
+    """With a probability, a random rectangle of a normalized image, float[H, W, C], set to zero, the mean colour.
 
     Zhong et al. 2017 (arXiv:1708.04896) fill each pixel at random by default; the mean is their variant RE-M and what
-    torchvision's recipes use. It takes no random numbers for pixels that are seldom used.
-
-    Args:
-        image: float[H, W, C].
-        probability: that there is a rectangle at all.
+    torchvision's recipes use.
     """
     height, width, _ = image.shape
     whether, where = jax.random.split(key)

@@ -1,0 +1,29 @@
+"""Some images lose their colour."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxddp.errors import InputError
+from jaxddp.registry import AUGMENTATIONS
+
+PROBABILITY = 0.2
+LUMA = (0.2989, 0.587, 0.114)
+"""torchvision's weights of red, green and blue."""
+
+
+def grayscale(key: jax.Array, image: jax.Array) -> jax.Array:
+    """Each channel becomes the weighted mean of all three, with probability 0.2 (as in SimCLR, arXiv:2002.05709).
+
+    The image is normalized, float[H, W, C], C of 1 or 3. torchvision weighs pixels; weighing normalized values differs
+    by as much as the channels' means and deviations differ.
+    """
+    channels = image.shape[-1]
+    if channels not in (1, 3):
+        raise InputError(f"grayscale is defined for 1 or 3 channels, and the images have {channels}; leave it out")
+    if channels == 1:
+        return image
+    gray = (image * jnp.array(LUMA, image.dtype)).sum(-1, keepdims=True)
+    return jnp.where(jax.random.bernoulli(key, jnp.float32(PROBABILITY)), gray, image)
+
+
+AUGMENTATIONS.add("grayscale")(lambda settings: grayscale)

@@ -1,0 +1,28 @@
+"""Crops at random places of an image with a black border."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxddp.augment.bounds import check_bound
+from jaxddp.config import AugmentConfig
+from jaxddp.registry import AUGMENTATIONS
+
+
+@AUGMENTATIONS.add("pad")
+def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """With the config's margin; see `padded_crop`."""
+
+    def apply(key: jax.Array, image: jax.Array) -> jax.Array:
+        check_bound("pad", settings.pad, min(image.shape[:2]), "pixels, at most the image's side")
+        return padded_crop(key, image, settings.pad)
+
+    return apply
+
+
+def padded_crop(key: jax.Array, image: jax.Array, pad: int) -> jax.Array:
+    """Cut at random from a copy with `pad` black pixels around it: [H, W, C]."""
+    top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
+    padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
+    return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)

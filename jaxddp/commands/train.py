@@ -1,0 +1,41 @@
+"""`jaxddp train CONFIG`: train a recipe in a work directory, or continue from its last checkpoint."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from jaxddp.commands.parse import parse, workdir_of
+from jaxddp.config import Config
+from jaxddp.recipe_file import read_recipe
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a config."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")]
+    workdir: Path
+    """Where checkpoints, metrics and curves go."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """Continue from the latest checkpoint: where there is one, never, or always."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.errors`."""
+    name, *rest = arguments
+    file = read_recipe(name)
+    options = parse(Train, Train(file.config, workdir_of(name)), f"jaxddp train {name}", rest)
+    from jaxddp.experiment.experiment import open_experiment, train
+    from jaxddp.job.membership import is_first
+    from jaxddp.training.listeners.curves import CURVES
+    from jaxddp.training.listeners.display import progress
+    from jaxddp.training.listeners.jsonl import METRICS
+
+    experiment = open_experiment(replace(file, config=options.config))
+    train(experiment, options.workdir, resume=options.resume, listeners=[progress()])
+    if is_first():
+        written = {"curves": options.workdir / CURVES, "metrics": options.workdir / METRICS}
+        print("  ".join(f"{what}: {path}" for what, path in written.items() if path.exists()))
+    return 0

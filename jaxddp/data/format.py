@@ -1,0 +1,77 @@
+"""The protocol of data set formats. A new format is one file in `jaxddp/data/formats/` that registers itself:
+
+FORMATS.add("idx")(LocalFormat("train-images-idx3-ubyte and its like: IDX, such as MNIST", holds_idx, read_idx))
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol
+
+from jaxddp.config import DataConfig
+from jaxddp.data.source import Source, Split
+from jaxddp.data.storage.home import is_address
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a data set is."""
+
+    address: str
+    """A path of this machine, a URL, or NAME:REST such as tfds:cifar10."""
+    data: DataConfig
+    """The config, completed by what datasets.toml says."""
+
+    @property
+    def local(self) -> Path | None:
+        """The absolute path, links kept; None where the address is not a path of this machine."""
+        return None if is_address(self.address) else Path(self.address).expanduser().absolute()
+
+
+class Match(IntEnum):
+    """How well a place matches a format. The best match reads it; two best matches are an error."""
+
+    NONE = 0
+    PARTLY = 1
+    """Part of such a data set is there or next to it: reading says what is missing."""
+    WHOLE = 2
+    NAMED = 3
+    """The config names the format, or a file that only this format has; other formats that match are ignored."""
+
+
+class Format(Protocol):
+    """A format of data sets."""
+
+    @property
+    def description(self) -> str:
+        """What to give as data.path, in one line for messages, as in "give one of: ..."."""
+        ...
+
+    def match(self, place: Place) -> Match:
+        """Whether the place holds such a data set. It is asked of every place, so it must be quick."""
+        ...
+
+    def open(self, place: Place, split: Split) -> Source:
+        """The examples of a split, of the classes `place.data.classes`. No image of a file is opened.
+
+        Raises:
+            InputError: whatever is wrong with the data; names file and line.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LocalFormat:
+    """A format of data sets on this machine: whether a path holds one, and the reader of a split."""
+
+    description: str
+    holds: Callable[[Path], bool]
+    read: Callable[[Path, Split], Source]
+
+    def match(self, place: Place) -> Match:
+        return Match.WHOLE if place.local is not None and self.holds(place.local) else Match.NONE
+
+    def open(self, place: Place, split: Split) -> Source:
+        assert place.local is not None
+        return self.read(place.local, split).select(place.data.classes)

@@ -1,0 +1,157 @@
+"""Any accepted loss as a value and a weight for each example, so that masks, devices and batches never change it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxddp.errors import InputError
+
+Loss = Callable[[jax.Array, jax.Array], Any]
+"""(logits float[B, K], labels int32[B]) -> the losses of the examples, float[B]; or their mean, float[]; or a pair
+(sum, weight) whose quotient over the global batch is minimized, as of a loss that is normalized by class weights."""
+
+_ACCEPTED = "return one loss per example (float[B]), their mean (float[]), or (sum, weight)"
+# The smallest batch that a loss is tried on, and the largest; an odd one, so that it is seldom the number of classes.
+_FEWEST, _MOST = 9, 255
+
+
+@dataclass(frozen=True)
+class ExampleLoss:
+    """A loss taken apart: the global batch's loss is the sum of `values` over the sum of `weights`.
+
+    Attributes:
+        function: as it was given.
+        form: what `function` returns: each example's loss, their mean, or a sum with its weight.
+        num_classes: K, of the logits that it takes.
+    """
+
+    function: Loss
+    form: Literal["examples", "mean", "weighted"]
+    num_classes: int
+
+    def __call__(self, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(values, weights), float[B] each."""
+        if self.form == "weighted":
+            return jax.vmap(lambda one, label: _scalars(self.function(one[None], label[None])))(logits, labels)
+        if self.form == "mean":
+            values = jax.vmap(lambda one, label: self.function(one[None], label[None]))(logits, labels)
+        else:
+            values = self.function(logits, labels)
+        return values, jnp.ones_like(values)
+
+
+def example_loss(loss: Loss, num_classes: int) -> ExampleLoss:
+    """Tell a loss's form, and see that it is what it seems: tried on random logits, with every class among the labels.
+
+    Raises:
+        InputError: it returns something else, or the loss of a batch does not follow from the losses of its examples,
+            so that the value would depend on how a batch is divided among devices.
+    """
+    name = f"loss {getattr(loss, '__qualname__', type(loss).__name__)}"
+    if not callable(loss):
+        raise InputError(
+            f"loss: an object of type {type(loss).__name__} was given; give a function of (logits, labels)"
+        )
+    form = _form(loss, name, num_classes)
+    taken_apart = ExampleLoss(loss, form, num_classes)
+
+    @jax.jit
+    def both(logits: jax.Array, labels: jax.Array) -> tuple[Any, Any, Any]:
+        values, weights = taken_apart(logits, labels)
+        whole = loss(logits, labels)
+        if form == "examples":
+            singly = jax.vmap(lambda one, label: loss(one[None], label[None])[0])(logits, labels)
+            return whole, singly, jnp.zeros(())
+        if form == "mean":
+            return whole, values.mean(), jnp.zeros(())
+        of_weight = jax.grad(lambda logits: _scalars(loss(logits, labels))[1].astype(jnp.float32))(logits)
+        return jnp.stack(_scalars(whole)), jnp.stack([values.sum(), weights.sum()]), jnp.abs(of_weight).max()
+
+    for logits, labels in _trials(num_classes):
+        whole, singly, of_weight = jax.device_get(both(logits, labels))
+        if not np.isfinite(whole).all():
+            # A loss may want probabilities, of a model that ends with a softmax.
+            whole, singly, of_weight = jax.device_get(both(jax.nn.softmax(logits), labels))
+        if not np.allclose(whole, singly, rtol=_tolerance(whole), atol=_tolerance(whole), equal_nan=False):
+            raise InputError(f"{name}: {_difference(form, np.asarray(whole), np.asarray(singly))}; {_ACCEPTED}")
+        if of_weight > 0:
+            raise InputError(f"{name}: its weight depends on the logits; let it follow from the labels alone")
+        if form == "weighted" and not whole[1] > 0:
+            raise InputError(f"{name}: its weight over a batch of all classes is {whole[1]:.6g}; give positive weights")
+    return taken_apart
+
+
+def check_metric(metric: Loss, name: str, num_classes: int) -> None:
+    """See that a metric returns one number for each example, which does not depend on the others of its batch.
+
+    Raises:
+        InputError: it does not; `name` says which metric.
+    """
+    if not callable(metric):
+        raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
+    if _form(metric, name, num_classes) != "examples":
+        raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
+    for logits, labels in _trials(num_classes):
+        whole = np.asarray(jax.jit(metric)(logits, labels), np.float64)
+        one_by_one = jax.jit(jax.vmap(lambda one, label: metric(one[None], label[None])[0]))
+        singly = np.asarray(one_by_one(logits, labels), np.float64)
+        if not np.allclose(whole, singly, rtol=1e-4, atol=1e-4, equal_nan=True):
+            raise InputError(
+                f"{name}: {_difference('examples', whole, singly, 'value')}; let it follow from the example alone"
+            )
+
+
+def _form(loss: Loss, name: str, num_classes: int) -> Literal["examples", "mean", "weighted"]:
+    rows = _FEWEST if num_classes != _FEWEST else _FEWEST + 2
+    shapes = jax.ShapeDtypeStruct((rows, num_classes), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.int32)
+    given = f"logits float32[{rows}, {num_classes}] and labels int32[{rows}]"
+    try:
+        found = jax.eval_shape(loss, *shapes)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{name}: fails for {given}: {type(error).__name__}: {reason}") from error
+    parts = found if isinstance(found, tuple | list) else (found,)
+    floats = all(hasattr(part, "dtype") and not jnp.issubdtype(part.dtype, jnp.complexfloating) for part in parts)
+    kinds: dict[Any, Literal["examples", "mean", "weighted"]] = {((rows,),): "examples", ((),): "mean"}
+    kinds |= {((), ()): "weighted"}
+    shape = tuple(part.shape for part in parts) if floats else None
+    if shape not in kinds or (isinstance(found, tuple | list) and len(parts) == 1):
+        what = ", ".join(f"{part.dtype}{list(part.shape)}" if hasattr(part, "dtype") else str(part) for part in parts)
+        raise InputError(f"{name}: returned {what or 'nothing'} for {given}; {_ACCEPTED}")
+    return kinds[shape]
+
+
+def _scalars(pair: Any) -> tuple[jax.Array, jax.Array]:
+    total, weight = pair
+    return jnp.asarray(total), jnp.asarray(weight).astype(jnp.result_type(total))
+
+
+def _trials(num_classes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batches of random logits, float32[B, K], in which every class is some example's label."""
+    rng = np.random.default_rng(0)
+    rows = min(max(num_classes, _FEWEST), _MOST)
+    labels = np.resize(rng.permutation(num_classes), -(-max(num_classes, rows) // rows) * rows)
+    for part in labels.reshape(-1, rows):
+        yield 2 * rng.standard_normal((rows, num_classes), np.float32), part.astype(np.int32)
+
+
+def _tolerance(values: Any) -> float:
+    """Of sums in another order, in the precision that the loss returns."""
+    dtype = np.asarray(values).dtype
+    return max(1e-5, 4 * float(jnp.finfo(dtype).eps)) if jnp.issubdtype(dtype, jnp.floating) else 1e-5
+
+
+def _difference(form: str, whole: np.ndarray, singly: np.ndarray, what: str = "loss") -> str:
+    if form == "examples":
+        at = int(np.nanargmax(np.abs(whole - singly))) if np.isfinite(whole - singly).any() else 0
+        return f"an example's {what} is {whole[at]:.6g} in a batch and {singly[at]:.6g} alone"
+    if form == "mean":
+        return f"the loss of a batch is {whole:.6g}, and the mean of its examples' losses {singly:.6g}"
+    return (
+        f"(sum, weight) of a batch is ({whole[0]:.6g}, {whole[1]:.6g}), and added up over its examples "
+        f"({singly[0]:.6g}, {singly[1]:.6g})"
+    )

@@ -1,0 +1,42 @@
+"""An optional piece of the training step, with arrays of its own in the state."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+if TYPE_CHECKING:
+    from jaxddp.engine.state import TrainState
+
+EVAL_PARAMS = "eval_params"
+"""The key under which a part's own arrays hold parameters that evaluation measures in place of the trained ones."""
+
+
+class Part:
+    """Pure functions that a step calls in this order; each is optional. All see the same values on every device.
+
+    Attributes:
+        name: of its arrays in `TrainState.parts`, which are saved and restored with the state.
+    """
+
+    name: str
+
+    def init(self, params: Any) -> Any:
+        """Its own arrays at step 0, a pytree; {} for none."""
+        return {}
+
+    def loss_scale(self, own: Any) -> jax.Array | float:
+        """What the loss is multiplied by before it is differentiated; the gradients are divided by it."""
+        return 1.0
+
+    def gradients(self, own: Any, grads: Any) -> Any:
+        """The gradients that the optimizer is given, of those averaged over the global batch."""
+        return grads
+
+    def update(self, own: Any, before: "TrainState", after: "TrainState", grads: Any) -> tuple[Any, "TrainState"]:
+        """Its next arrays, and the next state: `after`, or one in which some of it is left as `before`."""
+        return own, after
+
+    def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
+        """Scalars of this step, by name, which are logged beside its metrics."""
+        return {}

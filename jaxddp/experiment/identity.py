@@ -1,0 +1,90 @@
+"""What tells one training from another where its pieces are objects: names, and digests of what they compute."""
+
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxddp.engine.parts.part import Part
+from jaxddp.engine.state import TrainState, array_types
+from jaxddp.experiment.recipe import Recipe
+from jaxddp.measure.flops import jaxprs_in
+from jaxddp.mesh import AXIS
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: tuple[int, ...]) -> dict[str, str]:
+    """Each piece of a recipe by its name and by a digest of the program that JAX traces of it.
+
+    A digest differs where any constant does: a learning rate, a class weight, a layer's width. It belongs to one
+    release of JAX, and does not depend on the number of devices.
+    """
+    logits, labels = jax.ShapeDtypeStruct((2, num_classes), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
+    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    of_examples = {"loss": recipe.loss.function, **{f"metric {name}": each for name, each in recipe.metrics.items()}}
+    found = {name: _described(function, logits, labels) for name, function in of_examples.items()}
+    found["optimizer"] = _digest(recipe.optimizer.update, state.params, state.opt_state, state.params)
+
+    def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
+        return recipe.model.apply(params, model_state, images, train=True, key=key)
+
+    model = type(getattr(recipe.model, "module", recipe.model)).__name__
+    found["model"] = f"{model} {_digest(network, state.params, state.model_state, images, key)}"
+    if recipe.schedule is not None:
+        found["schedule"] = _described(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
+    if recipe.augmentation is not None:
+        found["augmentation"] = _described(recipe.augmentation, key, image)
+    if recipe.parts:
+        found["parts"] = ", ".join(_part(part, state) for part in recipe.parts)
+    return found
+
+
+def checksums(state: TrainState) -> dict[str, str]:
+    """Of the state that this process holds: what its arrays are, and what is in the parameters."""
+    types = hashlib.sha256(repr(sorted(array_types(state.opt_state).items())).encode()).hexdigest()[:12]
+    crc = 0
+    for leaf in jax.tree.leaves((state.params, state.model_state)):
+        crc = zlib.crc32(np.asarray(leaf.addressable_data(0)).tobytes(), crc)
+    return {"the optimizer state's structure": types, "the initial parameters' checksum": f"{crc:08x}"}
+
+
+def _part(part: Part, state: TrainState) -> str:
+    def all_of_it(own: Any, state: TrainState) -> Any:
+        grads = part.gradients(own, state.params)
+        return part.loss_scale(own), grads, part.update(own, state, state, grads), part.report(own, grads)
+
+    return f"{part.name} {_digest(all_of_it, state.parts[part.name], state)}"
+
+
+def _described(function: Callable[..., Any], *arguments: Any) -> str:
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"{name} {_digest(function, *arguments)}"
+
+
+def _digest(function: Callable[..., Any], *arguments: Any) -> str:
+    """Of the jaxpr and all its constants, 12 hex digits."""
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+    traced = jax.make_jaxpr(function, axis_env=[(AXIS, 1)])(*abstract)
+    digest = hashlib.sha256(_ADDRESS.sub("", str(traced)).encode())
+    # A jaxpr prints none of its constants, and no more than the ends of a large literal.
+    for constant in _constants(traced):
+        digest.update(np.ascontiguousarray(constant).tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _constants(closed: Any) -> Iterator[Any]:
+    """The arrays in a jaxpr, and in those of its operations."""
+    yield from (constant for constant in getattr(closed, "consts", ()) if hasattr(constant, "dtype"))
+    jaxpr = getattr(closed, "jaxpr", closed)
+    for equation in jaxpr.eqns:
+        yield from (operand.val for operand in equation.invars if hasattr(operand, "val"))
+        for inner in jaxprs_in(equation.params.values()):
+            yield from _constants(inner)

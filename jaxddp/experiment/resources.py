@@ -1,0 +1,99 @@
+"""On what a run trains: its sources and its devices."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxddp.config import Config, DataConfig, ParallelConfig
+from jaxddp.data.opening import open_tables
+from jaxddp.data.source import Source
+from jaxddp.engine.compiler_options import compiler_options
+from jaxddp.engine.program_cache import keep_compiled_programs
+from jaxddp.errors import InputError
+from jaxddp.job.environment import Job, find_job
+from jaxddp.job.membership import Limits, agree, join
+from jaxddp.mesh import Topology, simulate_cpu_devices
+from jaxddp.overrides import flatten
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The devices of all processes, what is trained on, and what is validated on, if anything.
+
+    Attributes:
+        compiler_options: XLA's for the training step, each of which this jaxlib accepts.
+    """
+
+    topology: Topology
+    train: Source
+    val: Source | None = None
+    compiler_options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What config.json keeps of the data, and a resumed run compares."""
+        found = {"train": self.train.fingerprint}
+        return found if self.val is None else found | {"val": self.val.fingerprint}
+
+
+def join_with(config: Config, digest: str | None = None) -> Topology:
+    """Join the job of the environment, see that all processes have this config and recipe, and lay out the devices.
+
+    Args:
+        digest: of the recipe's files; see `jaxddp.recipe_file.RecipeFile.digest`.
+
+    Raises:
+        InputError: the processes do not find each other, or a key differs; names it, the process and both values.
+    """
+    join_job(find_job(), config.parallel)
+    values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
+    agree(values | {"the recipe file's digest": str(digest)})
+    return Topology.create(config.parallel.devices)
+
+
+def join_job(job: Job | None, parallel: ParallelConfig) -> None:
+    """Simulate CPU devices where the config asks for them, and join the job, with the config's limits to every wait.
+
+    What is compiled from here on is kept for the next start.
+    """
+    if parallel.cpu_devices is not None:
+        simulate_cpu_devices(parallel.cpu_devices)
+    limits = Limits(
+        start=parallel.start_timeout, silence=parallel.heartbeat_timeout, shutdown=parallel.shutdown_timeout
+    )
+    join(job, limits)
+    keep_compiled_programs()
+
+
+def open_resources(config: Config, topology: Topology) -> Resources:
+    """Open the data that a config names, and see that the devices can share its batches.
+
+    Raises:
+        InputError: anything in the data that cannot be used, a batch that cannot be divided, or an XLA option that this
+            jaxlib refuses.
+    """
+    topology.check_batch_size(config.train.batch_size)
+    topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
+    options = compiler_options(config.parallel.xla_options)
+    train, val = open_tables(config.data)
+    agree({"validation data": val.fingerprint})
+    check_comparable(val, train, config.data)
+    return Resources(topology, train, val, options)
+
+
+def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
+    """Evaluating a model takes images and classes like those that it is trained on.
+
+    Raises:
+        InputError: other classes, another size of images in memory, or a crop that is larger than the resized image.
+    """
+    for label, (there, here) in enumerate(itertools.zip_longest(source.class_ids, trained.class_ids)):
+        if there != here:
+            raise InputError(
+                f"validation data: class {label} is {there!r}, and {here!r} in the training data; "
+                "select the same classes in both"
+            )
+    if source.image_shape(data) != trained.image_shape(data):
+        shapes = f"{source.image_shape(data)}, and {trained.image_shape(data)} in the training data"
+        raise InputError(f"validation data: images of {shapes}; give both the same shape")
+    source.check_evaluation(data)

@@ -1,0 +1,84 @@
+"""The functions by which a recipe file brings objects of its own, and how they are called."""
+
+import contextlib
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jaxddp.errors import InputError
+from jaxddp.wording import choices
+
+HOOKS = {
+    "get_model": "config, num_classes",
+    "get_loss": "config",
+    "get_metrics": "config",
+    "get_optimizer": "config, learning_rate",
+    "get_augmentation": "config",
+    "get_listeners": "config, workdir",
+}
+"""What a recipe may define beside `get_config()`, and what each is given."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One function of a recipe file. What it raises becomes an InputError that names the line."""
+
+    path: Path
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        with one_line(self.path, f"{self.function.__name__}: "):
+            return self.function(*arguments)
+
+    @property
+    def name(self) -> str:
+        """The file and the function, for messages."""
+        return f"{self.path}: {self.function.__name__}"
+
+
+def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
+    """The hooks that a recipe file defines or imports.
+
+    Raises:
+        InputError: one with another signature, or a `get_…` function of its own that is no hook.
+    """
+    found = {}
+    for name, value in vars(module).items():
+        if name in HOOKS:
+            found[name] = Hook(path, _checked(path, name, value))
+        elif name.startswith("get_") and name != "get_config" and getattr(value, "__module__", "") == module.__name__:
+            raise InputError(f"{path}: {name} is no hook of a recipe; {choices(name, [*HOOKS, 'get_config'])}")
+    return found
+
+
+def _checked(path: Path, name: str, value: Any) -> Callable[..., Any]:
+    if not callable(value):
+        raise InputError(f"{path}: {name} is a {type(value).__name__}; define the function {name}({HOOKS[name]})")
+    if inspect.iscoroutinefunction(value):
+        raise InputError(f"{path}: {name} is an async function; define a plain one, def {name}({HOOKS[name]})")
+    signature = inspect.signature(value)
+    try:
+        signature.bind(*HOOKS[name].split(", "))
+    except TypeError as error:
+        raise InputError(f"{path}: {name}{signature} is called as {name}({HOOKS[name]}): {error}") from None
+    return value
+
+
+@contextlib.contextmanager
+def one_line(path: Path, what: str) -> Iterator[None]:
+    """Turns what a recipe file raises into one line with the line of the file where it happened."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {what}{error}") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).absolute() == path.absolute()]
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            lines = [error.lineno]
+        where = f"{path}:{lines[-1]}" if lines else f"{path}"
+        raise InputError(f"{where}: {what}{type(error).__name__}: {error}") from error

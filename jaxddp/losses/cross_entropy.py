@@ -1,0 +1,32 @@
+"""Softmax cross-entropy of integer labels."""
+
+from collections.abc import Callable
+
+import jax
+import optax
+
+from jaxddp.config import Config
+from jaxddp.registry import LOSSES
+
+
+@LOSSES.add("cross_entropy")
+def from_config(config: Config) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Smoothed by `train.label_smoothing`."""
+    return cross_entropy(config.train.label_smoothing)
+
+
+def cross_entropy(label_smoothing: float = 0.0) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The loss of each example, (logits float[B, K], labels int32[B]) -> float[B].
+
+    Args:
+        label_smoothing: the share of a label that all classes divide equally (Szegedy et al. 2016, arXiv:1512.00567,
+            section 7).
+    """
+
+    def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        if not label_smoothing:
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype), label_smoothing)
+        return optax.softmax_cross_entropy(logits, targets)
+
+    return loss

@@ -1,0 +1,235 @@
+"""Recipe files: a Python file with `get_config()`, and beside it any of the hooks that bring objects of its own.
+
+    def get_config():
+        return load("cifar10").replace(train={"duration": "10 epochs"})
+
+    def get_model(config, num_classes):
+        return MyNetwork(num_classes)
+
+A recipe that loads another (`load("base.py")`) finds it beside itself and inherits its hooks. Modules that lie beside a
+recipe can be imported. A run keeps a copy of all these files, so that its config.json alone brings the recipe back.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+
+from jaxddp.config import Config
+from jaxddp.errors import InputError
+from jaxddp.hooks import Hook, hooks_of, one_line
+from jaxddp.wording import choices, show
+
+CONFIG_FILE = "config.json"
+"""What a run writes into its work directory: its config, and what it was compared by."""
+COPY_FOLDER = "recipe"
+"""Where a work directory keeps the recipe's files."""
+BESIDE_CONFIG = ("fingerprint", "recipe", "objects")
+"""The keys of config.json that are not the config's."""
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """What a recipe file says, or the config.json of a run.
+
+    Attributes:
+        path: the file.
+        root: the folder that `files` are relative to.
+        hooks: those that it or a recipe that it loaded defines, by name.
+        loaded: the recipe files that were read: this one, and those that it loaded by path.
+        seen: modules beside them that were imported meanwhile.
+        kept_digest: of a run's copy, the digest that config.json says of it.
+    """
+
+    config: Config
+    path: Path
+    root: Path
+    hooks: Mapping[str, Hook] = field(default_factory=dict)
+    loaded: tuple[Path, ...] = ()
+    seen: frozenset[Path] = frozenset()
+    kept_digest: str | None = None
+
+    def files(self) -> dict[str, bytes]:
+        """Every Python file of the user's that the recipe consists of so far, by its path below `root`.
+
+        Empty where there is no hook: then the config says it all. Modules are found once they are imported.
+        """
+        if not self.hooks:
+            return {}
+        folders = {path.parent for path in self.loaded}
+        imported = {file for folder in folders for _, file in _modules(folder)}
+        found = {*self.loaded, *self.seen, *imported}
+        return {os.path.relpath(path, self.root): path.read_bytes() for path in sorted(found)}
+
+    def digest(self) -> str | None:
+        """SHA-256, as hex, of `files`; None where there is none."""
+        files = self.files()
+        if not files:
+            return None
+        digest = hashlib.sha256()
+        for name, content in files.items():
+            digest.update(f"{name} {len(content)}\n".encode() + content)
+        return digest.hexdigest()
+
+
+@dataclass
+class _Reading:
+    """A recipe file while it runs: what it loads is noted here."""
+
+    path: Path
+    within: "_Reading | None"
+    hooks: dict[str, Hook] = field(default_factory=dict)
+    loaded: list[Path] = field(default_factory=list)
+    seen: set[Path] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Note the modules beside the file that were imported so far."""
+        self.seen |= {file for _, file in _modules(self.path.parent)}
+
+
+_folders: set[Path] = set()
+"""Whose modules can be imported because a recipe lies there."""
+_reading: ContextVar[_Reading | None] = ContextVar("reading", default=None)
+
+
+def read_recipe(name_or_path: str | Path) -> RecipeFile:
+    """Run a recipe file, or read what a run was.
+
+    Args:
+        name_or_path: a name in the project's configs/ (`"imagenet_resnet50"`), the path of a Python file, or that of
+            the config.json in a run's work directory. Within a recipe file a relative path begins beside that file.
+
+    Raises:
+        InputError: no such file, one that does not run, a `get_config()` that returns something else, a hook with
+            another signature, or a `get_…` function that is no hook.
+    """
+    within = _reading.get()
+    path = configs_folder() / f"{name_or_path}.py"
+    if Path(name_or_path).suffix in (".py", ".json") or "/" in str(name_or_path):
+        path = Path(name_or_path) if within is None else Path(os.path.normpath(within.path.parent / name_or_path))
+    if not path.is_file():
+        raise InputError(f"config {str(name_or_path)!r} does not exist; {_nearest(str(name_or_path))}")
+    if within is not None:
+        # What the other recipe imports may take the place of modules of the same name.
+        within.look()
+    recipe = _of_run(path) if path.suffix == ".json" else _of_file(path)
+    if within is not None:
+        within.hooks |= recipe.hooks
+        within.loaded += recipe.loaded
+        within.seen |= recipe.seen
+    return recipe
+
+
+def config_names() -> list[str]:
+    """The names that `read_recipe` finds in the project's configs/."""
+    return sorted(path.stem for path in configs_folder().glob("*.py"))
+
+
+def configs_folder() -> Path:
+    """In an installed wheel configs/ lies inside the package, in a checkout beside it."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+
+
+def _nearest(name: str) -> str:
+    if Path(f"{name}.py").is_file():
+        return f"did you mean the file {name + '.py'!r}?"
+    return choices(Path(name).stem, config_names())
+
+
+def _of_run(path: Path) -> RecipeFile:
+    """The config that a run wrote down, and the hooks of its copy of the recipe."""
+    try:
+        content = json.loads(path.read_text())
+        config = Config().replace(**{key: value for key, value in content.items() if key not in BESIDE_CONFIG})
+        kept = content.get("recipe") or {}
+        file, digest = kept.get("file"), kept.get("digest")
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as a run's config ({error}); give a run's config.json") from None
+    if file is None:
+        return RecipeFile(config, path, path.parent)
+    if not isinstance(file, str) or not isinstance(digest, str):
+        raise InputError(f"{path}: its recipe is {show(kept)}; restore the file, or give the recipe file itself")
+    root = path.parent / COPY_FOLDER
+    copy = root / file
+    if not copy.is_file():
+        raise InputError(f"{copy}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
+    recipe = _of_file(copy)
+    return replace(recipe, config=config, path=path, root=root.absolute(), kept_digest=digest)
+
+
+def _of_file(path: Path) -> RecipeFile:
+    reading = _Reading(path.absolute(), _reading.get())
+    _refuse_loop(reading)
+    token = _reading.set(reading)
+    try:
+        with one_line(path, ""):
+            module = _run(path)
+            if not callable(getattr(module, "get_config", None)):
+                raise InputError("defines no get_config(); define one that returns a jaxddp.config.Config")
+            config = module.get_config()
+            reading.look()
+    finally:
+        _reading.reset(token)
+    if not isinstance(config, Config):
+        raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
+    hooks = reading.hooks | hooks_of(path, module)
+    own = [] if path.absolute().parent == configs_folder().absolute() else [path.absolute()]
+    loaded = tuple(dict.fromkeys([*own, *reading.loaded]))
+    root = Path(os.path.commonpath([file.parent for file in loaded])) if loaded else path.absolute().parent
+    return RecipeFile(config, path, root, hooks, loaded, frozenset(reading.seen if own else ()))
+
+
+def _run(path: Path) -> ModuleType:
+    """Execute a file as a module; what lies beside it can be imported, as from a script, now and from its hooks."""
+    name = f"jaxddp_recipe_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError("is no Python file; give one whose name ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    if path.absolute().parent != configs_folder().absolute():
+        _import_from(path.absolute().parent)
+    # A dataclass, such as a Flax module, looks for its own module there.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_from(folder: Path) -> None:
+    """Have imports look into a recipe's folder first, and forget what they found in other recipes' folders."""
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    for other in _folders - {folder}:
+        for name in [name for name, file in _modules(other) if (folder / file.relative_to(other)).is_file()]:
+            del sys.modules[name]
+    _folders.add(folder)
+
+
+def _refuse_loop(reading: _Reading) -> None:
+    outer = reading.within
+    while outer is not None:
+        if outer.path == reading.path:
+            raise InputError(f"{reading.path}: loads itself; load the recipe that it begins with")
+        outer = outer.within
+
+
+def _modules(folder: Path) -> list[tuple[str, Path]]:
+    """The imported modules that lie in a folder as an import finds them there, and their files."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or name.partition(".")[0] == "jaxddp":
+            continue
+        place = folder.joinpath(*name.split("."))
+        if Path(file) in (place.with_suffix(".py"), place / "__init__.py"):
+            found.append((name, Path(file)))
+    return found

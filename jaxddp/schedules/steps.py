@@ -1,0 +1,10 @@
+"""How long a run is."""
+
+from typing import NamedTuple
+
+
+class Steps(NamedTuple):
+    """Of a run, in steps."""
+
+    total: int
+    warmup: int

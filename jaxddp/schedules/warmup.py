@@ -1,0 +1,31 @@
+"""The learning rate of a whole run: the warm-up, then the schedule that the config names."""
+
+import optax
+
+from jaxddp.config import Config
+from jaxddp.errors import InputError
+from jaxddp.registry import SCHEDULES
+from jaxddp.schedules.steps import Steps
+
+
+def make_schedule(config: Config, steps: Steps) -> optax.Schedule:
+    """The learning rate as a function of the step, 0 for the first.
+
+    It rises linearly to the peak over the warm-up, beginning at peak / warmup steps so that no step is wasted, and then
+    follows the schedule named `optimizer.schedule` over the rest of the run.
+
+    Raises:
+        InputError: an unknown name, or a warm-up longer than the run.
+    """
+    total, warmup = steps
+    if warmup > total:
+        raise InputError(
+            f'optimizer.warmup="{config.optimizer.warmup}" is {warmup} steps, longer than the run of {total}; '
+            'shorten it, or give it in percent ("5%")'
+        )
+    after = SCHEDULES.get(config.optimizer.schedule)(config, steps)
+    if not warmup:
+        return after
+    peak = config.optimizer.learning_rate
+    rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
+    return optax.join_schedules([rise, after], [warmup])

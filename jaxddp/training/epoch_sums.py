@@ -1,0 +1,95 @@
+"""Metrics of steps that the devices may still be computing: kept as arrays, fetched together when they are wanted."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
+from jaxddp.errors import InputError, NonFiniteError
+
+# The host goes on while this many steps that it dispatched last are unfinished, or the one chunk that holds more; so
+# batches in flight stay few, and a chunk is dispatched while the devices compute the one before it.
+_STEPS_IN_FLIGHT = 3
+
+
+class EpochSums:
+    """Adds up the sums of an epoch, step by step.
+
+    Args:
+        values: what `values` was at the step that the run resumes, so that an epoch goes on where it stood.
+        max_substituted: how many images of an epoch may be substituted; None sets no limit.
+    """
+
+    def __init__(self, values: Any = 0.0, max_substituted: int | None = None):
+        self._max_substituted = max_substituted
+        self._names: tuple[str, ...] = ()
+        self._pending: list[tuple[range, MetricSums]] = []
+        self._values = np.array(values)
+
+    @property
+    def values(self) -> list[Any] | float:
+        """The running epoch's sums up to the last call of `fetch`, as plain values."""
+        return self._values.tolist()
+
+    def add(self, steps: range, sums: MetricSums) -> None:
+        """Take the sums of steps that were just dispatched together; waits where too many are unfinished.
+
+        Args:
+            steps: their numbers, from 1.
+            sums: of one step; or of several, `values[k]` those of `steps[k]`, and what follows these is left out.
+        """
+        self._names = sums.names
+        self._pending.append((steps, sums))
+        in_flight = 0
+        for dispatched, its_sums in reversed(self._pending):
+            if in_flight >= _STEPS_IN_FLIGHT:
+                jax.block_until_ready(its_sums.values)
+                break
+            in_flight += len(dispatched)
+
+    def fetch(self) -> dict[str, float]:
+        """Wait for every step so far, and return the means of the last one.
+
+        Raises:
+            NonFiniteError: a loss was NaN or infinite; names the first step where it was.
+            InputError: more of the epoch's images were substituted than may be; names the step.
+        """
+        steps = [step for several, _ in self._pending for step in several]
+        fetched = jax.device_get([sums.values for _, sums in self._pending])
+        values = [
+            value.astype(np.float64)
+            for (several, _), found in zip(self._pending, fetched, strict=True)
+            for value in found.reshape(-1, *found.shape[-2:])[: len(several)]
+        ]
+        self._pending.clear()
+        for step, value in zip(steps, values, strict=True):
+            if not math.isfinite(value[0, 0]):
+                raise NonFiniteError(
+                    f"step {step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
+                    "Lower the learning rate, or lengthen its warm-up"
+                )
+            self._values = self._values + value
+            self._check_substituted(step)
+        return means_of(self._names, values[-1])
+
+    def end_epoch(self) -> dict[str, float]:
+        """The means of the epoch that ends here; the next begins."""
+        means, self._values = means_of(self._names, self._values), np.array(0.0)
+        return means
+
+    def _check_substituted(self, step: int) -> None:
+        # The sums are of all processes, so all of them stop at one step, however many they are.
+        if self._max_substituted is not None and SUBSTITUTED in self._names:
+            count = round(self._values[self._names.index(SUBSTITUTED), 0])
+            check_substituted(count, self._max_substituted, f"step {step}")
+
+
+def check_substituted(count: int, limit: int, where: str) -> None:
+    """Raises `InputError` where more images of an epoch were substituted than may be."""
+    if count > limit:
+        raise InputError(
+            f"{where}: {count} images of this epoch were substituted, and data.max_bad_images allows {limit}; find "
+            "them with `jaxddp data check`, or raise data.max_bad_images"
+        )

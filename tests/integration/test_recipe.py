@@ -1,0 +1,182 @@
+"""A recipe file with objects of its own, from a folder outside of the repository: one process and two, killed and
+resumed; and the same objects given to the Python API."""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from small import random_table
+from started import Launched, Program, environment, last_line, lines, losses
+from test_recipe_file import NETWORK, WHOLE
+
+TOTAL = 300
+WORDS = ["--train.duration", f"{TOTAL} steps", "--checkpoint.every", "20 steps", "--eval.every", "50 steps"]
+CHECKED = ("loss", "top1", "sure", "learning_rate")
+
+SCRIPT = """
+import sys
+import jaxddp, mine
+import numpy as np
+from jaxddp.config import load
+from jaxddp.schedules.steps import Steps
+from jaxddp.schedules.warmup import make_schedule
+
+config = load("mine.py")
+arrays = np.load(sys.argv[1])
+train, val = (
+    jaxddp.ArrayTable(arrays[f"{name}_images"], arrays[f"{name}_labels"], tuple("01234")) for name in ("train", "val")
+)
+total = int(sys.argv[2])
+learning_rate = make_schedule(config, Steps(total, round(0.05 * total)))
+setup = jaxddp.prepare_training(
+    mine.get_model(config, 5), train, 2, mine.get_optimizer(config, learning_rate), 4, epochs=total * 8 / 50,
+    data=config.data, metrics=mine.get_metrics(config), augmentation=mine.get_augmentation(config),
+)
+loss = mine.get_loss(config)
+jaxddp.train(loss, setup, val=val, workdir="python", log_every="1 step", eval_every="50 steps", listeners=())
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "network.py").write_text(NETWORK)
+    (folder / "mine.py").write_text(WHOLE)
+    tables = {"train": random_table(50), "val": random_table(23, seed=1)}
+    arrays = {f"{split}_images": table.images for split, table in tables.items()}
+    np.savez(folder / "set.npz", **arrays, **{f"{split}_labels": table.labels for split, table in tables.items()})
+    return folder
+
+
+def words(folder: Path, workdir: Path, *more: str) -> list[str]:
+    places = ["--data.path", str(folder / "set.npz"), "--workdir", str(workdir)]
+    return ["train", str(folder / "mine.py"), *places, *WORDS, *more]
+
+
+def numbers(workdir: Path) -> list[dict[str, float]]:
+    """What each line says of the training itself."""
+    return [
+        {name: line[name] for name in (*CHECKED, "step", "split") if name in line}
+        for split in ("train", "val")
+        for line in lines(workdir, split)
+    ]
+
+
+def weights(workdir: Path) -> dict[str, bytes]:
+    """The bytes of the arrays of the last checkpoint, read without the package."""
+    place, reader = workdir / "checkpoints" / str(TOTAL) / "state", ocp.PyTreeCheckpointer()
+    tree = reader.metadata(place).item_metadata.tree
+    as_arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    state = reader.restore(place, args=ocp.args.PyTreeRestore(restore_args=as_arrays))
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, start, tmp_path):
+    whole, killed, alone = tmp_path / "whole", tmp_path / "killed", tmp_path / "alone"
+    start(Launched, tmp_path / "a", 2, words(folder, whole)).ends_well()
+    assert list(losses(whole)) == list(range(1, TOTAL + 1))
+
+    # Killed by kill -9 between two checkpoints, as soon as there is one; the same command resumes.
+    run = start(Launched, tmp_path / "b", 2, words(folder, killed), "--grace", "2")
+    run.wait_until(lambda: len(lines(killed)) >= 50)
+    os.kill(run.worker(1), signal.SIGKILL)
+    assert run.end() == 128 + signal.SIGKILL
+    assert len(lines(killed)) < TOTAL
+    again = start(Launched, tmp_path / "c", 2, words(folder, killed))
+    again.ends_well()
+    assert "resuming at step" in again.out
+    assert numbers(killed) == numbers(whole)
+    assert weights(killed) == weights(whole)
+
+    # One process with two devices, and the objects from Python: the same but for rounding.
+    start(Launched, tmp_path / "d", 1, words(folder, alone, "--parallel.cpu-devices", "2")).ends_well()
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py", "set.npz", str(TOTAL)]
+    env = environment(JAX_NUM_CPU_DEVICES="2")
+    python = start(Program, ["env", "-C", str(folder), *command], tmp_path / "e", env)
+    python.ends_well()
+    for other in (alone, folder / "python"):
+        for ours, theirs in zip(numbers(whole), numbers(other), strict=True):
+            names = [name for name in CHECKED if name in ours and name in theirs]
+            assert "loss" in names and ours["step"] == theirs["step"]
+            assert [ours[name] for name in names] == pytest.approx([theirs[name] for name in names], rel=1e-4)
+
+    # Evaluated from its config.json, with the recipe moved away.
+    hidden = folder.with_name("moved")
+    folder.rename(hidden)
+    try:
+        evaluated = start(
+            Program,
+            [
+                sys.executable,
+                "-m",
+                "jaxddp",
+                "eval",
+                str(whole / "config.json"),
+                "--data.path",
+                str(hidden / "set.npz"),
+            ],
+            tmp_path / "f",
+        )
+        evaluated.ends_well()
+    finally:
+        hidden.rename(folder)
+    shown = dict(line.split(": ") for line in evaluated.out.splitlines())
+    assert float(shown["loss"]) == pytest.approx(losses(whole, "val")[TOTAL], rel=1e-5)
+
+
+UNLIKE = """
+import os, sys
+import jax.numpy as jnp
+import numpy as np
+import optax
+import jaxddp
+import small
+
+mine = os.environ["JAX_PROCESS_ID"] == "1"
+what = sys.argv[1]
+init, apply = small.linear_model()
+rate = 0.2 if mine and what == "rate" else 0.1
+scaled = lambda key, example: {"weight": (2 if mine and what == "parameters" else 1) * init(key, example)["weight"]}
+usual = jaxddp.softmax_cross_entropy
+loss = (lambda logits, labels: 2 * usual(logits, labels)) if mine and what == "loss" else usual
+epochs = 2 if mine and what == "epochs" else 1
+setup = jaxddp.prepare_training((scaled, apply), small.random_table(50), None, optax.sgd(rate), 4, epochs=epochs)
+more = {}
+if what == "val" and mine:
+    more["val"] = small.random_table(23)
+if what == "saving" or what == "workdir" and mine:
+    more["workdir"] = "w"
+if what == "saving":
+    more["save_every"] = "2 steps" if mine else "3 steps"
+jaxddp.train(loss, setup, listeners=(), **more)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("rate", "optimizer differs"),
+        ("parameters", "the initial parameters' checksum differs"),
+        ("loss", "loss differs"),
+        ("epochs", "the number of steps differs"),
+        ("workdir", "workdir differs"),
+        ("val", "val differs"),
+        ("saving", "save_every differs"),
+    ],
+)
+def test_processes_with_other_objects_end_before_the_first_step(what, named, start, tmp_path):
+    (tmp_path / "unlike.py").write_text(UNLIKE)
+    shutil.copy(Path(__file__).parents[1] / "small.py", tmp_path)
+    run = start(Launched, tmp_path, 2, ["env", "-C", str(tmp_path), sys.executable, "unlike.py", what])
+    assert run.end() == 2
+    assert all(f"process {rank}: exit code 2\n" in run.err for rank in (0, 1)), run.err
+    ends = [last_line(run.logs / f"process-{rank}.log") for rank in (0, 1)]
+    assert any(named in end for end in ends), ends

@@ -1,0 +1,104 @@
+"""Setups, runs and experiments made in a few words, for the tests that train them."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from small import random_table
+
+from jaxddp.config import Config, DataConfig
+from jaxddp.engine.compiler_options import compiler_options
+from jaxddp.engine.loss import Loss, example_loss
+from jaxddp.experiment import experiment
+from jaxddp.experiment.recipe import Recipe, configured_metrics
+from jaxddp.experiment.resources import Resources
+from jaxddp.experiment.session import Session
+from jaxddp.experiment.setup import RunSetup, prepare
+from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.loop import fit
+
+
+def setup_of(
+    model: Any,
+    optimizer: Any,
+    table: Any = None,
+    *,
+    devices: Any = 1,
+    data: DataConfig | None = None,
+    config: Config | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    loss: Loss | None = None,
+    xla_options: tuple[str, ...] = (),
+    **more: Any,
+) -> RunSetup:
+    """A setup of objects, as `prepare_training` makes it: `more` are further fields of `Recipe`."""
+    table = random_table(50) if table is None else table
+    topology = devices if isinstance(devices, Topology) else Topology.create(devices)
+    config = (config or Config()).replace(seed=seed, train={"batch_size": batch_size})
+    config = dataclasses.replace(config, data=data or DataConfig())
+    taken_apart = example_loss(loss or cross_entropy(), table.num_classes)
+    recipe = Recipe(
+        config=config,
+        model=adapt(model),
+        optimizer=optimizer,
+        loss=taken_apart,
+        eval_loss=taken_apart,
+        metrics=configured_metrics(config, table.num_classes),
+        **more,
+    )
+    return prepare(recipe, Resources(topology, table, compiler_options=compiler_options(xla_options)))
+
+
+def changed(setup: RunSetup, changes: Mapping[str, Any], val: Any = None, **more: Any) -> RunSetup:
+    """The setup with other numbers in its config, validated on `val`; `more` are further fields of `Recipe`."""
+    recipe = dataclasses.replace(setup.recipe, config=setup.recipe.config.replace(**changes), **more)
+    return dataclasses.replace(setup, recipe=recipe, resources=dataclasses.replace(setup.resources, val=val))
+
+
+def train(
+    setup: RunSetup,
+    changes: Mapping[str, Any],
+    *,
+    val: Any = None,
+    checkpoints: Checkpoints | None = None,
+    resume_step: int | None = None,
+    should_stop: Any = None,
+    profile: Path | None = None,
+    listeners: Any = (),
+    evaluators: Any = (),
+    **more: Any,
+) -> Any:
+    """Train a setup under a config changed so; consumes its state."""
+    made = changed(setup, {"eval": {"batch_size": setup.order.batch_size}} | dict(changes), val, **more)
+    own = None
+    if checkpoints is not None:
+        own = Session(checkpoints.directory.parent, checkpoints, resume_step)
+    run = made.run(own, listeners=listeners, evaluators=evaluators)
+    stop = should_stop or (lambda step: False)
+    return fit(dataclasses.replace(run, profile=profile, should_stop=stop))
+
+
+def file_of(config: Config) -> RecipeFile:
+    """A recipe file that holds a config alone."""
+    return RecipeFile(config, Path("a test"), Path())
+
+
+def experiment_of(config: Config) -> experiment.Experiment:
+    """What the terminal makes of a config."""
+    return experiment.open_experiment(file_of(config))
+
+
+def train_config(config: Config, directory: Path, **more: Any) -> Any:
+    """As `jaxddp train` does."""
+    return experiment.train(experiment_of(config), directory, **more)
+
+
+def evaluate_config(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:
+    """As `jaxddp eval` does."""
+    return experiment.evaluate(experiment_of(config), directory, which)

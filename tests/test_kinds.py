@@ -1,0 +1,190 @@
+"""One new file in a kind's folder is all that a new model, loss, metric, optimizer, schedule, augmentation or
+logger takes."""
+
+import importlib
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from made import setup_of, train
+from small import linear_model, random_batch
+
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import Config
+from jaxddp.errors import InputError
+from jaxddp.experiment.recipe import make_loggers
+from jaxddp.models.adapt import adapt
+from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OPTIMIZERS, SCHEDULES, Registry
+from jaxddp.schedules.steps import Steps
+from jaxddp.schedules.warmup import make_schedule
+
+KINDS = {
+    "models": MODELS,
+    "losses": LOSSES,
+    "metrics": METRICS,
+    "optimizers": OPTIMIZERS,
+    "schedules": SCHEDULES,
+    "augment": AUGMENTATIONS,
+    "training.listeners": LOGGERS,
+}
+BUILT_IN = {
+    "models": {"resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"},
+    "losses": {"cross_entropy"},
+    "metrics": {"top1", "top5", "top10"},
+    "optimizers": {"momentum", "adamw"},
+    "schedules": {"cosine", "step", "constant"},
+    "augment": {"flip", "pad", "rand_augment", "cutout", "erase", "vertical_flip", "grayscale"},
+    "training.listeners": {"jsonl", "curves", "parameters", "tensorboard"},
+}
+IMPORTS = """
+import jax
+import jax.numpy as jnp
+import optax
+from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OPTIMIZERS, SCHEDULES
+"""
+FILES = {
+    "models": """
+        @MODELS.add("added")
+        def model(config, num_classes):
+            return lambda key, example: jnp.ones(num_classes) * config.model.width, lambda params, images: params
+        """,
+    "losses": """
+        @LOSSES.add("added")
+        def loss(config):
+            return lambda logits, labels: config.train.label_smoothing + 0 * labels
+        """,
+    "metrics": """
+        @METRICS.add("added")
+        def metric(logits, labels):
+            return logits.max(-1)
+        """,
+    "optimizers": """
+        @OPTIMIZERS.add("added")
+        def optimizer(config, learning_rate):
+            return optax.chain(optax.clip(config.optimizer.beta2), optax.sgd(learning_rate))
+        """,
+    "schedules": """
+        @SCHEDULES.add("added")
+        def schedule(config, steps):
+            return lambda step: config.optimizer.learning_rate * (1 - step / (steps.total - steps.warmup))
+        """,
+    "augment": """
+        @AUGMENTATIONS.add("added")
+        def augmentation(settings):
+            return lambda key, image: image + settings.rand_magnitude + jax.random.uniform(key)
+        """,
+    "training.listeners": """
+        class Steps:
+            def __init__(self, file):
+                self.file = file
+
+            def step(self, record):
+                with self.file.open("a") as file:
+                    file.write(f"{record.step} ")
+
+        @LOGGERS.add("added")
+        def steps(config, workdir):
+            return Steps(workdir / "steps.txt")
+        """,
+}
+
+
+@pytest.fixture
+def added(tmp_path, monkeypatch):
+    """kind -> None: puts one file into the folder of a kind that was not looked into yet."""
+
+    def add(kind: str) -> None:
+        registry, package = KINDS[kind], importlib.import_module(f"jaxddp.{kind}")
+        registry.names()
+        (tmp_path / "added_file.py").write_text(IMPORTS + textwrap.dedent(FILES[kind]))
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        monkeypatch.setattr(registry, "_complete", False)
+
+    yield add
+    for kind in KINDS:
+        sys.modules.pop(f"jaxddp.{kind}.added_file", None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_built_in_ones_are_found_in_their_folder(kind):
+    # Other tests may have added some of their own.
+    assert BUILT_IN[kind] <= set(KINDS[kind].names())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_name_is_answered_with_the_key_the_nearest_and_all(kind):
+    registry, names = KINDS[kind], KINDS[kind].names()
+    name = names[0]
+    with pytest.raises(InputError) as caught:
+        registry.get(name + "x")
+    key = {"models": "model.name", "losses": "loss.name", "metrics": "eval.metrics", "optimizers": "optimizer.name"}
+    key |= {"schedules": "optimizer.schedule", "augment": "data.augment.then", "training.listeners": "log.to"}
+    assert str(caught.value).startswith(f"{key[kind]}='{name}x' is unknown; did you mean '")
+    assert str(caught.value).endswith(f"there are: {', '.join(names)}")
+
+
+def test_a_model_in_a_file_of_its_own(added):
+    added("models")
+    config = Config().replace(model={"name": "added", "width": 7})
+    model = adapt(MODELS.get(config.model.name)(config, 3))
+    params, _ = model.init(jax.random.key(0), jnp.zeros((1, 4, 4, 3)))
+    assert params.tolist() == [7, 7, 7]
+
+
+def test_a_loss_in_a_file_of_its_own(added):
+    added("losses")
+    config = Config().replace(loss={"name": "added"}, train={"label_smoothing": 0.25})
+    assert LOSSES.get(config.loss.name)(config)(jnp.zeros((2, 3)), jnp.arange(2)).tolist() == [0.25, 0.25]
+
+
+def test_a_metric_in_a_file_of_its_own(added):
+    added("metrics")
+    config = Config().replace(eval={"metrics": ["top1", "added"]})
+    values = [METRICS.get(name)(jnp.array([[1.0, 3.0]]), jnp.array([0])).tolist() for name in config.eval.metrics]
+    assert values == [[0], [3]]
+
+
+def test_an_optimizer_in_a_file_of_its_own(added):
+    added("optimizers")
+    config = Config().replace(optimizer={"name": "added", "beta2": 0.5})
+    optimizer = OPTIMIZERS.get(config.optimizer.name)(config, lambda step: 2.0)
+    updates, _ = optimizer.update(jnp.ones(1), optimizer.init(jnp.ones(1)), jnp.ones(1))
+    assert optax.apply_updates(jnp.ones(1), updates) == jnp.zeros(1)
+
+
+def test_a_schedule_in_a_file_of_its_own_follows_the_warm_up(added):
+    added("schedules")
+    schedule = make_schedule(Config().replace(optimizer={"schedule": "added", "learning_rate": 8.0}), Steps(6, 2))
+    np.testing.assert_allclose([schedule(step) for step in range(6)], [4, 8, 8, 6, 4, 2])
+
+
+def test_an_augmentation_in_a_file_of_its_own(added):
+    added("augment")
+    config = Config().replace(data={"augment": {"flip": False, "then": ["added"], "rand_magnitude": 5.0}})
+    batch = random_batch(8)
+    plain = Preprocess()(batch, train=False).images
+    moved = np.array(Preprocess(augment=config.data.augment)(batch, train=True).images - plain).reshape(8, -1)
+    assert np.ptp(moved, 1).max() < 1e-5 and (moved > 5).all() and (moved < 6).all()
+    assert len(set(moved[:, 0].tolist())) == 8
+
+
+def test_a_logger_in_a_file_of_its_own(added, tmp_path):
+    added("training.listeners")
+    config = Config().replace(log={"to": ["added", "jsonl"]})
+    setup = setup_of(linear_model(), optax.sgd(0.1))
+    changes = {"log": {"every": "1 step"}, "train": {"duration": "3 steps"}}
+    train(setup, changes, listeners=make_loggers(config, tmp_path))
+    assert (tmp_path / "steps.txt").read_text() == "1 2 3 "
+
+
+def test_a_name_added_twice_is_refused():
+    registry = Registry("model.name", "jaxddp.models")
+    registry.add("mine")(min)
+    registry.add("mine")(min)
+    with pytest.raises(ValueError, match="model.name: 'mine' is added twice, by .*min.* and .*max"):
+        registry.add("mine")(max)

@@ -1,0 +1,218 @@
+"""Optional parts of the step: their arrays travel with the state, and absent ones cost nothing."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from made import setup_of, train
+from small import SmallNet, largest_difference, linear_model, random_table
+
+import jaxddp
+from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.gradient_norm import GradientNorm
+from jaxddp.engine.parts.part import Part
+from jaxddp.engine.state import create_state
+from jaxddp.errors import InputError, Preempted
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt
+from jaxddp.training.checkpoints import Checkpoints
+
+TABLE, VAL = random_table(50), random_table(23, seed=1)
+CHANGES = {
+    "train": {"duration": "12 steps"},
+    "log": {"every": "1 step"},
+    "eval": {"every": "4 steps"},
+    "checkpoint": {"every": "0 steps"},
+}
+
+
+class Records:
+    """A listener with two of the methods."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+        self.evaluations: list[Any] = []
+
+    def step(self, record) -> None:
+        self.steps.append(record)
+
+    def evaluation(self, record) -> None:
+        if record.final:
+            self.evaluations.append(record)
+
+
+def made(devices: int = 4, parts: tuple[Part, ...] = (), net=None, **more):
+    data = DataConfig(augment=AugmentConfig(pad=1))
+    net = net or SmallNet(batch_norm=True, sync="data")
+    return setup_of(net, optax.sgd(0.05, momentum=0.9), TABLE, devices=devices, data=data, parts=parts, seed=5, **more)
+
+
+def run(setup, **more):
+    records = Records()
+    state = train(setup, CHANGES, val=VAL, listeners=[records], **more)
+    return jax.device_get(state), records
+
+
+AVERAGE = (ParameterAverage(0.9), GradientNorm())
+
+
+def test_an_absent_part_costs_nothing():
+    """The program without parts is the one of a step that knows of none: no further array, no further operation."""
+    setup = made(1)
+    assert jax.tree.leaves(setup.state.parts) == []
+    batch = next(setup.batches(0, 1))
+    plain = str(jax.make_jaxpr(setup.step())(setup.state, batch))
+    normed = made(1, parts=(GradientNorm(),))
+    assert len(plain) < len(str(jax.make_jaxpr(normed.step())(normed.state, batch)))
+    _, sums = setup.step()(setup.state, batch)
+    assert sums.names == ("loss", "top1")
+
+
+def test_the_average_is_that_of_the_parameters_and_evaluation_measures_it():
+    class Parameters(Part):
+        name = "seen"
+
+        def init(self, params):
+            return {"step": jnp.zeros((), jnp.int32)}
+
+        def update(self, own, before, after, grads):
+            return {"step": own["step"] + 1}, after
+
+    setup = made(parts=(ParameterAverage(0.9), Parameters()))
+    step, state = setup.step(), setup.state
+    average = jax.device_get(state.params)
+    for number, batch in enumerate(setup.batches(0, 6)):
+        state, _ = step(state, batch)
+        decay = min(0.9, (1 + number) / (10 + number))
+        average = jax.tree.map(lambda a, p, d=decay: a + (1 - d) * (np.asarray(p) - a), average, state.params)
+    assert int(state.parts["seen"]["step"]) == 6
+    assert largest_difference(jax.device_get(state.eval_params), average) < 1e-6
+    assert largest_difference(jax.device_get(state.params), average) > 1e-3
+    swapped = state.replace(params=state.eval_params, parts={})
+    assert setup.evaluator(VAL)(state) == setup.evaluator(VAL)(swapped) != setup.evaluator(VAL)(state.replace(parts={}))
+
+
+def test_the_parts_leave_the_training_itself_alone():
+    plain, without = run(made())
+    state, records = run(made(parts=AVERAGE))
+    assert largest_difference(state.params, plain.params) == 0
+    assert [r.metrics["loss"] for r in records.steps] == [r.metrics["loss"] for r in without.steps]
+
+
+def test_a_step_reports_scalars_beside_its_metrics():
+    setup = made(2, parts=(GradientNorm(),), net=linear_model())
+    _, records = run(setup)
+    norms = [record.metrics["gradient_norm"] for record in records.steps]
+    assert len(norms) == 12 and min(norms) > 0
+    ended = [record.epoch_end for record in records.steps if record.epoch_end]
+    # An epoch of 50 examples in batches of 8 ends with step 7; of a scalar its mean over the epoch's steps is shown.
+    assert ended[0].metrics["gradient_norm"] == pytest.approx(np.mean(norms[:7]), rel=1e-5)
+    again = made(2, net=linear_model())
+    grads = jax.grad(lambda params: _loss(again, params))(again.state.params)
+    assert norms[0] == pytest.approx(float(optax.global_norm(grads)), rel=1e-5)
+    assert all("gradient_norm" not in record.metrics for record in records.evaluations)
+
+
+def _loss(setup, params):
+    batch = next(setup.batches(0, 1))
+    sums, _ = setup.objective(params, setup.state.model_state, batch, train=True, key=jax.random.key(0))
+    return sums.values[0, 0] / sums.values[0, 1]
+
+
+@pytest.mark.parametrize("cache", ("none", "device"))
+def test_resumed_with_parts_is_uninterrupted_bit_for_bit(tmp_path, cache):
+    def fresh(devices: int = 4):
+        data = DataConfig(augment=AugmentConfig(pad=1), cache=cache)
+        return setup_of(linear_model(), optax.sgd(0.05), TABLE, devices=devices, data=data, parts=AVERAGE, seed=5)
+
+    whole, _ = run(fresh())
+    for devices, bound in ((4, 0), (2, 1e-6)):
+        checkpoints = Checkpoints(tmp_path / f"{devices}" / "checkpoints")
+        with pytest.raises(Preempted):
+            run(fresh(), checkpoints=checkpoints, should_stop=lambda step: step == 5)
+        resumed, _ = run(fresh(devices), checkpoints=checkpoints, resume_step=5)
+        assert largest_difference(resumed, whole) <= bound
+
+
+def test_a_checkpoint_with_other_parts_is_refused_by_name(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, made(parts=AVERAGE).state, {})
+    checkpoints.wait()
+    with pytest.raises(InputError, match="another architecture or optimizer: parts/average/eval_params/.* absent here"):
+        checkpoints.restore(1, made().state)
+
+
+@dataclass(frozen=True)
+class Scaled(Part):
+    """A constant loss scale, and a guard that leaves every other step out."""
+
+    name: str = "scaled"
+
+    def loss_scale(self, own):
+        return 1024.0
+
+    def update(self, own, before, after, grads):
+        keep = before.step % 2 == 1
+        params = jax.tree.map(lambda old, new: jnp.where(keep, old, new), before.params, after.params)
+        return own, after.replace(params=params)
+
+
+def test_a_part_may_scale_the_loss_and_leave_steps_out():
+    setup, plain = made(2, parts=(Scaled(),), net=linear_model()), made(2, net=linear_model())
+    batches = list(plain.batches(0, 2))
+    state, sums = setup.step()(setup.state, batches[0])
+    expected, expected_sums = plain.step()(plain.state, batches[0])
+    # A power of two: the same bits.
+    assert largest_difference(jax.device_get(state.params), jax.device_get(expected.params)) == 0
+    assert sums.means()["loss"] == expected_sums.means()["loss"]
+    params = jax.device_get(state.params)
+    state, _ = setup.step()(state, batches[1])
+    assert int(state.step) == 2 and largest_difference(jax.device_get(state.params), params) == 0
+
+
+def test_fresh_parameters_can_be_transformed():
+    def halve(params, model_state):
+        return jax.tree.map(lambda x: x / 2, params), model_state
+
+    plain, halved = made(net=linear_model()), made(net=linear_model(), initialize=halve)
+    difference = largest_difference(
+        jax.tree.map(lambda x: 2 * np.asarray(x), halved.state.params), jax.device_get(plain.state.params)
+    )
+    assert difference == 0
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (
+            lambda params, state: ({**params, "more": jnp.zeros(3)}, state),
+            r"initialize: params/more is float32\[3\], and the",
+        ),
+        (
+            lambda params, state: ({"weight": params["weight"][:3]}, state),
+            r"weight is float32\[3, 5\], and the",
+        ),
+        (lambda params, state: ({"weight": params["weight"].astype(jnp.bfloat16)}, state), "weight is bfloat16"),
+    ],
+)
+def test_a_transform_that_changes_more_than_values_is_refused(transform, message):
+    model, topology = adapt(linear_model()), Topology.create(1)
+    with pytest.raises(InputError, match=message):
+        create_state(model, optax.sgd(0.1), (6, 6, 3), seed=0, topology=topology, transform=transform)
+
+
+def test_parts_are_reachable_from_python():
+    setup = jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, epochs=1, parts=[GradientNorm()])
+    _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step")
+    assert (history.train["gradient_norm"] > 0).all()
+
+
+@pytest.mark.parametrize("decay", (-0.1, 1.0))
+def test_a_decay_out_of_range_is_refused(decay):
+    with pytest.raises(InputError, match=f"ParameterAverage: decay={decay}; give a number from 0"):
+        ParameterAverage(decay)

@@ -1,0 +1,268 @@
+"""Recipe files: what they may define, what is said of what they may not, and the copy that a run keeps."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small import random_table
+
+from jaxddp.cli import main
+from jaxddp.config import load
+from jaxddp.errors import InputError
+from jaxddp.hooks import HOOKS
+from jaxddp.recipe_file import read_recipe
+
+NETWORK = """
+import flax.linen as nn
+
+class Network(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.classes)(images.mean((1, 2)))
+"""
+
+CONFIG = """
+from jaxddp.config import Config
+
+def get_config():
+    return Config().replace(
+        data={"image_size": 6, "crop": "whole", "augment": {"pad": 1}},
+        train={"batch_size": 8, "duration": "9 steps"},
+        eval={"batch_size": 8, "every": "4 steps"},
+        checkpoint={"every": "4 steps"},
+        log={"every": "1 step", "to": ("jsonl",)},
+        optimizer={"learning_rate": 0.05},
+    )
+"""
+
+WHOLE = (
+    CONFIG
+    + """
+import jax
+import jax.numpy as jnp
+import optax
+from network import Network
+
+def get_model(config, num_classes):
+    return Network(num_classes)
+
+def get_loss(config):
+    weights = jnp.arange(1.0, 6.0)
+
+    def weighted(logits, labels):
+        own = weights[labels]
+        return (own * optax.softmax_cross_entropy_with_integer_labels(logits, labels)).sum(), own.sum()
+
+    return weighted
+
+def get_metrics(config):
+    return {"sure": lambda logits, labels: jax.nn.softmax(logits).max(-1)}
+
+def get_optimizer(config, learning_rate):
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(learning_rate, momentum=0.9))
+
+def get_augmentation(config):
+    return lambda key, image: image + 0.1 * jax.random.normal(key, image.shape, image.dtype)
+
+class Steps:
+    def __init__(self, file):
+        self.file = file
+
+    def step(self, record):
+        with self.file.open("a") as file:
+            file.write(f"{record.step}\\n")
+
+def get_listeners(config, workdir):
+    return [Steps(workdir / "steps.txt")]
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("data") / "set.npz"
+    train, val = random_table(50), random_table(23, seed=1)
+    np.savez(path, train_images=train.images, train_labels=train.labels, val_images=val.images, val_labels=val.labels)
+    return str(path)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty folder to work in, which is forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def write(folder: Path, name: str = "mine.py", source: str = WHOLE) -> Path:
+    (folder / "network.py").write_text(NETWORK)
+    (folder / name).write_text(source)
+    return folder / name
+
+
+def lines(workdir: Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def refused(arguments: list[str], capfd) -> str:
+    """The last line of a command that ends with 2."""
+    assert main(arguments) == 2
+    error = capfd.readouterr().err
+    assert "Traceback" not in error
+    return error.splitlines()[-1]
+
+
+def test_a_recipe_brings_all_its_objects_and_the_run_keeps_them(folder, data, capfd):
+    write(folder)
+    assert main(["train", "mine.py", "--data.path", data, "--optimizer.learning-rate", "0.02"]) == 0
+    assert "metrics: runs/mine/metrics.jsonl" in capfd.readouterr().out
+    run = folder / "runs" / "mine"
+    train = [line for line in lines(run) if line["split"] == "train"]
+    assert [line["step"] for line in train] == list(range(1, 10))
+    assert {"loss", "top1", "sure", "learning_rate"} <= train[0].keys()
+    assert (run / "steps.txt").read_text().split() == [str(step) for step in range(1, 10)]
+    assert sorted(path.name for path in (run / "recipe").iterdir()) == ["mine.py", "network.py"]
+    assert max(line["learning_rate"] for line in train) == pytest.approx(0.02)
+    # The files are elsewhere, or nowhere: the run's own copy stands for them.
+    (folder / "mine.py").unlink()
+    (folder / "network.py").unlink()
+    assert main(["eval", "runs/mine/config.json"]) == 0
+    shown = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
+    last = [line for line in lines(run) if line["split"] == "val"][-1]
+    assert float(shown["loss"]) == pytest.approx(last["loss"], rel=1e-6)
+    assert float(shown["sure"]) == pytest.approx(last["sure"], rel=1e-6) and int(shown["count"]) == 23
+    assert main(["train", "runs/mine/config.json", "--train.duration", "11 steps"]) == 0
+    assert lines(run)[-1]["step"] == 11
+
+
+def test_the_augmentation_of_a_recipe_is_shown_and_the_doctor_takes_its_step(folder, data, capfd):
+    write(folder)
+    assert main(["data", "show", "mine.py", "--data.path", data, "--out", "show.png"]) == 0
+    assert main(["doctor", "mine.py", "--data.path", data, "--workdir", "w"]) == 0
+    assert "the recipe's own network, 20 parameters" in capfd.readouterr().out.replace("\n", " ")
+    assert (folder / "show.png").stat().st_size > 1000
+
+
+def test_a_changed_recipe_is_refused_on_resume_and_a_moved_one_is_not(folder, data, capfd):
+    write(folder)
+    words = ["--data.path", data, "--workdir", "w"]
+    assert main(["train", "mine.py", *words]) == 0
+    whole = lines(folder / "w")
+    (folder / "mine.py").write_text(WHOLE.replace("momentum=0.9", "momentum=0.8"))
+    assert "the recipe file mine.py is another now" in refused(["train", "mine.py", *words], capfd)
+    write(folder)
+    (folder / "network.py").write_text(NETWORK + "\n# Another line.\n")
+    assert "the recipe file network.py is another now" in refused(["train", "mine.py", *words], capfd)
+    (folder / "elsewhere").mkdir()
+    write(folder / "elsewhere")
+    script = f"import sys; from jaxddp.cli import main; sys.exit(main({['train', 'elsewhere/mine.py', *words]!r}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert lines(folder / "w") == whole
+
+
+def test_a_recipe_finds_another_beside_itself_and_inherits_its_hooks(folder, monkeypatch):
+    (folder / "recipes").mkdir()
+    write(folder / "recipes", "base.py")
+    child = "from jaxddp.config import load\ndef get_config():\n    return load('base.py').replace(seed=7)\n"
+    (folder / "recipes" / "child.py").write_text(child + "def get_loss(config):\n    return 'own'\n")
+    recipe = read_recipe("recipes/child.py")
+    assert recipe.config.seed == 7 and recipe.hooks.keys() == HOOKS.keys()
+    assert recipe.hooks["get_loss"](recipe.config) == "own"
+    assert recipe.hooks["get_model"].path.name == "base.py"
+    assert sorted(recipe.files()) == ["base.py", "child.py", "network.py"]
+    (folder / "recipes" / "deep").mkdir()
+    (folder / "recipes" / "deep" / "deeper.py").write_text(child.replace("base.py", "../base.py"))
+    deeper = read_recipe("recipes/deep/deeper.py")
+    assert sorted(deeper.files()) == ["base.py", "deep/deeper.py", "network.py"]
+    # From Python the config alone is asked for.
+    assert load("recipes/child.py") == recipe.config
+
+
+def test_the_digest_follows_the_files_and_nothing_else(folder):
+    path = write(folder)
+    first = read_recipe(path)
+    first.hooks["get_model"](first.config, 3)
+    digest = first.digest()
+    assert digest == read_recipe("mine.py").digest() == read_recipe(str(path)).digest()
+    path.write_text(WHOLE + "\n# A comment.\n")
+    assert read_recipe(path).digest() != digest
+    (folder / "plain.py").write_text(CONFIG)
+    assert read_recipe("plain.py").digest() is None and read_recipe("digits").digest() is None
+
+
+def hook(name: str, *body: str, arguments: str | None = None) -> str:
+    given = HOOKS.get(name, "config") if arguments is None else arguments
+    return WHOLE + f"\ndef {name}({given}):\n" + "".join(f"    {line}\n" for line in body)
+
+
+BAD = [
+    (CONFIG + "def get_modle(config, num_classes):\n    return 3\n", "mine.py: get_modle is no hook .* 'get_model'"),
+    (
+        hook("get_model", "return 3", arguments="config"),
+        r"mine.py: get_model\(config\) is called as get_model\(config, num",
+    ),
+    (hook("get_loss", "return 3", arguments=""), r"get_loss\(\) is called as get_loss\(config\)"),
+    (WHOLE + "get_metrics = {}\n", r"mine.py: get_metrics is a dict; define the function get_metrics\(config\)"),
+    (hook("get_model", "return 3"), "mine.py: get_model: model is of type int; give a Linen module"),
+    (hook("get_model", "return {}[3]"), "mine.py:5[0-9]: get_model: KeyError: 3"),
+    (hook("get_loss", "return None"), "mine.py: get_loss: loss: an object of type NoneType was given; give a function"),
+    (hook("get_loss", "return lambda logits, labels: logits"), "get_loss: loss get_loss.*: returned float32"),
+    (
+        hook("get_loss", "return lambda logits, labels: (logits[:, 0] ** 2).mean() / jnp.abs(logits).mean()"),
+        "get_loss: loss .*: the loss of a batch is",
+    ),
+    (hook("get_metrics", "return [3]"), "get_metrics: an object of type list was given; give a dict"),
+    (hook("get_metrics", "return {'loss': lambda x, y: y}"), "get_metrics: 'loss' cannot be the name of a metric"),
+    (hook("get_metrics", "return {'all': lambda x, y: x}"), r"get_metrics: all: returned float32\[9, 5\] for"),
+    (hook("get_metrics", "return {'bad': lambda x: x}"), "get_metrics: bad: fails for .* TypeError"),
+    (hook("get_optimizer", "return 0.1"), "get_optimizer: an object of type float was given; give an optax optimizer"),
+    (hook("get_augmentation", "return 3"), "get_augmentation: an object of type int was given; give a function"),
+    (
+        hook("get_augmentation", "return lambda key, image: image[1:]"),
+        "mine.py: get_augmentation: augmentation: made float32.* return one",
+    ),
+    (hook("get_listeners", "return 3"), "get_listeners: an object of type int was given; give a list"),
+    (hook("get_listeners", "return [3]"), "get_listeners: an object of type int has none of a listener's methods"),
+    (hook("get_loss", "raise SystemExit(3)"), "mine.py:5[0-9]: get_loss: SystemExit: 3"),
+    (hook("get_loss", "from no_such_module import x"), "mine.py:5[0-9]: get_loss: ModuleNotFoundError"),
+]
+
+
+@pytest.mark.parametrize(("source", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_what_a_hook_may_not_be_is_one_line(source, message, folder, data, capfd):
+    write(folder, source=source)
+    line = refused(["train", "mine.py", "--data.path", data], capfd)
+    assert re.search(message, line), line
+    # Listeners may write there, so they are made when the work directory is.
+    assert ("get_listeners: an" in line) == Path("runs").exists()
+
+
+def test_a_helper_that_was_imported_is_no_hook(folder):
+    (folder / "helpers.py").write_text("def get_numbers():\n    return 3\n")
+    write(folder, source=CONFIG + "from helpers import get_numbers\n")
+    assert read_recipe("mine.py").hooks == {}
+
+
+def test_a_name_without_its_ending_is_answered_with_the_file(folder):
+    write(folder)
+    with pytest.raises(InputError, match="config 'mine' does not exist; did you mean the file 'mine.py'"):
+        read_recipe("mine")
+
+
+def test_a_run_whose_copy_is_gone_says_so(folder, data, capfd):
+    write(folder)
+    assert main(["train", "mine.py", "--data.path", data, "--train.duration", "1 step"]) == 0
+    (folder / "runs" / "mine" / "recipe" / "mine.py").unlink()
+    assert main(["eval", "runs/mine/config.json"]) == 2
+    assert "recipe/mine.py: the run's copy of its recipe is missing; restore it" in capfd.readouterr().err
