@@ -1,0 +1,300 @@
+"""What the pages say exists does: links, commands and their options, config keys, modules and files, Python examples.
+
+Every rule is a function of a page's path and text that returns what is wrong, so each is shown to catch an error
+(`BAD`) and to leave a sound text alone (`GOOD`) before it is believed about the pages.
+"""
+
+import ast
+import contextlib
+import functools
+import importlib
+import inspect
+import io
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxddp import cli
+from jaxddp.config import Config, load
+from jaxddp.models.adapt import adapt
+from jaxddp.overrides import flatten
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "CONTRIBUTING.md", "BUILD_NOTES.md", *(f"docs/{file.name}" for file in ROOT.glob("docs/*.md")))
+FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", ".ci")
+CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
+KEYS = flatten(Config().to_dict())
+
+# A command whose first argument is a config has other options than one without it.
+OF_A_CONFIG = (("train",), ("eval",), ("doctor",), ("data", "show"))
+COMMANDS = (*OF_A_CONFIG, ("data", "check"), ("data", "pack"), ("launch",))
+
+
+class Block(NamedTuple):
+    """A fenced block: the word after its fence, and its lines."""
+
+    language: str
+    text: str
+
+
+def blocks(text: str) -> list[Block]:
+    return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```\w*\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def spans(text: str) -> list[str]:
+    """What stands between backticks, outside fenced blocks."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub names them."""
+    titles = re.findall(r"^#+ (.*)$", prose(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links(path: str, text: str) -> list[str]:
+    """Every relative link leads to a file, and its anchor to a heading there."""
+    found = []
+    for target in re.findall(r"\]\(([^)]+)\)", prose(text)):
+        file, _, anchor = target.partition("#")
+        place = (ROOT / path).parent / file if file else ROOT / path
+        if "://" in target:
+            continue
+        if not place.exists():
+            found.append(f"{path}: {target} leads nowhere")
+        elif anchor and anchor not in anchors(place):
+            found.append(f"{path}: {target}: no such heading")
+    return found
+
+
+@functools.cache
+def options(*words: str) -> frozenset[str]:
+    """The options that a command's `--help` names."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        cli.main([*words, "--help"])
+    return frozenset(re.findall(r"--[a-z][\w.-]*", output.getvalue()))
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """The words of each command of jaxddp, whether on a line of a block or between backticks."""
+    lines = [line for block in blocks(text) for line in block.text.replace("\\\n", " ").splitlines()]
+    for line in [*lines, *spans(text)]:
+        words = line.strip().removeprefix(".venv/bin/")
+        if words.startswith("jaxddp "):
+            yield shlex.split(words, comments=True)[1:]
+
+
+def commands(path: str, text: str) -> list[str]:
+    """Commands exist, the options after them are theirs, and a config that is named exists."""
+    return [f"{path}: jaxddp {' '.join(line)}: {wrong}" for line in command_lines(text) for wrong in command(line)]
+
+
+def command(words: list[str]) -> list[str]:
+    if words[0] == "launch" and "--" in words:
+        at = words.index("--")
+        started = words[at + 1 :]
+        return command(words[:at]) + (command(started) if started[0] != "python" else [])
+    length = 2 if words[0] == "data" else 1
+    name, rest = tuple(words[:length]), words[length:]
+    if name not in COMMANDS and name != ("data",):
+        return [f"there is no command {' '.join(name)}"]
+    wrong = []
+    if rest and name in OF_A_CONFIG and not rest[0].startswith("-"):
+        config = rest[0]
+        if not (config in CONFIGS or config.endswith((".py", "config.json")) or config.isupper() or config == "…"):
+            wrong.append(f"there is no config {config}")
+        name = (*name, "digits")
+    known = options(*name)
+    given = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    return wrong + [f"there is no option {word}" for word in given if word not in known]
+
+
+def lone_options(path: str, text: str) -> list[str]:
+    """An option that stands alone between backticks is that of some command, or of a script that lies beside them."""
+    scripts = [file.read_text() for folder in ("launch", "benchmarks") for file in (ROOT / folder).glob("*.py")]
+    known = frozenset(re.findall(r'"(--[a-z][\w-]*)"', "".join(scripts))).union(
+        *(options(*name, "digits") for name in OF_A_CONFIG), *(options(*name) for name in COMMANDS)
+    )
+    named = [word for span in spans(text) if span.startswith("--") for word in span.split() if word.startswith("--")]
+    return [f"{path}: there is no option {word}" for word in named if word.partition("=")[0] not in known]
+
+
+def keys(path: str, text: str) -> list[str]:
+    """Every config key that is named exists, or is a part of the tree (`parallel.*`)."""
+    parts = {key.partition(".")[0] for key in KEYS if "." in key}
+    named = [span for span in spans(text) if re.fullmatch(rf"({'|'.join(parts)})(\.[a-z_0-9]+|\.\*)+", span)]
+    trees = {key[: end.start()] for key in KEYS for end in re.finditer(r"\.", key)}
+    return [f"{path}: there is no key {key}" for key in named if key.removesuffix(".*") not in KEYS.keys() | trees]
+
+
+def places(path: str, text: str) -> list[str]:
+    """Every file and every module that is named exists."""
+    found = []
+    for span in spans(text):
+        name = span.split("(")[0].split(" ")[0]
+        if re.fullmatch(rf"({'|'.join(map(re.escape, FOLDERS))})/[\w./-]*", name):
+            if not (ROOT / name).exists():
+                found.append(f"{path}: there is no {name}")
+        elif re.fullmatch(r"jaxddp(\.\w+)+", name) and not resolves(name):
+            found.append(f"{path}: there is no {name}")
+    return found
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    module, rest = name, list[str]()
+    while True:
+        try:
+            found = importlib.import_module(module)
+            break
+        except ModuleNotFoundError:
+            module, _, last = module.rpartition(".")
+            if not module:
+                return False
+            rest.insert(0, last)
+    return all((found := getattr(found, attribute, None)) is not None for attribute in rest)
+
+
+def examples(path: str, text: str) -> list[str]:
+    """Python and TOML can be parsed, and what an example takes from jaxddp is there."""
+    found = []
+    for block in blocks(text):
+        if block.language == "toml":
+            tomllib.loads(block.text)
+        if block.language != "python":
+            continue
+        for node in ast.walk(ast.parse(block.text)):
+            names = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jaxddp":
+                names = [f"jaxddp.{node.attr}"]
+            found += [f"{path}: {name} is not there" for name in names if not resolves(name)]
+    return found
+
+
+def targets(path: str, text: str) -> list[str]:
+    """Every target of make that is named exists."""
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    lines = [line for block in blocks(text) for line in block.text.splitlines()]
+    calls = [line.split("#")[0].split()[1:] for line in [*lines, *spans(text)] if line.startswith("make ")]
+    return [f"{path}: there is no make {word}" for call in calls for word in call if word not in known]
+
+
+RULES: tuple[Callable[[str, str], list[str]], ...] = (links, commands, lone_options, keys, places, examples, targets)
+BAD = [
+    (links, "[a](docs/nothing.md)"),
+    (links, "[a](README.md#no-such-heading)"),
+    (links, "[a](#no-such-heading)"),
+    (commands, "```\njaxddp trian digits\n```"),
+    (commands, "```\njaxddp train digits --data.paht x\n```"),
+    (commands, "```\njaxddp train digits \\\n    --trian.duration '1 step'\n```"),
+    (commands, "```\njaxddp train no_such_config\n```"),
+    (commands, "```\n.venv/bin/jaxddp eval digits --resume auto\n```"),
+    (commands, "`jaxddp data chekc /data`"),
+    (commands, "`jaxddp data check /data --step 3`"),
+    (commands, "```\njaxddp launch --proceses 2 -- train digits\n```"),
+    (commands, "```\njaxddp launch --processes 2 -- train digits --seeed 1\n```"),
+    (lone_options, "`--no-such-option 3`"),
+    (keys, "`train.batchsize`"),
+    (keys, "`data.augment.none`"),
+    (keys, "`parallel.x.*`"),
+    (places, "`jaxddp/nothing.py`"),
+    (places, "`tests/nothing/`"),
+    (places, "`jaxddp.nothing`"),
+    (places, "`jaxddp.config.Confg`"),
+    (places, "`jaxddp.errors.InputError.nothing`"),
+    (examples, "```python\nfrom jaxddp.config import Confg\n```"),
+    (examples, "```python\njaxddp.trian(1)\n```"),
+    (targets, "```\nmake no-such-target    # it\n```"),
+]
+GOOD = [
+    (links, "[a](docs/data.md#augmentation) [b](https://example.org/x)"),
+    (commands, "```\njaxddp train digits --data.path=x --seed 1  # --no-such-option\nother --x\n```"),
+    (commands, "`jaxddp data show my_recipe.py --step 3` and `jaxddp doctor` and `jaxddp doctor CONFIG …`"),
+    (commands, "```\njaxddp launch --gpus 0 -- python my_script.py --anything\n```"),
+    (lone_options, "`--model.batch-norm sync` `--nr` `-n`"),
+    (keys, "`train.batch_size` `data.augment` `parallel.*` `metrics.jsonl` `data.txt.gz/x`"),
+    (places, "`jaxddp/engine/` `launch/main.py` `jaxddp.train(…)` `jaxddp.config.Config.replace` `jaxddp[cuda12]`"),
+    (examples, "```python\nfrom jaxddp.config import Config\njaxddp.train\nimport nothing\n```"),
+    (targets, "`make demo` and `make lint types`"),
+]
+
+
+def case_name(value: object) -> str | None:
+    return getattr(value, "__name__", None) or (str(value)[:40].replace("\n", " ") if isinstance(value, str) else None)
+
+
+@pytest.mark.parametrize(("rule", "text"), BAD, ids=case_name)
+def test_an_error_is_caught(rule, text):
+    assert rule("README.md", text)
+
+
+@pytest.mark.parametrize(("rule", "text"), GOOD, ids=case_name)
+def test_a_sound_text_is_left_alone(rule, text):
+    assert rule("README.md", text) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_what_is_so(page):
+    text = (ROOT / page).read_text()
+    found = [wrong for rule in RULES for wrong in rule(page, text)]
+    assert not found, "\n".join(found)
+
+
+def test_the_pages_hold_what_the_rules_look_for():
+    """A pattern that finds nothing would find nothing wrong."""
+    text = "\n".join((ROOT / page).read_text() for page in PAGES)
+    assert len(list(command_lines(text))) > 30
+    assert len(re.findall(r"\]\([^)]+\)", prose(text))) > 60
+    assert len([block for block in blocks(text) if block.language == "python"]) > 5
+
+
+def page_block(page: str, word: str) -> str:
+    return next(block.text for block in blocks((ROOT / page).read_text()) if word in block.text)
+
+
+def test_the_recipe_of_the_readme_runs(tmp_path):
+    (tmp_path / "my_recipe.py").write_text(page_block("README.md", "get_config"))
+    config = load(tmp_path / "my_recipe.py")
+    assert (config.model.name, config.model.width, str(config.train.duration)) == ("resnet50", 128, "120 epochs")
+
+
+def test_the_complete_recipe_brings_what_each_hook_promises(tmp_path):
+    """Each hook on its own; that a run uses them is the matter of the recipe file's own tests."""
+    source = page_block("docs/extending.md", "get_listeners(config")
+    (tmp_path / "my_recipe.py").write_text(source)
+    config = load(tmp_path / "my_recipe.py")
+    hooks: dict = {}
+    exec(compile(source, "my_recipe.py", "exec"), hooks)
+    model = adapt(hooks["get_model"](config, 10))
+    key, images = jax.random.key(0), jnp.zeros((4, 32, 32, 1))
+    params, state = jax.eval_shape(model.init, key, images[:1])
+    apply = functools.partial(model.apply, train=True, key=key)
+    assert jax.eval_shape(apply, params, state, images)[0].shape == (4, 10)
+    logits, labels = jnp.asarray(np.random.default_rng(0).normal(size=(4, 10)), jnp.float32), jnp.arange(4)
+    assert hooks["get_loss"](config)(logits, labels).shape == (4,)
+    (metric,) = hooks["get_metrics"](config).values()
+    assert metric(logits, labels).shape == (4,)
+    optimizer = hooks["get_optimizer"](config, lambda step: 0.1)
+    weights = {"w": jnp.ones(3)}
+    updates, _ = optimizer.update(weights, optimizer.init(weights), weights)
+    assert updates["w"].shape == (3,)
+    image = hooks["get_augmentation"](config)(key, images[0])
+    assert image.shape == images[0].shape and image.dtype == images.dtype
+    (listener,) = hooks["get_listeners"](config, tmp_path)
+    moments = {name for name, _ in inspect.getmembers(listener, inspect.ismethod)}
+    assert moments and moments <= {"start", "step", "evaluation", "end"}
