@@ -50,7 +50,8 @@ def _end(line: str, code: int, error: BaseException) -> int:
         from jaxddp.job.membership import abandon
 
         abandon(line, code)
-    print(f"jaxddp: {line}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"jaxddp: {line}\n")
+    sys.stderr.flush()
     return code
 
 

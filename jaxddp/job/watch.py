@@ -139,5 +139,7 @@ def _end_process(loss: Loss) -> None:
 def end_now(line: str, code: int) -> None:
     """Write the line as the last of stderr, and end the process without running exit handlers."""
     sys.stdout.flush()
-    print(f"jaxddp: {line}", file=sys.stderr, flush=True)
+    # In one piece: mpirun mixes what several processes write.
+    sys.stderr.write(f"jaxddp: {line}\n")
+    sys.stderr.flush()
     os._exit(code)
