@@ -97,11 +97,16 @@ def array_types(tree: Any) -> dict[str, str]:
     }
 
 
+def first_difference(one: Any, other: Any) -> tuple[str, str, str] | None:
+    """The first array that differs between two trees: its path, and what it is in each; None where none does."""
+    ours, theirs = array_types(one), array_types(other)
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            return name, ours.get(name, "absent"), theirs.get(name, "absent")
+    return None
+
+
 def _check_same_arrays(fresh: Any, given: Any) -> None:
-    wanted, found = array_types(fresh), array_types(given)
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise InputError(
-                f"initialize: {name} is {found.get(name, 'absent')}, and the network's is "
-                f"{wanted.get(name, 'absent')}; keep names, shapes and dtypes"
-            )
+    if differs := first_difference(fresh, given):
+        name, wanted, found = differs
+        raise InputError(f"initialize: {name} is {found}, and the network's is {wanted}; keep names, shapes and dtypes")

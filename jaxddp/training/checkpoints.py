@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 import jaxddp.files as files
-from jaxddp.engine.state import TrainState, abstract_like, all_finite, array_types
+from jaxddp.engine.state import TrainState, abstract_like, all_finite, first_difference
 from jaxddp.errors import InputError, NonFiniteError, noted_on
 from jaxddp.training.validations import Validations
 
@@ -197,11 +197,9 @@ class _Best(keep_policy.PreservationPolicy):
 
 
 def _check_same_shapes(where: str, saved: Any, like: TrainState) -> None:
-    there, here = array_types(saved), array_types(like)
-    for name in sorted(there.keys() | here.keys()):
-        if there.get(name) != here.get(name):
-            raise InputError(
-                f"{where}: a checkpoint of another architecture or optimizer: "
-                f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here; "
-                "use the config that wrote it, or another --workdir"
-            )
+    if differs := first_difference(saved, like):
+        name, there, here = differs
+        raise InputError(
+            f"{where}: a checkpoint of another architecture or optimizer: {name} is {there} there and {here} here; "
+            "use the config that wrote it, or another --workdir"
+        )
