@@ -1,37 +1,16 @@
 """Small networks and batches that several tests train."""
 
-import flax.linen as nn
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from small_recipe import SmallNet as SmallNet
 
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 
 CLASSES = 5
-
-
-class SmallNet(nn.Module):
-    """Convolution, optional batch norm over the axis `sync`, pooling, dense."""
-
-    batch_norm: bool = False
-    sync: str | None = None
-    classes: int = CLASSES
-    dtype: object = jnp.float32
-
-    @nn.compact
-    def __call__(self, images, train: bool):
-        # A bias before batch norm has no gradient, and a test that compares gradients wants them all.
-        x = nn.Conv(4, (3, 3), use_bias=not self.batch_norm, param_dtype=self.dtype)(images)
-        if self.batch_norm:
-            x = nn.BatchNorm(
-                use_running_average=not train,
-                momentum=0.9,
-                axis_name=self.sync,
-                param_dtype=self.dtype,
-            )(x)
-        x = nn.relu(x).mean((1, 2))
-        return nn.Dense(self.classes, param_dtype=self.dtype)(x)
 
 
 def random_batch(size: int, *, masked: int = 0, seed: int = 0, image: int = 6) -> Batch:
@@ -55,6 +34,14 @@ def random_table(size: int, *, seed: int = 0, image: int = 6) -> ArrayTable:
     colours = np.random.default_rng(99).integers(40, 215, (CLASSES, 1, 1, 3))
     images = colours[labels] + rng.integers(-40, 41, (size, image, image, 3))
     return ArrayTable(images.astype(np.uint8), labels, tuple("abcde"))
+
+
+def write_arrays(file: Path, train: ArrayTable, val: ArrayTable) -> Path:
+    """Write two splits as one .npz file, the way `data.path` reads them."""
+    tables = {"train": train, "val": val}
+    arrays = {f"{split}_images": table.images for split, table in tables.items()}
+    np.savez(file, **arrays, **{f"{split}_labels": table.labels for split, table in tables.items()})
+    return file
 
 
 def randomized(tree, seed: int = 7):

@@ -6,31 +6,33 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ilsvrc import IMAGES, write_tree
-from made import experiment_of
-from small import largest_difference
+from small import largest_difference, random_table, write_arrays
 
 from jaxddp.cli import main
 from jaxddp.commands.parse import workdir_of
-from jaxddp.config import load
+from jaxddp.experiment.experiment import open_experiment
+from jaxddp.recipe_file import read_recipe
 from jaxddp.training.checkpoints import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"
-SMALL = ["--model.name", "resnet10", "--model.width", "2", "--train.label-smoothing", "0.1"]
-SMALL += ["--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1"]
-SMALL += ["--train.batch-size", "8", "--eval.batch-size", "8", "--log.to", "jsonl,curves,parameters"]
+RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    return write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=13, val=11, size=20)
+def data(tmp_path_factory) -> Path:
+    """39 examples to train on and 11 to validate with: no multiple of the batch of 8."""
+    file = tmp_path_factory.mktemp("data") / "images.npz"
+    return write_arrays(file, random_table(39, image=16), random_table(11, seed=1, image=16))
 
 
-def train(root: Path, workdir: Path, *more: str) -> list[str]:
-    return ["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *SMALL, *more]
+def train(data: Path, workdir: Path, *more: str) -> list[str]:
+    smoothing = ["--train.label-smoothing", "0.1"]
+    return ["train", RECIPE, "--data.path", str(data), "--workdir", str(workdir), *smoothing, *more]
 
 
 def fails(arguments: list[str], capfd, code: int = 2) -> str:
@@ -47,24 +49,21 @@ def metrics(workdir: Path) -> list[dict]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def params(workdir: Path, root: Path) -> dict:
-    config = load("digits").replace(
-        data={"path": str(root), "image_size": 16, "resize": 16, "augment": {"pad": 1}},
-        model={"name": "resnet10", "width": 2},
-        train={"batch_size": 8},
-        eval={"batch_size": 8},
-    )
+def params(workdir: Path, data: Path) -> dict:
+    """Those of the latest checkpoint."""
+    recipe = read_recipe(RECIPE)
+    recipe = replace(recipe, config=recipe.config.replace(data={"path": str(data)}))
     checkpoints = Checkpoints(workdir / "checkpoints")
-    state, _ = checkpoints.restore(checkpoints.latest() or 0, experiment_of(config).setup().state)
+    state, _ = checkpoints.restore(checkpoints.latest() or 0, open_experiment(recipe).setup().state)
     checkpoints.close()
     return state.params
 
 
 @pytest.fixture(scope="module")
-def finished(root, tmp_path_factory) -> Path:
+def finished(data, tmp_path_factory) -> Path:
     """A run of 12 steps, in a process of its own on 4 simulated devices."""
     workdir = tmp_path_factory.mktemp("run") / "whole"
-    arguments = train(root, workdir, "--train.duration", "12 steps", "--parallel.cpu-devices", "4")
+    arguments = train(data, workdir, "--train.duration", "12 steps", "--parallel.cpu-devices", "4")
     done = subprocess.run([sys.executable, "-m", "jaxddp", *arguments], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "curves.png" in done.stdout and f"writing to {workdir}\n" in done.stdout
@@ -83,9 +82,9 @@ def test_a_run_leaves_what_the_contract_names(finished):
 
 
 @pytest.mark.slow
-def test_eval_repeats_the_figures_of_the_run(finished, root, capfd):
+def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
     # Training smooths the labels, and neither its validation nor this does.
-    arguments = ["eval", "digits", "--data.path", str(root), "--workdir", str(finished), *SMALL]
+    arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
     assert main(arguments) == 0
     said = capfd.readouterr()
     assert "read only" not in said.err
@@ -97,17 +96,25 @@ def test_eval_repeats_the_figures_of_the_run(finished, root, capfd):
     assert "no checkpoint '7'; there" in fails([*arguments, "--step", "7"], capfd)
 
 
-def test_a_config_whose_validation_crop_is_larger_than_its_image_is_refused_at_once(root, tmp_path, capfd):
-    arguments = train(root, tmp_path / "w", "--data.image-size", "24", "--data.resize", "20")
+def test_a_config_whose_validation_crop_is_larger_than_its_image_is_refused_at_once(tmp_path, capfd):
+    root = write_tree(tmp_path / "tree", size=20)
+    arguments = ["train", "digits", "--data.path", str(root), "--workdir", str(tmp_path / "w")]
+    arguments += ["--data.image-size", "24", "--data.resize", "20"]
     assert "data.resize=20: validation crops data.image_size=24 pixels" in fails(arguments, capfd)
     assert not (tmp_path / "w").exists()
 
 
+def test_a_mistyped_model_is_answered_with_the_nearest(data, tmp_path, capfd):
+    arguments = ["train", "digits", "--data.path", str(data), "--workdir", str(tmp_path / "w")]
+    arguments += ["--data.image-size", "16", "--model.name", "resnt18"]
+    assert "did you mean 'resnet18'?" in fails(arguments, capfd)
+
+
 @pytest.mark.slow
-def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, root, tmp_path):
+def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, data, tmp_path):
     workdir = tmp_path / "killed"
     shared = ["--train.duration", "12 steps", "--parallel.cpu-devices", "4", "--checkpoint.every", "2 steps"]
-    command = [sys.executable, "-m", "jaxddp", *train(root, workdir, *shared)]
+    command = [sys.executable, "-m", "jaxddp", *train(data, workdir, *shared)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     give_up = time.monotonic() + 200
     while not any((workdir / "checkpoints" / str(step)).is_dir() for step in (2, 4, 6)):
@@ -127,18 +134,18 @@ def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, root, tmp_path
     for line in metrics(workdir):
         if line["split"] == "train" and line["step"] in whole:
             assert (line["loss"], line["top1"]) == (whole[line["step"]]["loss"], whole[line["step"]]["top1"])
-    ours, theirs = params(workdir, root), params(finished, root)
+    ours, theirs = params(workdir, data), params(finished, data)
     assert largest_difference(ours, theirs) == 0
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_same_command_resumes(root, tmp_path):
+def test_sigterm_saves_and_the_same_command_resumes(data, tmp_path):
     workdir = tmp_path / "preempted"
     command = [
         sys.executable,
         "-m",
         "jaxddp",
-        *train(root, workdir, "--train.duration", "4000 steps", "--log.every", "1 step"),
+        *train(data, workdir, "--train.duration", "4000 steps", "--log.every", "1 step"),
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     give_up = time.monotonic() + 200
@@ -155,12 +162,12 @@ def test_sigterm_saves_and_the_same_command_resumes(root, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finished, root, tmp_path, capfd):
+def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finished, data, tmp_path, capfd):
     import shutil
 
     workdir = tmp_path / "copy"
     shutil.copytree(finished, workdir)
-    arguments = train(root, workdir, "--train.duration", "12 steps")
+    arguments = train(data, workdir, "--train.duration", "12 steps")
     message = fails([*arguments, "--optimizer.learning-rate", "0.3"], capfd)
     assert "optimizer.learning_rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
@@ -173,7 +180,7 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     assert "optimizer.step_factor was 0.1 and is now 0.5" in message
     # Neither how it is measured nor what is kept belongs to the recipe.
     more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", "--log.to", "jsonl"]
-    assert main(train(root, workdir, "--train.duration", "14 steps", *more)) == 0
+    assert main(train(data, workdir, "--train.duration", "14 steps", *more)) == 0
     assert json.loads((workdir / "result.json").read_text())["step"] == 14
     (workdir / "config.json").write_text("{")
     assert "config.json: cannot be read" in fails(arguments, capfd)
@@ -216,16 +223,16 @@ def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_architecture(finished, root, capfd):
-    arguments = ["eval", "digits", "--data.path", str(root), "--workdir", str(finished), *SMALL]
-    message = fails([*arguments, "--model.width", "4"], capfd)
+def test_a_checkpoint_of_another_architecture(finished, data, capfd):
+    arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
+    message = fails([*arguments, "--model.width", "8"], capfd)
     assert "another architecture or optimizer: " in message
-    assert "is float32[2] there and float32[4] here" in message
+    assert "is float32[4] there and float32[8] here" in message
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_with_code_1(root, tmp_path, capfd):
-    arguments = train(root, tmp_path / "w", "--train.duration", "30 steps", "--optimizer.learning-rate", "1e30")
+def test_a_loss_that_is_not_finite_ends_with_code_1(data, tmp_path, capfd):
+    arguments = train(data, tmp_path / "w", "--train.duration", "30 steps", "--optimizer.learning-rate", "1e30")
     message = fails([*arguments, "--optimizer.warmup", "0 steps", "--checkpoint.every", "1 step"], capfd, code=1)
     assert "step " in message and "not saved" in message
     assert json.loads((tmp_path / "w" / "result.json").read_text())["status"] == "failed"
@@ -240,13 +247,12 @@ BAD_OVERRIDES = {
     "batch too large": (["--train.batch-size", "48"], "batch size 48: the batch is larger than the data set of 39"),
     "evaluation batch": (["--eval.batch-size", "3"], "eval.batch_size=3 cannot be divided among 8 devices; 8 would do"),
     "more devices than there are": (["--parallel.devices", "9"], "parallel.devices=9: expected 1 to 8"),
-    "unknown model": (["--model.name", "resnt18"], "did you mean 'resnet18'?"),
     "unknown optimizer": (["--optimizer.name", "momentun"], "did you mean 'momentum'?"),
     "unknown schedule": (["--optimizer.schedule", "cosin"], "did you mean 'cosine'?"),
     "less than one step": (["--train.duration", "0 steps"], 'train.duration="0 steps" is less than one step'),
     "a share of itself": (["--train.duration", "5%"], "of what?"),
     "warm-up longer than the run": (["--optimizer.warmup", "90 epochs"], "longer than the run"),
-    "class that is not there": (["--data.classes", "0:4"], "0:4"),
+    "class that is not there": (["--data.classes", "0:6"], "0:6"),
     "nothing kept": (["--checkpoint.keep", "0"], "checkpoint.keep=0"),
     "negative seed": (["--seed", "-1"], "seed -1"),
     "resume without a checkpoint": (["--resume", "must"], "no checkpoint to resume from"),
@@ -255,9 +261,9 @@ BAD_OVERRIDES = {
 
 
 @pytest.mark.parametrize("case", BAD_OVERRIDES)
-def test_bad_overrides(case, root, tmp_path, capfd):
+def test_bad_overrides(case, data, tmp_path, capfd):
     overrides, expected = BAD_OVERRIDES[case]
-    assert expected in fails(train(root, tmp_path / "w", *overrides), capfd)
+    assert expected in fails(train(data, tmp_path / "w", *overrides), capfd)
 
 
 def rewrite(name: str, change):
@@ -328,9 +334,9 @@ def test_a_bom_and_carriage_returns_are_accepted(tmp_path):
     assert main(train(root, tmp_path / "w", "--train.duration", "1 step")) == 0
 
 
-def test_a_work_directory_that_cannot_be_made(root, tmp_path, capfd):
+def test_a_work_directory_that_cannot_be_made(data, tmp_path, capfd):
     (tmp_path / "file").write_text("")
-    assert str(tmp_path / "file") in fails(train(root, tmp_path / "file" / "w"), capfd)
+    assert str(tmp_path / "file") in fails(train(data, tmp_path / "file" / "w"), capfd)
 
 
 def test_neither_path_nor_name(capfd):
@@ -338,10 +344,10 @@ def test_neither_path_nor_name(capfd):
 
 
 @pytest.mark.slow
-def test_a_data_set_by_name(root, tmp_path, monkeypatch, capfd):
-    (tmp_path / "datasets.toml").write_text(f'[mine]\npath = "{root}"\n')
+def test_a_data_set_by_name(data, tmp_path, monkeypatch, capfd):
+    (tmp_path / "datasets.toml").write_text(f'[mine]\npath = "{data}"\n')
     monkeypatch.setenv("JAXDDP_DATASETS", str(tmp_path / "datasets.toml"))
-    arguments = ["train", "digits", "--workdir", str(tmp_path / "w"), *SMALL, "--train.duration", "1 step"]
+    arguments = ["train", RECIPE, "--workdir", str(tmp_path / "w"), "--train.duration", "1 step"]
     assert main([*arguments, "--data.name", "mine"]) == 0
     assert "did you mean 'mine'?" in fails([*arguments, "--data.name", "mime"], capfd)
 

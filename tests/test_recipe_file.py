@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from small import random_table
+from small import random_table, write_arrays
 
 from jaxddp.cli import main
 from jaxddp.config import load
@@ -86,10 +85,8 @@ def get_listeners(config, workdir):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("data") / "set.npz"
-    train, val = random_table(50), random_table(23, seed=1)
-    np.savez(path, train_images=train.images, train_labels=train.labels, val_images=val.images, val_labels=val.labels)
-    return str(path)
+    file = tmp_path_factory.mktemp("data") / "set.npz"
+    return str(write_arrays(file, random_table(50), random_table(23, seed=1)))
 
 
 @pytest.fixture

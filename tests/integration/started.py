@@ -17,7 +17,7 @@ HANGING = 150
 """Seconds after which a wait has no end: ten times what the slowest takes on an idle machine of two cores."""
 
 TRAIN = [
-    "train", str(REPOSITORY / "tests" / "small_recipe.py"),
+    "train", str(REPOSITORY / "tests" / "recipes" / "small_recipe.py"),
     # Plain SGD at a constant rate: a gradient that is off by a factor cannot hide, and a series does not depend on
     # how long the run is to be. At this rate the losses move by 1% and more, and rounding stays rounding (at 0.1 it
     # does not).

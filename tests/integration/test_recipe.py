@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from small import random_table
+from small import random_table, write_arrays
 from started import Launched, Program, environment, last_line, lines, losses
 from test_recipe_file import NETWORK, WHOLE
 
@@ -48,9 +48,7 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     (folder / "network.py").write_text(NETWORK)
     (folder / "mine.py").write_text(WHOLE)
-    tables = {"train": random_table(50), "val": random_table(23, seed=1)}
-    arrays = {f"{split}_images": table.images for split, table in tables.items()}
-    np.savez(folder / "set.npz", **arrays, **{f"{split}_labels": table.labels for split, table in tables.items()})
+    write_arrays(folder / "set.npz", random_table(50), random_table(23, seed=1))
     return folder
 
 
