@@ -8,7 +8,7 @@ history
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,13 @@ import numpy as np
 import optax
 
 from jaxddp.augment.preprocess import Augmentation
-from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
+from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.table import ExampleTable
+from jaxddp.duration import Duration
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.engine.objective import Metric
@@ -48,6 +49,8 @@ from jaxddp.mesh import Device, Topology
 from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, build
+from jaxddp.overrides import checked
+from jaxddp.ranges import Range
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
@@ -81,6 +84,8 @@ __all__ = [
     "train_solutions",
     "val_solutions",
 ]
+
+_Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
 softmax_cross_entropy = cross_entropy()
 """The usual loss: (logits float[B, K], labels int32[B]) -> float[B]."""
@@ -152,8 +157,8 @@ def prepare_training(
         InputError: names the argument, its value, and what would do.
     """
     check_labelled(table, "training data")
-    if batch_size_per_device < 1:
-        raise InputError(f"batch_size_per_device={batch_size_per_device}: give at least 1")
+    checked(batch_size_per_device, BatchSize, "batch_size_per_device")
+    checked(epochs, _Epochs, "epochs")
     join(find_job())
     keep_compiled_programs()
     topology = Topology.create(devices)
@@ -215,10 +220,14 @@ def train(
     """
     if profile and workdir is None:
         raise InputError(f"profile={profile!r}: a trace is written into the work directory; give workdir too")
-    changes = {"log": {"every": log_every, "profile": profile}, "checkpoint": {"every": save_every}}
-    changes["eval"] = {"every": eval_every, "batch_size": setup.order.batch_size}
+    log, save, evaluate = (
+        {"every": checked(value, Duration, name)}
+        for name, value in (("log_every", log_every), ("save_every", save_every), ("eval_every", eval_every))
+    )
+    log["profile"] = checked(profile, Duration | None, "profile")
+    changes = {"log": log, "checkpoint": save, "eval": evaluate | {"batch_size": setup.order.batch_size}}
     if epochs is not None:
-        changes["train"] = {"duration": f"{epochs} epochs"}
+        changes["train"] = {"duration": f"{checked(epochs, _Epochs, 'epochs')} epochs"}
     setup = setup.with_loss(loss)
     recipe = dataclasses.replace(setup.recipe, config=setup.recipe.config.replace(**changes), schedule=schedule)
     resources = dataclasses.replace(setup.resources, val=val)

@@ -11,10 +11,17 @@ where `model.batch_norm` is local, which slice of the batch is normalized togeth
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.overrides import plain, replaced
+from jaxddp.overrides import check_values, plain, replaced
+from jaxddp.ranges import Range, Seconds, Share
+
+Pixels = Annotated[int, Range(1, 10_000)]
+BatchSize = Annotated[int, Range(1, 2**24)]
+Strength = Annotated[float, Range(0, 1000)]
+Spread = Annotated[float, Range(0, 1, above=True)]
+Decay = Annotated[float, Range(0, 1, below=True)]
 
 
 def _names(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -28,18 +35,18 @@ class AugmentConfig:
 
     flip: bool = True
     """Mirror half of the images, left to right."""
-    pad: int = 0
+    pad: Annotated[int, Range(0, 10_000)] = 0
     """Pad by this many black pixels, then crop the image's size at random."""
-    rand_augment: int = 0
+    rand_augment: Annotated[int, Range(0, 100)] = 0
     """Layers of RandAugment, each one of 14 operations; 0 none."""
-    rand_magnitude: float = 9.0
+    rand_magnitude: Annotated[float, Range(0, 10)] = 9.0
     """How strong RandAugment's operations are, 0 to 10."""
-    cutout: int = 0
+    cutout: Annotated[int, Range(0, 10_000)] = 0
     """Side in pixels of a black square at a random place; 0 none."""
-    erase: float = 0.0
+    erase: Share = 0.0
     """Probability that a random rectangle is replaced by the mean colour."""
-    mixup: float = 0.0
-    cutmix: float = 0.0
+    mixup: Strength = 0.0
+    cutmix: Strength = 0.0
     """The alpha of the Beta distribution that weighs an image and its neighbour, blended or with one's box in the
     other; 0 none, both: half of the pairs each."""
     then: tuple[str, ...] = ()
@@ -67,23 +74,24 @@ class DataConfig:
     """Folder that keeps what was fetched from a URL, for later epochs and runs."""
     classes: str | None = None
     """A range of the synset mapping ("0:200") or synset names ("n01440764,n01443537"); all where absent."""
-    limit: int | None = None
+    limit: Annotated[int, Range(1, 2**31 - 1)] | None = None
     """Train on this many examples only."""
     bad_images: Literal["fail", "substitute"] = "fail"
     """A training image that cannot be used ends the run, or is substituted by another of its class, and counted."""
-    max_bad_images: float = 0.001
+    max_bad_images: Share = 0.001
     """The share of an epoch's images that may be substituted, rounded to the nearest number, but at least one."""
-    image_size: int = 224
+    image_size: Pixels = 224
     crop: Literal["random_area", "whole"] = "random_area"
     """Training crops: a random area resized to image_size, or the whole image (small images; see `augment.pad`)."""
-    crop_area: tuple[float, float] = (0.08, 1.0)
+    crop_area: tuple[Share, Share] = (0.08, 1.0)
     """Smallest and largest share of the image that a random-area crop covers."""
-    resize: int = 256
+    resize: Pixels = 256
     """Evaluation: the short side is resized to this, and the center image_size square is taken."""
     cache: Literal["none", "device"] = "none"
     """Read training images batch by batch, or decode all of them once and keep them on each device as uint8."""
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
+    std: tuple[Spread, ...] = (0.229, 0.224, 0.225)
+    """Of each channel, whose values are 0 to 1: an image becomes (image - mean) / std."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
 
@@ -92,7 +100,7 @@ class ModelConfig:
     """Which network; a name is resolved by jaxddp.models."""
 
     name: str = "resnet50"
-    width: int = 64
+    width: Annotated[int, Range(1, 4096)] = 64
     stem: Literal["imagenet", "small"] = "imagenet"
     """7x7 stride 2 and max-pool, or one 3x3 for images of about 32 pixels."""
     batch_norm: Literal["local", "sync"] = "local"
@@ -105,10 +113,10 @@ class ModelConfig:
 class TrainConfig:
     """How much, and over what batches."""
 
-    batch_size: int = 256
+    batch_size: BatchSize = 256
     """Global: divided among all devices of all processes."""
     duration: Duration = field(default_factory=lambda: Duration.parse("90 epochs"))
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Range(0, 1, below=True)] = 0.0
     precision: Literal["float32", "bfloat16"] | None = None
     """Of the computation; parameters, batch statistics and loss stay float32. Where absent, float32 on a CPU and
     bfloat16 on a GPU."""
@@ -126,17 +134,17 @@ class OptimizerConfig:
     """The optimizer and its schedule; batch norm and biases are never decayed."""
 
     name: str = "momentum"
-    learning_rate: float = 0.1
+    learning_rate: Annotated[float, Range(0, 1_000_000)] = 0.1
     """The peak, for the global batch size of this config."""
     schedule: str = "cosine"
     warmup: Duration = field(default_factory=lambda: Duration.parse("5%"))
-    momentum: float = 0.9
+    momentum: Decay = 0.9
     nesterov: bool = True
-    beta2: float = 0.999
-    weight_decay: float = 1e-4
-    step_at: tuple[float, ...] = (1 / 3, 2 / 3, 8 / 9)
+    beta2: Decay = 0.999
+    weight_decay: Annotated[float, Range(0, 100)] = 1e-4
+    step_at: tuple[Share, ...] = (1 / 3, 2 / 3, 8 / 9)
     """Schedule "step": the shares of the run at which the rate is multiplied by step_factor."""
-    step_factor: float = 0.1
+    step_factor: Share = 0.1
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,7 @@ class EvalConfig:
     """When and how to validate."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
-    batch_size: int = 256
+    batch_size: BatchSize = 256
     metrics: tuple[str, ...] = ("top1", "top5")
     """What is measured beside the loss, in training too; a top-k of no fewer than all classes is left out."""
 
@@ -157,7 +165,7 @@ class CheckpointConfig:
     """What is kept: the last `keep` checkpoints and the best one by validation top-1."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
-    keep: int = 2
+    keep: Annotated[int, Range(1, 1_000_000)] = 2
 
 
 @dataclass(frozen=True)
@@ -180,25 +188,29 @@ class LogConfig:
 class ParallelConfig:
     """On what it runs; never part of the recipe."""
 
-    devices: int | None = None
+    devices: Annotated[int, Range(1, 100_000)] | None = None
     """Use this many devices of all; all where absent."""
-    cpu_devices: int | None = None
+    cpu_devices: Annotated[int, Range(1, 1024)] | None = None
     """Simulate this many devices on the CPU, in each process."""
     xla_options: tuple[str, ...] = ()
     """XLA's options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compiler_options.py."""
-    start_timeout: float = 60.0
+    start_timeout: Seconds = 60.0
     """Seconds that the processes of a job wait for each other at the start."""
-    heartbeat_timeout: float = 10.0
+    heartbeat_timeout: Seconds = 10.0
     """Seconds without a sign of life after which a process counts as lost, and the job ends."""
-    shutdown_timeout: float = 60.0
+    shutdown_timeout: Seconds = 60.0
     """Seconds that a process waits for the others at the end."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a run."""
+    """Everything that decides a run.
 
-    seed: int = 0
+    Raises:
+        InputError: a value of another type than its field's, or out of its range.
+    """
+
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -209,11 +221,14 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
+    def __post_init__(self) -> None:
+        check_values(self)
+
     def replace(self, **changes: Any) -> "Config":
         """A copy with the given keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.
 
         Raises:
-            InputError: an unknown key (the nearest right one is named), or a value of another type.
+            InputError: an unknown key (the nearest right one is named), or a value of another type or out of range.
         """
         return replaced(self, changes)
 

@@ -1,13 +1,18 @@
 """How long and how often: one type for every duration and cadence of a config."""
 
 import math
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
 
 from jaxddp.errors import InputError
+from jaxddp.wording import show
 
 Unit = Literal["steps", "epochs", "examples", "%"]
+# An amount is exact, so 1e999999999 would be written out digit by digit.
+_TOO_LONG = re.compile(r".{100}|e[+-]?\d{3}", re.IGNORECASE)
+_MOST = 10**18
 _FORMS = '"90 epochs", "5000 steps", "1_000_000 examples" or "5%" (of the run)'
 
 
@@ -26,7 +31,7 @@ class Duration:
         """Read `"90 epochs"`, `"1 step"`, `"1_000_000 examples"` or `"5%"`.
 
         Raises:
-            InputError: not of this form, negative, or not finite.
+            InputError: not of this form, negative, or beyond 10**18.
         """
         number, unit = text.strip(), ""
         if number.endswith("%"):
@@ -35,13 +40,15 @@ class Duration:
             number, unit = number.split(" ")
             unit = unit if unit.endswith("s") else unit + "s"
         if unit not in get_args(Unit):
-            raise InputError(f"{text!r} is not a duration; write {_FORMS}")
+            raise InputError(f"{show(text)} is not a duration; write {_FORMS}")
         try:
-            amount = Fraction(number.strip())
+            amount = None if _TOO_LONG.search(number) else Fraction(number.strip())
         except (ValueError, ZeroDivisionError):
-            raise InputError(f"{text!r}: {number!r} is not a number; write {_FORMS}") from None
+            raise InputError(f"{show(text)}: {show(number)} is not a number; write {_FORMS}") from None
+        if amount is None or amount > _MOST:
+            raise InputError(f"{show(text)} is longer than any run; write at most {_MOST:.0e} {unit}")
         if amount < 0:
-            raise InputError(f"{text!r} is negative; write {_FORMS}")
+            raise InputError(f"{show(text)} is negative; write {_FORMS}")
         return cls(amount, unit)  # pyright: ignore[reportArgumentType]
 
     def __str__(self) -> str:

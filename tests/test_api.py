@@ -419,7 +419,7 @@ def test_a_third_kind_of_source_is_one_class(cache, tmp_path):
     [
         ({"devices": 9}, "devices=9: expected 1 to 8"),
         ({"devices": []}, "at least one device"),
-        ({"batch_size_per_device": 0}, "batch_size_per_device=0: give at least 1"),
+        ({"batch_size_per_device": 0}, "batch_size_per_device=0: expected 1 to"),
         ({"batch_size_per_device": 51}, "larger than the data set of 50"),
         ({"model": 3}, "int"),
     ],

@@ -28,7 +28,7 @@ class Room:
 
 
 HOUSE = (
-    Room(0, "cache_folder errors wording"),
+    Room(0, "cache_folder errors ranges wording"),
     Room(1, "config duration files hooks overrides recipe_file registry"),
     Room(1, "job", "jax"),
     Room(2, "mesh", "jax"),

@@ -232,8 +232,9 @@ def test_a_checkpoint_of_another_architecture(finished, data, capfd):
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_with_code_1(data, tmp_path, capfd):
-    arguments = train(data, tmp_path / "w", "--train.duration", "30 steps", "--optimizer.learning-rate", "1e30")
-    message = fails([*arguments, "--optimizer.warmup", "0 steps", "--checkpoint.every", "1 step"], capfd, code=1)
+    arguments = train(data, tmp_path / "w", "--train.duration", "30 steps", "--optimizer.learning-rate", "1e6")
+    arguments += ["--optimizer.warmup", "0 steps", "--optimizer.weight-decay", "100", "--checkpoint.every", "1 step"]
+    message = fails(arguments, capfd, code=1)
     assert "step " in message and "not saved" in message
     assert json.loads((tmp_path / "w" / "result.json").read_text())["status"] == "failed"
 
@@ -254,7 +255,7 @@ BAD_OVERRIDES = {
     "warm-up longer than the run": (["--optimizer.warmup", "90 epochs"], "longer than the run"),
     "class that is not there": (["--data.classes", "0:6"], "0:6"),
     "nothing kept": (["--checkpoint.keep", "0"], "checkpoint.keep=0"),
-    "negative seed": (["--seed", "-1"], "seed -1"),
+    "negative seed": (["--seed", "-1"], "seed=-1: expected 0 to"),
     "resume without a checkpoint": (["--resume", "must"], "no checkpoint to resume from"),
 }
 # fmt: on

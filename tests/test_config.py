@@ -157,8 +157,17 @@ def values(hint: typing.Any) -> st.SearchStrategy:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Duration:
         return durations
+    if origin is typing.Annotated:
+        least, most = args[1].least, args[1].most
+        if args[0] is int:
+            return st.integers(least, most)
+        return st.floats(least, most, exclude_min=args[1].above, exclude_max=args[1].below)
+    if hint is str:
+        return st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1)
     if dataclasses.is_dataclass(hint):
-        return st.builds(hint, **{key: values(inner) for key, inner in typing.get_type_hints(hint).items()})
+        return st.builds(
+            hint, **{key: values(inner) for key, inner in typing.get_type_hints(hint, include_extras=True).items()}
+        )
     if origin in (types.UnionType, typing.Union):
         return st.none() | values(args[0])
     if origin is typing.Literal:
@@ -167,7 +176,7 @@ def values(hint: typing.Any) -> st.SearchStrategy:
         return st.lists(values(args[0]), max_size=4).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values, args))
-    return st.floats(allow_nan=False) if hint is float else st.from_type(hint)
+    return st.from_type(hint)
 
 
 @given(values(Config))
@@ -223,11 +232,12 @@ def test_a_key_like_no_other_is_answered_with_all_there_are():
         ({"train": 3}, "train=3: give a dict of its keys to change"),
         ({"train": {"batch_size": "256"}}, "train.batch_size='256': expected int"),
         ({"train": {"precision": "float8"}}, "train.precision='float8': expected 'float32' or 'bfloat16'"),
-        ({"train": {"duration": 90}}, "train.duration=90: expected Duration"),
+        ({"train": {"duration": 90}}, "train.duration=90: expected a duration, such as '90 epochs'"),
         ({"optimizer": {"learning_rate": "0.1"}}, "optimizer.learning_rate='0.1': expected float"),
         ({"optimizer": {"nesterov": 1}}, "optimizer.nesterov=1: expected bool"),
         ({"data": {"path": 3}}, "data.path=3: expected str"),
-        ({"data": {"mean": [0.5, 0.5]}}, r"data.mean=\[0.5, 0.5\]: expected tuple\[float, float, float\]"),
+        ({"data": {"mean": 0.5}}, "data.mean=0.5: expected a list of float"),
+        ({"data": {"crop_area": [0.5]}}, r"data.crop_area=\[0.5\]: expected 2 values of float"),
         ({"data": {"mean": [0.5, 0.5, "x"]}}, "data.mean='x': expected float"),
         ({"data": {"augment": {"flip": "yes"}}}, "data.augment.flip='yes': expected bool"),
         ({"parallel": {"devices": "4"}}, "parallel.devices='4': expected int"),

@@ -14,12 +14,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count, zip_longest
 from pathlib import Path
+from typing import Annotated
 
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
 from jaxddp.cluster.output import say
 from jaxddp.cluster.ports import is_loopback, listen_anywhere, listen_at, split_address
 from jaxddp.cluster.workers import Worker, WorkerGroup, caught_signals
 from jaxddp.errors import InputError
+from jaxddp.overrides import check_values
+from jaxddp.ranges import Range
 from jaxddp.wording import nearest
 
 COMMANDS = ("train", "eval", "doctor", "data")
@@ -31,13 +34,13 @@ _EXAMPLE = "jaxddp launch --processes 2 -- train digits"
 class Launch:
     """Start a command in several processes; by default in one for each GPU of this machine."""
 
-    processes: int | None = None
+    processes: Annotated[int, Range(1, 10_000)] | None = None
     """Processes on this machine; its GPUs, if it has any, are divided evenly among them."""
-    gpus: int | None = None
+    gpus: Annotated[int, Range(0, 10_000)] | None = None
     """GPUs of this machine to use, one process each; with 0 all processes compute on the CPU."""
-    nodes: int = 1
+    nodes: Annotated[int, Range(1, 100_000)] = 1
     """Machines in the job. Start the same command on each, with its own --nr."""
-    nr: int | None = None
+    nr: Annotated[int, Range(0, 99_999)] | None = None
     """This machine's number, from 0."""
     coordinator: str | None = None
     """HOST:PORT by which every machine reaches machine 0; for one machine, by default a free port of the loopback."""
@@ -45,11 +48,11 @@ class Launch:
     """A name that distinguishes this job from others at the same address; the same on every machine."""
     logs: Path | None = None
     """Folder for the output of each process; by default `logs` in the command's --workdir, otherwise runs/launch."""
-    cores: int | None = None
+    cores: Annotated[int, Range(0, 100_000)] | None = None
     """Cores for each process; without GPUs by default an even share. With 0 every process uses all cores."""
-    grace: float = 10.0
+    grace: Annotated[float, Range(0, 1_000_000)] = 10.0
     """Seconds between SIGTERM and SIGKILL for the other processes after one fails."""
-    save_grace: float = 120.0
+    save_grace: Annotated[float, Range(0, 1_000_000)] = 120.0
     """Seconds between SIGTERM and SIGKILL after Ctrl-C or SIGTERM, when every process saves first."""
 
 
@@ -116,11 +119,7 @@ def _program(command: Sequence[str]) -> list[str]:
 
 def _check(options: Launch) -> None:
     """Check the options without looking at the machine."""
-    least = {"processes": 1, "gpus": 0, "nodes": 1, "cores": 0, "grace": 0, "save_grace": 0}
-    for name, bound in least.items():
-        value = getattr(options, name)
-        if value is not None and not value >= bound:
-            raise InputError(f"--{name.replace('_', '-')} {value}: expected at least {bound}")
+    check_values(options, "--")
     if options.nodes > 1 and options.coordinator is None:
         raise InputError(f"--nodes {options.nodes}: give --coordinator HOST:PORT, an address of machine 0")
     if options.nodes > 1 and options.nr is None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from jaxddp.commands.parse import parse
-from jaxddp.config import Config, DataConfig
+from jaxddp.config import Config, DataConfig, Pixels
 from jaxddp.errors import InputError
+from jaxddp.ranges import Range
 from jaxddp.recipe_file import config_names, read_recipe
 from jaxddp.wording import choices
 
@@ -36,7 +37,7 @@ class Check(DataPlace):
 
     manifest: Path | None = None
     """The file of JSON lines about every image; PATH's name with .manifest.jsonl, here, unless given."""
-    threads: int | None = None
+    threads: Annotated[int, Range(1, 1024)] | None = None
     """Images that are read at once; twice the cores, at least 8, unless given."""
 
 
@@ -45,9 +46,9 @@ class Show:
     """Draw training images exactly as the model is given them at a step, with their labels."""
 
     config: Annotated[Config, tyro.conf.arg(name="")]
-    step: int = 1
+    step: Annotated[int, Range(1, 2**31 - 1)] = 1
     """Which step's batch, from 1."""
-    count: int = 32
+    count: Annotated[int, Range(1, 100_000)] = 32
     """How many of its images, from the first."""
     out: Path = Path("show.png")
     """The picture to write."""
@@ -59,9 +60,9 @@ class Pack(DataPlace):
 
     out: Path = tyro.MISSING
     """The directory to make; give it as data.path then."""
-    short_side: int = 256
+    short_side: Pixels = 256
     """Pixels to which an image's shorter side is reduced."""
-    quality: int = 90
+    quality: Annotated[int, Range(1, 100)] = 90
     """Of the JPEG files that are written, 1 to 100."""
 
 

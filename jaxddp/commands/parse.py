@@ -6,6 +6,7 @@ from typing import TypeVar
 import tyro
 
 from jaxddp.duration import Duration
+from jaxddp.overrides import check_values
 from jaxddp.recipe_file import CONFIG_FILE
 
 Command = TypeVar("Command")
@@ -15,7 +16,7 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
     """The command with its overrides; tyro answers `--help` and mistyped options, and ends the program.
 
     Raises:
-        InputError: a value that is not a duration.
+        InputError: a value out of its range.
     """
     registry = tyro.constructors.ConstructorRegistry()
 
@@ -33,7 +34,9 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
             str_from_instance=lambda value: [str(value)],
         )
 
-    return tyro.cli(command, default=default, prog=prog, args=arguments, registry=registry)
+    parsed = tyro.cli(command, default=default, prog=prog, args=arguments, registry=registry)
+    check_values(parsed, "--")
+    return parsed
 
 
 def workdir_of(name: str) -> Path:

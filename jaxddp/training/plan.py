@@ -9,6 +9,8 @@ from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
 
 _NEVER = Cadence(Fraction(0), 1)
+_MOST_STEPS = 2**31 - 1
+"""The step is an int32 in the state."""
 _UNTRACED = 3
 """Steps that a profile leaves out, if it can: the first compiles, and the queue of steps fills."""
 
@@ -33,12 +35,14 @@ class Plan:
         """The plan of a config over a data set of N training examples.
 
         Raises:
-            InputError: a run of no steps.
+            InputError: a run of no steps, or of more than a step counter holds.
         """
         sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size}
         total = config.train.duration.steps(**sizes)
         if total < 1:
             raise InputError(f'train.duration="{config.train.duration}" is less than one step; give at least "1 step"')
+        if total > _MOST_STEPS:
+            raise InputError(f'train.duration="{config.train.duration}" is {total:,} steps; at most {_MOST_STEPS:,}')
 
         def cadence(every: Duration) -> Cadence:
             return Cadence.of(every, total_steps=total, **sizes)

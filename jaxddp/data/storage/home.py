@@ -59,12 +59,12 @@ def is_address(path: str) -> bool:
 
 @contextmanager
 def permitted() -> Iterator[None]:
-    """Turns a PermissionError, which even asking whether a file exists may raise, into an InputError."""
+    """Turns an OSError that even asking whether a file exists may raise into an InputError."""
     try:
         yield
-    except PermissionError as error:
-        reason = f"may not be read ({error.strerror}); ask its owner for permission"
-        raise InputError(f"{error.filename}: {reason}") from None
+    except OSError as error:
+        advice = "ask its owner for permission" if isinstance(error, PermissionError) else "check the path"
+        raise InputError(f"{error.filename}: may not be read ({error.strerror}); {advice}") from None
 
 
 @permitted()

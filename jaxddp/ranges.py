@@ -1,0 +1,40 @@
+"""Ranges of numbers, written beside the fields that they bound: `width: Annotated[int, Range(1, 4096)] = 64`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `least` to `most`, without the ends that are open. NaN and infinities lie in none.
+
+    Attributes:
+        above, below: whether `least`, and `most`, are left out.
+    """
+
+    least: float
+    most: float
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        """Whether a number lies in the range."""
+        lowest = self.least < value if self.above else self.least <= value
+        return bool(lowest and (value < self.most if self.below else value <= self.most))
+
+    def __str__(self) -> str:
+        """As an error message says it: `above 0, at most 1`."""
+        if not (self.above or self.below):
+            return f"{_plain(self.least)} to {_plain(self.most)}"
+        first, last = "above" if self.above else "at least", "below" if self.below else "at most"
+        return f"{first} {_plain(self.least)}, {last} {_plain(self.most)}"
+
+
+Share = Annotated[float, Range(0, 1)]
+"""A part of a whole."""
+Seconds = Annotated[float, Range(0, 1_000_000, above=True)]
+"""A time to wait, which ends."""
+
+
+def _plain(value: float) -> str:
+    return f"{value:,d}" if isinstance(value, int) else f"{value:g}"

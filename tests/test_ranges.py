@@ -1,0 +1,211 @@
+"""Every key of a config meets values that are none: each is refused in one line, or does what it says."""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small import linear_model, random_table, write_arrays
+
+import jaxddp
+from jaxddp.cli import main
+from jaxddp.cluster.launcher import Launch
+from jaxddp.config import Config
+from jaxddp.duration import Duration
+from jaxddp.errors import InputError
+from jaxddp.ranges import Range
+
+LONG = "x" * 3000
+"""Short enough for a path, and longer than a file's name can be."""
+ODD = (math.nan, math.inf, -math.inf, -1, -1.5, 0, 1e30, 10**400, True, None, "", "x" * 100_000, "nan", "a\0b")
+ODD_WORDS = ("nan", "inf", "-inf", "-1", "-1.5", "0", "1e30", "1e400", "", LONG)
+
+
+def keys(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a tree of dataclasses with the type of its values."""
+    for name, hint in typing.get_type_hints(tree, include_extras=True).items():
+        if dataclasses.is_dataclass(hint) and hint is not Duration:
+            yield from keys(hint, f"{prefix}{name}.")
+        else:
+            yield prefix + name, hint
+
+
+HINTS = dict(keys(Config))
+
+
+def numbers(hint: Any) -> Iterator[Any]:
+    """The types of numbers in a type, each with the range that is written at it, or none."""
+    if typing.get_origin(hint) is Annotated:
+        yield hint.__metadata__[0] if isinstance(hint.__metadata__[0], Range) else None
+    elif hint in (int, float):
+        yield None
+    else:
+        for part in typing.get_args(hint):
+            yield from numbers(part)
+
+
+@pytest.mark.parametrize("tree", [Config, Launch])
+def test_every_number_has_its_range_beside_its_definition(tree):
+    found = {key: list(numbers(hint)) for key, hint in keys(tree)}
+    assert [key for key, ranges in found.items() if None in ranges] == []
+    assert sum(map(len, found.values())) >= 7
+
+
+def changed(key: str, value: Any) -> Config:
+    *sections, name = key.split(".")
+    change: Any = {name: value}
+    for section in reversed(sections):
+        change = {section: change}
+    return Config().replace(**change)
+
+
+@pytest.mark.parametrize("key", HINTS)
+def test_what_no_key_can_hold_is_refused_when_it_is_read(key):
+    for value in ODD:
+        for tried in (value, [value], [value] * 2, [value] * 3):
+            try:
+                config = changed(key, tried)
+            except InputError as error:
+                assert str(error).startswith(f"{key}") and len(str(error)) < 300
+            else:
+                held = config.to_dict()
+                for name in key.split("."):
+                    held = held[name]
+                # What was taken is what is held, and it is no number beyond all ranges.
+                assert held == tried
+                assert not any(isinstance(each, float) and not math.isfinite(each) for each in [held] if each)
+
+
+@given(st.floats() | st.integers(), st.floats(-10, 10), st.floats(0, 10), st.booleans(), st.booleans())
+def test_a_range_holds_what_lies_between_its_ends(value, least, width, above, below):
+    bounds = Range(least, least + width, above, below)
+    between = math.isfinite(value) and least <= value <= least + width if not isinstance(value, int) else None
+    if between is None:
+        between = least <= value <= least + width
+    at_an_open_end = (above and value == least) or (below and value == least + width)
+    assert (value in bounds) == (between and not at_an_open_end)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "set.npz"
+    return write_arrays(file, random_table(20), random_table(9, seed=1))
+
+
+RECIPE = """
+import flax.linen as nn
+from jaxddp.config import Config
+
+class Network(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.classes)(images.mean((1, 2)))
+
+def get_config():
+    return Config().replace(
+        data={"image_size": 6, "crop": "whole"},
+        train={"batch_size": 8, "duration": "1 step", "precision": "float32"},
+        eval={"batch_size": 8},
+        log={"to": ()},
+    )
+
+def get_model(config, num_classes):
+    return Network(num_classes)
+"""
+
+
+def kind(hint: Any) -> Any:
+    """The type of a single value: without its range, and of what may also be None."""
+    parts = typing.get_args(hint)
+    return kind(parts[0]) if parts and typing.get_origin(hint) not in (tuple, typing.Literal) else hint
+
+
+def words(key: str) -> list[str]:
+    """The odd words that a key is given: one of those that are no value of its kind, and all others."""
+    if kind(HINTS[key]) is str:
+        return ["nan", "", LONG]
+    if kind(HINTS[key]) is Duration:
+        return ["0 steps", "-1 step", "1e999999999 epochs", "1e18 epochs"]
+    if kind(HINTS[key]) not in (int, float):
+        return [LONG] if kind(HINTS[key]) is not bool else []
+
+    def is_refused(word: str) -> bool:
+        try:
+            changed(key, kind(HINTS[key])(word))
+        except (InputError, ValueError):
+            return True
+        return False
+
+    refused = [word for word in ODD_WORDS if is_refused(word)]
+    return [refused[len(key) % len(refused)], *(word for word in ODD_WORDS if word not in refused)]
+
+
+@pytest.mark.slow
+def test_odd_words_at_the_terminal_end_in_one_line_or_in_a_run(data, tmp_path, capfd, monkeypatch):
+    """No traceback and no wait, exit code 0 or 2."""
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    ends = {0: 0, 2: 0}
+    for key in HINTS:
+        for word in words(key):
+            option = "--" + key.replace("_", "-")
+            place = [] if key == "data.path" else ["--data.path", str(data)]
+            workdir = f"run-{sum(ends.values())}"
+            try:
+                code = main(["train", "recipe.py", "--workdir", workdir, *place, option, word])
+            except SystemExit as stopped:  # tyro's own box
+                code = int(str(stopped.code))
+            said = capfd.readouterr().err
+            assert code in ends and "Traceback" not in said, (key, word, said)
+            if code == 2 and "╭" not in said:
+                last = said.rstrip("\n").split("\n")[-1]
+                assert last.startswith("jaxddp: ") and len(last) < 5000, (key, word, last)
+            ends[code] += 1
+    assert ends[0] > 15 and ends[2] > 70
+
+
+@pytest.mark.parametrize(
+    ("named", "value", "expected"),
+    [
+        ("batch_size_per_device", 4.5, "batch_size_per_device=4.5: expected int"),
+        ("batch_size_per_device", 0, "batch_size_per_device=0: expected 1 to"),
+        ("batch_size_per_device", True, "batch_size_per_device=True: expected int"),
+        ("epochs", math.nan, "epochs=nan: expected above 0"),
+        ("epochs", -1, "epochs=-1.0: expected above 0"),
+        ("epochs", "3", "epochs='3': expected float"),
+        ("seed", -1, "seed=-1: expected 0 to"),
+        ("seed", 1.5, "seed=1.5: expected int"),
+    ],
+)
+def test_prepare_training_names_its_argument(named, value, expected):
+    given = {"batch_size_per_device": 4, named: value}
+    with pytest.raises(InputError) as error:
+        jaxddp.prepare_training(
+            linear_model(), random_table(20), 1, optax.sgd(0.1), given.pop("batch_size_per_device"), **given
+        )
+    assert str(error.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("named", "value", "expected"),
+    [
+        ("epochs", math.inf, "epochs=inf: expected above 0"),
+        ("log_every", "soon", "log_every: 'soon' is not a duration"),
+        ("eval_every", 3, "eval_every=3: expected a duration"),
+        ("save_every", "1e999999999 epochs", "save_every: '1e999999999 epochs' is longer than any run"),
+        ("profile", "-1 step", "profile: '-1 step' is negative"),
+    ],
+)
+def test_train_names_its_argument(named, value, expected, tmp_path):
+    setup = jaxddp.prepare_training(linear_model(), random_table(20), 1, optax.sgd(0.1), 4)
+    with pytest.raises(InputError) as error:
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=(), **{named: value})
+    assert str(error.value).startswith(expected)
