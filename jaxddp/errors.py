@@ -29,13 +29,9 @@ class InputError(JaxddpError, ValueError):
 class Unreachable(JaxddpError):
     """A store gave no answer within its deadline: nothing is known of the image, and trying again may help."""
 
-    exit_code = 1
-
 
 class NonFiniteError(JaxddpError, ArithmeticError):
     """The loss or the state stopped being finite; the state that holds it is never saved."""
-
-    exit_code = 1
 
 
 class Preempted(JaxddpError):

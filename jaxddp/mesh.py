@@ -39,7 +39,14 @@ class Topology:
         ordered = sorted(devices, key=lambda d: (d.process_index, d.id))
         if not ordered:
             raise InputError("devices=[]: give at least one device")
-        _check_even(ordered)
+        counts = Counter(device.process_index for device in ordered)
+        most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+        if counts[most] != counts[least]:
+            # A batch is cut into equal parts, one for each process.
+            raise InputError(
+                f"devices: process {most} has {counts[most]} devices and process {least} has {counts[least]}; "
+                "give each as many"
+            )
         return cls(Mesh(np.array(ordered), (AXIS,), axis_types=(AxisType.Auto,)))
 
     @property
@@ -130,17 +137,6 @@ class Topology:
         return jax.tree.map(put, tree)
 
 
-def _check_even(devices: Sequence[Device]) -> None:
-    """A batch is cut into equal parts, one for each process."""
-    counts = Counter(device.process_index for device in devices)
-    most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-    if counts[most] != counts[least]:
-        raise InputError(
-            f"devices: process {most} has {counts[most]} devices and process {least} has {counts[least]}; "
-            "give each as many"
-        )
-
-
 def _first(count: int | None) -> list[Device]:
     """The first devices of each process, `count` in all."""
     everything, processes = jax.devices(), jax.process_count()
@@ -156,11 +152,7 @@ def _first(count: int | None) -> list[Device]:
 
 
 def simulate_cpu_devices(count: int) -> None:
-    """Make this process see `count` devices on its CPU, and no other.
-
-    Raises:
-        InputError: JAX has already started with another number of devices.
-    """
+    """Make this process see `count` devices on its CPU, and no other. Raises: InputError; JAX runs with others."""
     if count < 1:
         raise InputError(f"parallel.cpu_devices={count}: expected at least 1")
     try:

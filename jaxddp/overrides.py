@@ -20,11 +20,7 @@ def plain(value: Any) -> Any:
 
 
 def replaced(node: Any, changes: dict[str, Any], prefix: str = "") -> Any:
-    """A copy of a tree with keys changed, each value checked against its field's type.
-
-    Raises:
-        InputError: an unknown key (the nearest right one is named), or a value of another type.
-    """
+    """A copy of a tree with keys changed, each value checked against its field's type. Raises: InputError."""
     hints = typing.get_type_hints(type(node))
     values = {}
     for key, value in changes.items():

@@ -102,8 +102,7 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
     """Run a recipe file, or read what a run was.
 
     Args:
-        name_or_path: a name in the project's configs/ (`"imagenet_resnet50"`), the path of a Python file, or that of
-            the config.json in a run's work directory. Within a recipe file a relative path begins beside that file.
+        name_or_path: see `jaxddp.config.load`.
 
     Raises:
         InputError: no such file, one that does not run, a `get_config()` that returns something else, a hook with

@@ -19,8 +19,7 @@ from jaxddp.errors import InputError
 from jaxddp.experiment.recipe import make_loggers
 from jaxddp.models.adapt import adapt
 from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OPTIMIZERS, SCHEDULES, Registry
-from jaxddp.schedules.steps import Steps
-from jaxddp.schedules.warmup import make_schedule
+from jaxddp.schedules.warmup import Steps, make_schedule
 
 KINDS = {
     "models": MODELS,

@@ -104,8 +104,8 @@ def prepared(variant: Variant, state: TrainState, steps: int) -> tuple[Turn, dic
     state, begin = jax.tree.map(jnp.copy, state), time.perf_counter()
     compiled, cost = compile_with_cost(variant.make(), state, *variant.feed)
     figures: dict[str, Any] = {"compile": time.perf_counter() - begin}
-    if cost.memory is not None:
-        figures["needed_bytes"] = cost.memory.needed
+    if cost.needed_bytes is not None:
+        figures["needed_bytes"] = cost.needed_bytes
     state, sums = compiled(state, *variant.feed)
     figures["losses"] = [first_loss(sums)]
     if variant.steps == 1:

@@ -1,22 +1,19 @@
 """A command line becomes a dataclass: tyro, with one rule for durations."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
 from jaxddp.duration import Duration
-from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 
 Command = TypeVar("Command")
 
 
 def parse(command: type[Command], default: Command, prog: str, arguments: list[str]) -> Command:
-    """The command with its overrides; tyro answers `--help` and mistyped options, and ends the program.
-
-    Raises:
-        InputError: a value that is not a duration.
-    """
+    """The command with its overrides; tyro answers `--help` and mistyped options, and ends the program."""
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
@@ -34,6 +31,16 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
         )
 
     return tyro.cli(command, default=default, prog=prog, args=arguments, registry=registry)
+
+
+def parse_recipe(
+    command: type[Command], prog: str, name: str, arguments: list[str], *defaults: Any
+) -> tuple[Command, RecipeFile]:
+    """As `parse`, of a command that begins with a recipe file's config, then `defaults`; and that file, overridden."""
+    file = read_recipe(name)
+    make: Any = command
+    options: Any = parse(command, make(file.config, *defaults), f"{prog} {name}", arguments)
+    return options, replace(file, config=options.config)
 
 
 def workdir_of(name: str) -> Path:

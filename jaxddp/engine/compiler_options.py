@@ -27,7 +27,11 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
     """
     options: dict[str, str] = {}
     for word in words:
-        name, value = _split(word)
+        name, equals, value = word.partition("=")
+        if not equals or not name.startswith(_PREFIX):
+            raise InputError(f"{KEY}: {show(word)}; give NAME=VALUE, a name that begins with {_PREFIX}")
+        # In XLA_FLAGS booleans are lower case, for a single program they are not.
+        value = _BOOLEANS.get(value, value)
         if name in options:
             raise InputError(f"{KEY}: {name} is given twice, as {show(options[name])} and {show(value)}; give one")
         reason = _refusal(name, value)
@@ -38,20 +42,9 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
 
 
 def options_of_one_call(platform: str) -> dict[str, str]:
-    """For a program that is called once, as `jax.jit` takes them in `compiler_options`.
-
-    On a CPU level 1 of optimization, which halves compiling where this jaxlib takes it; elsewhere none.
-    """
+    """For a program that is called once: on a CPU level 1 of optimization, which halves compiling, if it is taken."""
     option = ("xla_backend_optimization_level", "1")
     return dict([option]) if platform == "cpu" and _refusal(*option) is None else {}
-
-
-def _split(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals or not name.startswith(_PREFIX):
-        raise InputError(f"{KEY}: {show(word)}; give NAME=VALUE, a name that begins with {_PREFIX}")
-    # In XLA_FLAGS booleans are lower case, for a single program they are not.
-    return name, _BOOLEANS.get(value, value)
 
 
 @functools.cache

@@ -86,11 +86,7 @@ def example_loss(loss: Loss, num_classes: int) -> ExampleLoss:
 
 
 def check_metric(metric: Loss, name: str, num_classes: int) -> None:
-    """See that a metric returns one number for each example, which does not depend on the others of its batch.
-
-    Raises:
-        InputError: it does not; `name` says which metric.
-    """
+    """Raises `InputError` where a metric is not one number for each example, independent of the others of its batch."""
     if not callable(metric):
         raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
     if _form(metric, name, num_classes) != "examples":

@@ -29,10 +29,7 @@ MOST_BYTES = 1 << 30
 
 # JAX's defaults, which leave out what compiles within a second, and the values that replace them.
 _KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
-_KEEP_ALL = {
-    _KEPT_FROM: (1.0, 0.0),
-    "jax_persistent_cache_min_entry_size_bytes": (0, -1),
-}
+_KEEP_ALL = {_KEPT_FROM: (1.0, 0.0), "jax_persistent_cache_min_entry_size_bytes": (0, -1)}
 _log = logging.getLogger("jaxddp.parallel")
 
 
@@ -64,7 +61,7 @@ def keep_compiled_programs() -> None:
 def _keep_those_of_every_cpu() -> None:
     """On CPUs, have every process write its programs, which no other process can use; in JAX only process 0 writes.
 
-    There is no setting for it. Where a release of JAX has no such function, these processes compile at each start.
+    There is no setting for it: a release of JAX without such a function compiles them at each start.
     """
     if is_first():
         return
@@ -109,10 +106,7 @@ def _own_folder() -> Path:
 
 
 def _thin_out(folder: Path, most_bytes: int) -> None:
-    """Remove the least recently used, until the rest fits.
-
-    JAX's own limit would list the whole folder for each program that it writes: 0.2 s among 2,000.
-    """
+    """Remove the least recently used. JAX's own limit would list the folder for each program: 0.2 s among 2,000."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:

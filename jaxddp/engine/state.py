@@ -62,11 +62,13 @@ def create_state(
     def init(key: jax.Array) -> TrainState:
         params, model_state = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
         if transform is not None:
-            fresh, (params, model_state) = (
-                {"params": params, "model_state": model_state},
-                transform(params, model_state),
-            )
-            _check_same_arrays(fresh, {"params": params, "model_state": model_state})
+            fresh = {"params": params, "model_state": model_state}
+            params, model_state = transform(params, model_state)
+            if differs := first_difference(fresh, {"params": params, "model_state": model_state}):
+                name, wanted, found = differs
+                raise InputError(
+                    f"initialize: {name} is {found}, and the network's is {wanted}; keep names, shapes and dtypes"
+                )
         own = {part.name: part.init(params) for part in parts}
         return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), own)
 
@@ -104,9 +106,3 @@ def first_difference(one: Any, other: Any) -> tuple[str, str, str] | None:
         if ours.get(name) != theirs.get(name):
             return name, ours.get(name, "absent"), theirs.get(name, "absent")
     return None
-
-
-def _check_same_arrays(fresh: Any, given: Any) -> None:
-    if differs := first_difference(fresh, given):
-        name, wanted, found = differs
-        raise InputError(f"initialize: {name} is {found}, and the network's is {wanted}; keep names, shapes and dtypes")

@@ -27,25 +27,13 @@ _DROPOUT = 0x64726F
 
 
 def make_train_step(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    topology: Topology,
-    *,
-    seed: int = 0,
-    schedule: optax.Schedule | None = None,
-    parts: Sequence[Part] = (),
-    compiler_options: Mapping[str, str] | None = None,
+    local_step: TrainStep, topology: Topology, *, compiler_options: Mapping[str, str] | None = None
 ) -> TrainStep:
-    """Compile (on first use) one optimizer step over the global batch.
+    """Compile (on first use) one optimizer step, of `make_local_step`, over the global batch.
 
     The result takes a replicated state, which it consumes (its memory is donated to the new one), and a batch placed by
     `topology.place`; it returns the new state and that step's sums over the global batch.
-
-    Args:
-        seed, schedule, parts: see `make_local_step`.
-        compiler_options: XLA's, see `jaxddp.engine.compiler_options`.
     """
-    local_step = make_local_step(objective, optimizer, topology, seed=seed, schedule=schedule, parts=parts)
     step = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())
     return jax.jit(step, donate_argnums=0, compiler_options=dict(compiler_options or {}))
 

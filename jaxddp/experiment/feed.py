@@ -93,11 +93,7 @@ class Feed:
         return images
 
     def resident_chunks(self, chunks: Iterable[range], length: int) -> Iterator[Chunk]:
-        """What `make_resident_steps` takes for each chunk: columns for `length` steps, and a number.
-
-        Args:
-            chunks: of at most `length` steps each; see `jaxddp.training.plan.Plan.chunks`.
-        """
+        """What `make_resident_steps` takes for chunks of at most `length` steps: columns, and the number of steps."""
         for steps in chunks:
             columns = stacked_columns(self.source.labels, self.order, steps, length, self.shard)
             yield Chunk(len(steps), (self.topology.place(columns), self.topology.replicate(np.int32(len(steps)))))

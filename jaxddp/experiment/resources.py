@@ -39,9 +39,6 @@ class Resources:
 def join_with(config: Config, digest: str | None = None) -> Topology:
     """Join the job of the environment, see that all processes have this config and recipe, and lay out the devices.
 
-    Args:
-        digest: of the recipe's files; see `jaxddp.recipe_file.RecipeFile.digest`.
-
     Raises:
         InputError: the processes do not find each other, or a key differs; names it, the process and both values.
     """
@@ -66,12 +63,7 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> None:
 
 
 def open_resources(config: Config, topology: Topology) -> Resources:
-    """Open the data that a config names, and see that the devices can share its batches.
-
-    Raises:
-        InputError: anything in the data that cannot be used, a batch that cannot be divided, or an XLA option that this
-            jaxlib refuses.
-    """
+    """Open the data that a config names, and see that the devices can share its batches. Raises: InputError."""
     topology.check_batch_size(config.train.batch_size)
     topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     options = compiler_options(config.parallel.xla_options)
@@ -82,11 +74,7 @@ def open_resources(config: Config, topology: Topology) -> Resources:
 
 
 def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
-    """Evaluating a model takes images and classes like those that it is trained on.
-
-    Raises:
-        InputError: other classes, another size of images in memory, or a crop that is larger than the resized image.
-    """
+    """See that a source has images and classes like those that a model is trained on. Raises: InputError."""
     for label, (there, here) in enumerate(itertools.zip_longest(source.class_ids, trained.class_ids)):
         if there != here:
             raise InputError(

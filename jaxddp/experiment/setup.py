@@ -33,7 +33,7 @@ from jaxddp.models.platform import for_platform
 from jaxddp.models.protocol import Model
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.plan import Plan
-from jaxddp.training.run import Chunk, Chunks, Position, Run, single_steps
+from jaxddp.training.run import Chunk, Chunks, Run
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,7 @@ class RunSetup:
         return Objective(self.model, self.recipe.eval_loss, self.preprocess, chosen)
 
     def with_loss(self, loss: Loss) -> "RunSetup":
-        """The same setup with another loss, which evaluation measures too.
-
-        Raises:
-            InputError: see `jaxddp.engine.loss.example_loss`.
-        """
+        """The same setup with another loss, which evaluation measures too. Raises: as `example_loss`."""
         if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
             return self
         taken_apart = example_loss(loss, self.table.num_classes)
@@ -115,31 +111,23 @@ class RunSetup:
 
     def step(self) -> TrainStep:
         """One optimizer step on a placed batch, compiled on first use; see `make_train_step`."""
+        return make_train_step(self._local_step(), self.topology, compiler_options=self.resources.compiler_options)
+
+    def _local_step(self) -> TrainStep:
         recipe, seed = self.recipe, self.order.seed
-        return make_train_step(
-            self.objective,
-            recipe.optimizer,
-            self.topology,
-            seed=seed,
-            schedule=recipe.schedule,
-            parts=recipe.parts,
-            compiler_options=self.resources.compiler_options,
+        return make_local_step(
+            self.objective, recipe.optimizer, self.topology, seed=seed, schedule=recipe.schedule, parts=recipe.parts
         )
 
     def program(self) -> tuple[Program, Chunks]:
         """The program of the steps, and what feeds it: placed batches, or rows of images on the devices."""
         if self.data.cache == "none":
-            return Program(self.step()), lambda done: single_steps(self.batches(done, self.plan.total_steps))
-        recipe, images = self.recipe, self.feed.images
+            total = self.plan.total_steps
+            return Program(self.step()), lambda done: (Chunk(1, batch) for batch in self.batches(done, total))
+        images, options = self.feed.images, self.resources.compiler_options
         slow = loops_are_slow(self.objective, self.state, images.shape[1:], self.topology)
         length = 1 if slow else LONGEST_CHUNK
-        seed, schedule, parts = self.order.seed, recipe.schedule, recipe.parts
-        local_step = make_local_step(
-            self.objective, recipe.optimizer, self.topology, seed=seed, schedule=schedule, parts=parts
-        )
-        steps = make_resident_steps(
-            local_step, self.topology, length=length, compiler_options=self.resources.compiler_options
-        )
+        steps = make_resident_steps(self._local_step(), self.topology, length=length, compiler_options=options)
 
         def chunks(done: int) -> Iterator[Chunk]:
             return self.feed.resident_chunks(self.plan.chunks(done, length), length)
@@ -197,7 +185,7 @@ class RunSetup:
         run = Run(
             self.plan,
             self.topology,
-            Position(self.state),
+            self.state,
             program,
             chunks,
             evaluator=evaluator,
@@ -220,32 +208,24 @@ def prepare(recipe: Recipe, resources: Resources) -> RunSetup:
         InputError: training data without labels, a batch that the devices cannot share, augmentation out of bounds,
             processes that hold different data, and a set that cannot be kept on the devices.
     """
-    config, topology, source = recipe.config, resources.topology, resources.train
-    feed = make_feed(recipe, resources)
-    preprocess = make_preprocess(recipe, resources)
-    order = feed.order
+    return initialize(recipe, resources, make_feed(recipe, resources), make_preprocess(recipe, resources))
+
+
+def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Preprocess) -> RunSetup:
+    """The last part of `prepare`: what compiles. Raises: InputError; the processes hold different data."""
+    order, source, topology = feed.order, feed.source, resources.topology
     agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     topology.connect()
-    shape = source.image_shape(config.data)
     model = for_platform(recipe.model, topology.platform)
+    shape, parts, transform = source.image_shape(feed.data), recipe.parts, recipe.initialize
     state = create_state(
-        model,
-        recipe.optimizer,
-        shape,
-        seed=config.seed,
-        topology=topology,
-        parts=recipe.parts,
-        transform=recipe.initialize,
+        model, recipe.optimizer, shape, seed=order.seed, topology=topology, parts=parts, transform=transform
     )
     return RunSetup(recipe, resources, model, feed, preprocess, state)
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:
-    """The training data over the devices.
-
-    Raises:
-        InputError: data without labels, a batch that the devices cannot share, or a set that they cannot keep.
-    """
+    """The training data over the devices. Raises: InputError; they cannot share a batch, or keep the set."""
     config, source = recipe.config, resources.train
     check_labelled(source, "training data")
     resources.topology.check_batch_size(config.train.batch_size)
@@ -256,11 +236,7 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
 
 
 def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
-    """What is done to the images on the devices.
-
-    Raises:
-        InputError: augmentation that is out of bounds, or a number of channels that mean and std do not have.
-    """
+    """What is done to the images on the devices. Raises: InputError; augmentation, mean or std do not fit them."""
     config, data = recipe.config, recipe.config.data
     shape = resources.train.image_shape(data)
     if not len(data.mean) == len(data.std) >= shape[-1]:

@@ -5,14 +5,7 @@ from collections.abc import Callable
 import jax
 import optax
 
-from jaxddp.config import Config
 from jaxddp.registry import LOSSES
-
-
-@LOSSES.add("cross_entropy")
-def from_config(config: Config) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Smoothed by `train.label_smoothing`."""
-    return cross_entropy(config.train.label_smoothing)
 
 
 def cross_entropy(label_smoothing: float = 0.0) -> Callable[[jax.Array, jax.Array], jax.Array]:
@@ -30,3 +23,6 @@ def cross_entropy(label_smoothing: float = 0.0) -> Callable[[jax.Array, jax.Arra
         return optax.softmax_cross_entropy(logits, targets)
 
     return loss
+
+
+LOSSES.add("cross_entropy")(lambda config: cross_entropy(config.train.label_smoothing))

@@ -108,11 +108,7 @@ def _product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
 
 
 def _pixels_product(images: jax.Array, grads: jax.Array, stride: int, padding: int) -> jax.Array:
-    """[1, 1, C, F], a 1x1 kernel's gradient: the sum over all pixels of their outer product with their gradient.
-
-    In one product, and not transposed before it: XLA would compute again, within the transposition, what the images
-    came from.
-    """
+    """[1, 1, C, F], a 1x1 kernel's gradient: the sum over all pixels of their outer product with their gradient."""
     channels, features = images.shape[-1], grads.shape[-1]
     pixels = _patches(_padded(images, padding), 1, stride).reshape(-1, channels)
     return _summed(grads.reshape(-1, features), pixels).T.reshape(1, 1, channels, features).astype(images.dtype)

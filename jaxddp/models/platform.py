@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+from jaxddp.models.adapt import LinenModel
 from jaxddp.models.cpu_convolution import convolve
-from jaxddp.models.linen import LinenModel
 
 
 @runtime_checkable
@@ -18,9 +18,7 @@ class Convolutional(Protocol):
 
 
 def for_platform(model: Any, platform: str) -> Any:
-    """The model as it is quickest on a platform ("cpu", "gpu", "tpu"): on CPUs a `Convolutional` one, adapted or not,
-    gets `jaxddp.models.cpu_convolution`. Any other model comes back as it is.
-    """
+    """The model as it is quickest on a platform ("cpu", "gpu"): on CPUs a `Convolutional` one gets others."""
     if platform != "cpu":
         return model
     if isinstance(model, LinenModel):

@@ -201,10 +201,7 @@ def _for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., 
 
 
 def build(
-    settings: ModelConfig,
-    num_classes: int,
-    dtype: DTypeLike = jnp.float32,
-    param_dtype: DTypeLike = jnp.float32,
+    settings: ModelConfig, num_classes: int, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32
 ) -> ResNet:
     """Builds a ResNet from a config's `model`; see `ResNet` for the other arguments.
 

@@ -1,11 +1,19 @@
 """The learning rate of a whole run: the warm-up, then the schedule that the config names."""
 
+from typing import NamedTuple
+
 import optax
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.registry import SCHEDULES
-from jaxddp.schedules.steps import Steps
+
+
+class Steps(NamedTuple):
+    """How long a run and its warm-up are, in steps."""
+
+    total: int
+    warmup: int
 
 
 def make_schedule(config: Config, steps: Steps) -> optax.Schedule:

@@ -37,8 +37,7 @@ class EpochSums:
         """Take the sums of steps that were just dispatched together; waits where too many are unfinished.
 
         Args:
-            steps: their numbers, from 1.
-            sums: of one step; or of several, `values[k]` those of `steps[k]`, and what follows these is left out.
+            steps: their numbers, from 1; sums of several have an axis of steps first, which may be longer.
         """
         self._names = sums.names
         self._pending.append((steps, sums))
@@ -71,19 +70,16 @@ class EpochSums:
                     "Lower the learning rate, or lengthen its warm-up"
                 )
             self._values = self._values + value
-            self._check_substituted(step)
+            # The sums are of all processes, so all of them stop at one step, however many they are.
+            if self._max_substituted is not None and SUBSTITUTED in self._names:
+                count = round(self._values[self._names.index(SUBSTITUTED), 0])
+                check_substituted(count, self._max_substituted, f"step {step}")
         return means_of(self._names, values[-1])
 
     def end_epoch(self) -> dict[str, float]:
         """The means of the epoch that ends here; the next begins."""
         means, self._values = means_of(self._names, self._values), np.array(0.0)
         return means
-
-    def _check_substituted(self, step: int) -> None:
-        # The sums are of all processes, so all of them stop at one step, however many they are.
-        if self._max_substituted is not None and SUBSTITUTED in self._names:
-            count = round(self._values[self._names.index(SUBSTITUTED), 0])
-            check_substituted(count, self._max_substituted, f"step {step}")
 
 
 def check_substituted(count: int, limit: int, where: str) -> None:

@@ -30,18 +30,14 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, num_examples: int) -> "Plan":
-        """The plan of a config over a data set of N training examples.
-
-        Raises:
-            InputError: a run of no steps.
-        """
+        """The plan of a config over a data set of N training examples. Raises: InputError; a run of no steps."""
         sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size}
         total = config.train.duration.steps(**sizes)
         if total < 1:
             raise InputError(f'train.duration="{config.train.duration}" is less than one step; give at least "1 step"')
 
         def cadence(every: Duration) -> Cadence:
-            return Cadence.of(every, total_steps=total, **sizes)
+            return Cadence(every.examples(**sizes, total_steps=total), config.train.batch_size)
 
         return cls(
             **sizes,
@@ -99,11 +95,7 @@ class Plan:
 
 
 def max_substituted(share: float, num_examples: int) -> int:
-    """How many of an epoch's images may be substituted, rounded to the nearest number; at least 1 of a share.
-
-    Raises:
-        InputError: a share that is not within 0..1.
-    """
+    """How many of an epoch's images may be substituted, to the nearest number; at least 1 of a share above 0."""
     if not 0 <= share <= 1:
         raise InputError(f"data.max_bad_images={share}: give a share of the images, 0 to 1")
     return max(round(share * num_examples), int(share > 0))

@@ -16,11 +16,7 @@ CURVES = "curves.png"
 
 @LOGGERS.add("curves")
 def curves(config: Config, workdir: Path) -> "Curves":
-    """`curves.png` in the work directory.
-
-    Raises:
-        InputError: there is no `jsonl` among the loggers.
-    """
+    """`curves.png` in the work directory. Raises: InputError; there is no `jsonl` among the loggers."""
     if "jsonl" not in config.log.to:
         raise InputError(f'log.to={",".join(config.log.to)}: curves are drawn from metrics.jsonl; name "jsonl" too')
     return Curves(workdir / METRICS, workdir / CURVES)
@@ -50,12 +46,8 @@ class Curves(Listener):
 
 
 def draw(metrics: Path, picture: Path) -> None:
-    """Draws the curves of a `metrics.jsonl` into a PNG file, replaced whole.
-
-    Raises:
-        InputError: `metrics` cannot be read or has a line that is no row, or `picture` cannot be written.
-    """
+    """Draw the curves of a `metrics.jsonl` into a PNG file, replaced whole. Raises: InputError; of either file."""
     # The first step need not wait for matplotlib's import.
-    from jaxddp.training.curves_figure import figure, png
+    from jaxddp.training.pictures import figure, png
 
-    files.replace(picture, png(figure(rows.series(rows.read(metrics)))))
+    files.replace(picture, png(figure(rows.series(row for _, row in rows.parse(metrics)))))

@@ -33,9 +33,9 @@ class History(Listener):
 
     def plot(self) -> Any:
         """The curves as a matplotlib Figure. Needs matplotlib."""
-        from jaxddp.training import curves_figure as curves
+        from jaxddp.training import pictures
 
-        return curves.figure(rows.series(self._rows))
+        return pictures.figure(rows.series(self._rows))
 
     def start(self, run: RunStart) -> None:
         self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []

@@ -8,8 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxddp.measure.usage import Used
-from jaxddp.training.events import EpochMetrics, EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EpochMetrics, EvaluationRecord, RunEnd, RunStart, StepRecord, Used
 from jaxddp.wording import size
 
 
