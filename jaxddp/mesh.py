@@ -31,8 +31,7 @@ class Topology:
     def create(cls, devices: int | Sequence[Device] | None = None) -> "Topology":
         """The mesh of some devices of all processes: so many, the same number on every process; or these; or all.
 
-        Raises:
-            InputError: more devices than there are, or unequal shares of the processes that have any.
+        Raises: InputError; more devices than there are, or unequal shares of the processes that have any.
         """
         if devices is None or isinstance(devices, int):
             devices = _first(devices)

@@ -39,9 +39,7 @@ class RecipeFile:
     """What a recipe file says, or the config.json of a run.
 
     Attributes:
-        path: the file.
         root: the folder that `files` are relative to.
-        hooks: those that it or a recipe that it loaded defines, by name.
         loaded: the recipe files that were read: this one, and those that it loaded by path.
         seen: modules beside them that were imported meanwhile.
         kept_digest: of a run's copy, the digest that config.json says of it.

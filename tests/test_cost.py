@@ -24,9 +24,8 @@ from jaxddp.cluster import rehearsal
 from jaxddp.config import Config
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
-from jaxddp.engine.program import Program
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Program, make_local_step, make_train_step
 from jaxddp.errors import Preempted
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.losses.cross_entropy import cross_entropy
@@ -225,7 +224,7 @@ def test_a_state_whose_dtype_changes_is_trained_as_under_jit():
 def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
     setup, asked = setup_of(2, cache=cache), []
     monkeypatch.setattr(
-        "jaxddp.engine.program.compile_with_cost", lambda *given: asked.append(given) or compile_with_cost(*given)
+        "jaxddp.engine.step.compile_with_cost", lambda *given: asked.append(given) or compile_with_cost(*given)
     )
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         run(setup, steps=9)

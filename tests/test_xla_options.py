@@ -87,7 +87,7 @@ def test_a_run_compiles_its_step_with_them(cache):
         setup = setup_of(words, cache)
         program, chunks = made.changed(setup, {"train": {"duration": "3 steps"}}).program()
         feed = next(chunks(0)).feed
-        sums = program(setup.state, feed)[1]
+        sums = program(setup.state, *feed)[1]
         counts.append(fusions(program._compiled))
         losses.append(np.asarray(sums.values))
     assert counts[0] != counts[1]

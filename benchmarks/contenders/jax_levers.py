@@ -96,7 +96,7 @@ def variants(setup: RunSetup, batch: Batch, steps: int) -> Iterator[tuple[str, V
     for length in (1, min(LONGEST_CHUNK, steps)):
         (chunk,) = setup.feed.resident_chunks([range(length)], length)
         make = functools.partial(make_resident_steps, local_step(setup), setup.topology, length=length)
-        yield f"on the device, {length} a dispatch", Variant(make, (setup.feed.images, *chunk.feed), length)
+        yield f"on the device, {length} a dispatch", Variant(make, chunk.feed, length)
 
 
 def prepared(variant: Variant, state: TrainState, steps: int) -> tuple[Turn, dict[str, Any]]:

@@ -20,10 +20,8 @@ _BOOLEANS = {"true": "True", "false": "False"}
 def compiler_options(words: Sequence[str]) -> dict[str, str]:
     """`("NAME=VALUE", ...)` as `jax.jit` takes them in `compiler_options`, each one tried on JAX's default platform.
 
-    Only the form is tried: an option of another platform is taken, and does nothing.
-
-    Raises:
-        InputError: not NAME=VALUE, a name that XLA does not know or that is there twice, a value of another type.
+    Only the form is tried: an option of another platform does nothing. Raises: InputError; not NAME=VALUE,
+    a name that XLA does not know or that is there twice, a value of another type.
     """
     options: dict[str, str] = {}
     for word in words:

@@ -110,9 +110,6 @@ class Objective:
 
 def _check_logits(logits: Any, shape: tuple[int, int]) -> None:
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
-        found = (
-            f"{logits.dtype}{list(logits.shape)}"
-            if hasattr(logits, "shape")
-            else f"an object of type {type(logits).__name__}"
-        )
+        other = f"an object of type {type(logits).__name__}"
+        found = f"{logits.dtype}{list(logits.shape)}" if hasattr(logits, "shape") else other
         raise InputError(f"the model returned {found} for {shape[0]} images; return logits, float{list(shape)}")

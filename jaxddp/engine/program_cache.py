@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -108,17 +109,15 @@ def _own_folder() -> Path:
 def _thin_out(folder: Path, most_bytes: int) -> None:
     """Remove the least recently used. JAX's own limit would list the folder for each program: 0.2 s among 2,000."""
     found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            # Another run may thin out at the same time.
-            with suppress(FileNotFoundError):
-                status = entry.stat(follow_symlinks=False)
-                if entry.is_file(follow_symlinks=False):
-                    found.append((max(status.st_atime, status.st_mtime), status.st_size, entry.path))
+    for path in folder.iterdir():
+        # Another run may thin out at the same time.
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
     total = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):
         if total <= most_bytes:
             break
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        path.unlink(missing_ok=True)
         total -= size

@@ -21,17 +21,12 @@ ResidentSteps = Callable[[TrainState, jax.Array, Batch, jax.Array], tuple[TrainS
 def make_resident_steps(
     local_step: TrainStep, topology: Topology, *, length: int, compiler_options: Mapping[str, str] | None = None
 ) -> ResidentSteps:
-    """Compile (on first use) up to `length` optimizer steps as one program.
+    """Compile (on first use) up to `length` optimizer steps, of `make_local_step`, as one program.
 
     The result takes a replicated state, which it consumes; the images of `place_images`; the columns of
     `jaxddp.data.source.stacked_columns`, placed; and the number of steps, a replicated int32[] of 1 to `length`. Sums
     beyond that number are 0. The number is an argument and not a shape, so that one program takes chunks of any length:
-    where a run is cut into chunks can then have no part in its numbers.
-
-    Args:
-        local_step: see `jaxddp.engine.step.make_local_step`.
-        length: K; of 1 there is no loop in the program, see `loops_are_slow`.
-        compiler_options: see `jaxddp.engine.step.make_train_step`.
+    where a run is cut into chunks can then have no part in its numbers. Of one step there is no loop in the program.
     """
 
     def local_steps(
@@ -81,12 +76,8 @@ def place_images(
 ) -> jax.Array:
     """All images on every device: uint8[num_rows, H, W, C], replicated.
 
-    Each process brings its slices, and sends them to the others through the devices, a batch at a time: no host holds
-    the set.
-
-    Args:
-        batches: this process's slice of each batch in order, uint8[b, H, W, C], `num_rows` in all over the processes.
-        image_shape: (H, W, C).
+    Each process brings its slice of each batch in order, uint8[b, H, W, C], and sends it to the others through the
+    devices: no host holds the set.
     """
 
     def empty() -> jax.Array:

@@ -51,12 +51,12 @@ def create_state(
     Args:
         image_shape: (H, W, C) of the images that the network will see.
         seed: every process must give the same.
-        parts: the step's optional parts, whose arrays join the state.
         transform: of the fresh parameters, before optimizer and parts see them: pretrained weights, or an
-            initialization from data. Traced by JAX; it must give every process the same.
+            initialization from data. Traced by JAX; it must give every process the same, and keep names, shapes and
+            dtypes.
 
     Raises:
-        InputError: `transform` changes a name, a shape or a dtype; names the first.
+        InputError: `transform` changes one; names the first.
     """
 
     def init(key: jax.Array) -> TrainState:
@@ -75,11 +75,6 @@ def create_state(
     # Every parameter has random numbers of its own to compile: half of a cold start.
     options = options_of_one_call(topology.platform)
     return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)(jax.random.key(seed))
-
-
-def abstract_like(state: TrainState) -> TrainState:
-    """Shapes, dtypes and shardings of a state, without its memory."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
 
 @jax.jit

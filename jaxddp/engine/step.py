@@ -18,6 +18,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
+from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, MetricSums]]
@@ -88,6 +89,27 @@ def make_local_step(
         return new, sums
 
     return local_step
+
+
+class Program:
+    """A jitted step that is compiled at its first call, and then says what it costs.
+
+    It takes the state, which is donated as `function` does, and what a chunk feeds it with.
+    """
+
+    def __init__(self, function: Any):
+        self._function, self._compiled = function, None
+        self.cost: Cost | None = None
+
+    def __call__(self, *arguments: Any) -> tuple[TrainState, MetricSums]:
+        if self._compiled is not None:
+            try:
+                return self._compiled(*arguments)
+            except TypeError:
+                # A network may change the dtype of its own state. Under `jit` that compiles anew, and so it does here.
+                pass
+        self._compiled, self.cost = compile_with_cost(self._function, *arguments)
+        return self._compiled(*arguments)
 
 
 def make_eval_step(objective: Objective, topology: Topology) -> EvalStep:

@@ -37,12 +37,9 @@ class Recipe:
     """Everything that decides a training's numbers, but for data and devices.
 
     Attributes:
-        config: the numbers.
-        loss: what is minimized.
         eval_loss: what evaluation calls the loss: without label smoothing, which is a device of training.
         metrics: measured beside the loss, by name.
         augmentation: of one image, after the config's.
-        parts: optional pieces of the step.
         initialize: a transform of the fresh parameters.
         learning_rate: what the optimizer follows, to be shown; None where that is unknown.
         schedule: multiplies the optimizer's updates, as a function of the step (0 first).

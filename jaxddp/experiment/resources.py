@@ -18,11 +18,7 @@ from jaxddp.overrides import flatten
 
 @dataclass(frozen=True)
 class Resources:
-    """The devices of all processes, what is trained on, and what is validated on, if anything.
-
-    Attributes:
-        compiler_options: XLA's for the training step, each of which this jaxlib accepts.
-    """
+    """The devices of all processes, what is trained and validated on, and XLA's options for the training step."""
 
     topology: Topology
     train: Source
@@ -37,11 +33,7 @@ class Resources:
 
 
 def join_with(config: Config, digest: str | None = None) -> Topology:
-    """Join the job of the environment, see that all processes have this config and recipe, and lay out the devices.
-
-    Raises:
-        InputError: the processes do not find each other, or a key differs; names it, the process and both values.
-    """
+    """Join the job of the environment, see that all processes have this config and recipe, and lay out the devices."""
     join_job(find_job(), config.parallel)
     values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
     agree(values | {"the recipe file's digest": str(digest)})
@@ -49,10 +41,7 @@ def join_with(config: Config, digest: str | None = None) -> Topology:
 
 
 def join_job(job: Job | None, parallel: ParallelConfig) -> None:
-    """Simulate CPU devices where the config asks for them, and join the job, with the config's limits to every wait.
-
-    What is compiled from here on is kept for the next start.
-    """
+    """Join the job with the config's limits to every wait; what is compiled from here on is kept for the next start."""
     if parallel.cpu_devices is not None:
         simulate_cpu_devices(parallel.cpu_devices)
     limits = Limits(

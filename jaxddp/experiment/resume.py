@@ -35,9 +35,7 @@ class Claim:
     """What config.json says of a run.
 
     Attributes:
-        config: what is known of its config, as `Config.to_dict` gives it.
-        fingerprints: of the data, by split.
-        recipe: the recipe file that brought its objects; None where there was none, or none with a hook.
+        recipe: the recipe file that brought its objects, if one did.
         objects: what tells its objects from others, where they came from Python; see `RunSetup.identity`.
     """
 
@@ -60,10 +58,8 @@ class Claim:
 def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:
     """Write config.json, and a copy of the recipe's files. On resume, compare with what stands there.
 
-    Data may have been moved. Of files, a fingerprint knows names and labels, and no image: a line says so.
-
-    Raises:
-        InputError: a key of the recipe differs; names it and both values. Or a file cannot be read or written.
+    Data may have been moved. Of files, a fingerprint knows names and labels, and no image: a line says so. Raises:
+    InputError; a key of the recipe differs, or a file cannot be read or written.
     """
     path, content = directory / CONFIG_FILE, claimed.content()
     if resuming:

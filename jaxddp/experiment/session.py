@@ -28,12 +28,7 @@ _SHARED_SECONDS = 5
 
 @dataclass(frozen=True)
 class Session:
-    """What a run needs of its work directory.
-
-    Attributes:
-        resume_step: the checkpoint to go on from; None begins anew.
-        should_stop: see `Run`.
-    """
+    """What a run needs of its work directory; it begins anew where there is no step to resume."""
 
     directory: Path
     checkpoints: Checkpoints

@@ -11,9 +11,7 @@ from jaxddp.registry import LOSSES
 def cross_entropy(label_smoothing: float = 0.0) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """The loss of each example, (logits float[B, K], labels int32[B]) -> float[B].
 
-    Args:
-        label_smoothing: the share of a label that all classes divide equally (Szegedy et al. 2016, arXiv:1512.00567,
-            section 7).
+    All classes divide a share of each label (Szegedy et al. 2016, arXiv:1512.00567, section 7).
     """
 
     def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -23,8 +23,8 @@ class Profile:
 
     Args:
         directory: what TensorBoard is shown; None traces nothing.
-        steps: their numbers, from 1. Where several are dispatched together, those of one chunk are one annotation,
-            numbered as the first of them; a chunk must lie within the steps, or outside.
+        steps: their numbers, from 1. Steps that are dispatched together are one annotation, numbered as the first of
+            them; such a chunk must lie within the steps, or outside.
         pause: entered while the profiler starts and writes, which does not count as training time.
     """
 

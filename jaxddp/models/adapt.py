@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flax.linen as nn
 import jax
 
 from jaxddp.errors import InputError
+from jaxddp.models.cpu_convolution import convolve
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.models.protocol import BY_POSITION, MODE_ARGUMENTS, Model, Tree, call_mode, name_of, require, signature
 
@@ -18,11 +19,8 @@ ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or
 def adapt(model: Any) -> Model:
     """Makes a `Model` of a network, which is never changed; a `Model` is returned as it is.
 
-    See `LinenModel` and `NNXModel`, whose `__call__(images)` may also take its mode by any name in `MODE_ARGUMENTS`,
-    and `FunctionModel` for the signatures of a pair.
-
-    Raises:
-        InputError: it is not `ACCEPTED`, or a function has another signature.
+    The `__call__(images)` of a module may also take its mode by any name in `MODE_ARGUMENTS`. Raises: InputError; it is
+    not `ACCEPTED`, or a function has another signature.
     """
     if isinstance(model, nn.Module):
         return LinenModel(model)
@@ -108,3 +106,17 @@ class FunctionModel:
             return self.apply_function(params, images, **keywords), model_state
         logits, updated = self.apply_function(params, model_state, images, **keywords)
         return logits, updated if train else model_state
+
+
+def for_platform(model: Any, platform: str) -> Any:
+    """The model as it is quickest on a platform ("cpu", "gpu"), where that is more than the library's operations.
+
+    On CPUs a network `with_convolution(convolution)`, as `jaxddp.models.resnet.ResNet`, adapted or not, gets its
+    convolutions computed by `jaxddp.models.cpu_convolution`. Any other model comes back as it is.
+    """
+    if platform != "cpu":
+        return model
+    if isinstance(model, LinenModel):
+        return replace(model, module=for_platform(model.module, platform))
+    with_convolution = getattr(model, "with_convolution", None)
+    return model if with_convolution is None else with_convolution(convolve)

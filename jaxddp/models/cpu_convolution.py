@@ -1,4 +1,4 @@
-"""Square convolutions that are quick on CPUs, forward and backward; `jaxddp.models.platform` says where they are used.
+"""Square convolutions that are quick on CPUs, forward and backward; `jaxddp.models.adapt` says where they are used.
 
 XLA's CPU compiler has three slow cases (times of one core, against 7 ms for a convolution of as many multiplications):
 
@@ -170,12 +170,8 @@ def _block(batch: int, height: int, width: int) -> tuple[int, int]:
 def _patch_rows(padded: jax.Array, corner: jax.Array | int, part: tuple[int, int, int], size: int, stride: int) -> Any:
     """A patch's rows, for every row of a part of the images: [images, rows, W', k * C].
 
-    A row of an image is in as many patches as the kernel has rows, and is copied once for all of them. One gather is
-    quicker than as many slices as the kernel has columns.
-
-    Args:
-        corner: where the part begins among all pixels.
-        part: (images, rows, W').
+    `corner` is where the part, (images, rows, W'), begins among all pixels. A row of an image is in as many patches as
+    the kernel has rows, and is copied once for all of them; one gather is quicker than a slice for each column.
     """
     channels = padded.shape[-1]
     image, row, column, tap = np.ogrid[: part[0], : part[1], : part[2] * stride : stride, :size]

@@ -20,10 +20,8 @@ def make_schedule(config: Config, steps: Steps) -> optax.Schedule:
     """The learning rate as a function of the step, 0 for the first.
 
     It rises linearly to the peak over the warm-up, beginning at peak / warmup steps so that no step is wasted, and then
-    follows the schedule named `optimizer.schedule` over the rest of the run.
-
-    Raises:
-        InputError: an unknown name, or a warm-up longer than the run.
+    follows the schedule named `optimizer.schedule` over the rest of the run. Raises: InputError; an unknown name, or a
+    warm-up longer than the run.
     """
     total, warmup = steps
     if warmup > total:

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 import jaxddp.files as files
-from jaxddp.engine.state import TrainState, abstract_like, all_finite, first_difference
+from jaxddp.engine.state import TrainState, all_finite, first_difference
 from jaxddp.errors import InputError, NonFiniteError, noted_on
 from jaxddp.job.membership import is_first
 
@@ -86,10 +87,7 @@ class Checkpoints:
         return step
 
     def save(self, step: int, state: TrainState, progress: Mapping[str, Any]) -> None:
-        """Copy the state to host memory and write it in the background.
-
-        Args:
-            progress: small plain values that belong to the moment, kept as JSON.
+        """Copy the state to host memory and write it in the background, and `progress`, small plain values, as JSON.
 
         Raises:
             NonFiniteError: the state holds a NaN or an infinity; the checkpoints already there stay as they are.
@@ -111,7 +109,8 @@ class Checkpoints:
         Raises:
             InputError: the checkpoint is no longer there, or of another architecture or optimizer.
         """
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_like(like)), progress=ocp.args.JsonRestore())
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
         try:
             saved = self._manager.item_metadata(step)["state"]
             if differs := first_difference(saved, like):

@@ -9,11 +9,9 @@ import jax
 
 
 class Clock:
-    """Times the steps between two records, of an epoch, and of all that this process trains.
+    """Times the steps between two records, of an epoch, and of all that this process trains; `batch_size` is global.
 
-    Args:
-        batch_size: the global one.
-        epoch_seconds: what the running epoch has taken up to the last call of `rates`; of one that resumes, before.
+    `epoch_seconds` is what the running epoch has taken up to the last call of `rates`, from what a resumed one had on.
     """
 
     def __init__(self, batch_size: int, epoch_seconds: float = 0.0):

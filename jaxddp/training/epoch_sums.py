@@ -15,11 +15,9 @@ _STEPS_IN_FLIGHT = 3
 
 
 class EpochSums:
-    """Adds up the sums of an epoch, step by step.
+    """Adds up the sums of an epoch, step by step; from `values` on, where a resumed epoch stood.
 
-    Args:
-        values: what `values` was at the step that the run resumes, so that an epoch goes on where it stood.
-        max_substituted: how many images of an epoch may be substituted; None sets no limit.
+    No more than `max_substituted` images of an epoch may be substituted; None sets no limit.
     """
 
     def __init__(self, values: Any = 0.0, max_substituted: int | None = None):
@@ -51,9 +49,7 @@ class EpochSums:
     def fetch(self) -> dict[str, float]:
         """Wait for every step so far, and return the means of the last one.
 
-        Raises:
-            NonFiniteError: a loss was NaN or infinite; names the first step where it was.
-            InputError: more of the epoch's images were substituted than may be; names the step.
+        Raises: NonFiniteError; names the first step with such a loss. InputError; too many images were substituted.
         """
         steps = [step for several, _ in self._pending for step in several]
         fetched = jax.device_get([sums.values for _, sums in self._pending])

@@ -8,7 +8,6 @@ from jaxddp.config import Config
 from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
 
-_NEVER = Cadence(Fraction(0), 1)
 _UNTRACED = 3
 """Steps that a profile leaves out, if it can: the first compiles, and the queue of steps fills."""
 
@@ -20,12 +19,12 @@ class Plan:
     num_examples: int
     batch_size: int
     total_steps: int
-    log: Cadence = _NEVER
-    evaluate: Cadence = _NEVER
-    checkpoint: Cadence = _NEVER
-    max_substituted: int | None = None
-    """How many images of an epoch may be substituted; None sets no limit."""
-    profile: int = 0
+    log: Cadence
+    evaluate: Cadence
+    checkpoint: Cadence
+    max_substituted: int
+    """How many images of an epoch may be substituted."""
+    profile: int
     """How many steps are traced."""
 
     @classmethod

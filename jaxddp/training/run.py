@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxddp.engine.program import Program
 from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import Program
 from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.evaluation import Evaluator
@@ -18,7 +18,7 @@ class Chunk(NamedTuple):
     """Steps that are dispatched together, and what the program that takes them is given beside the state."""
 
     steps: int
-    feed: Any
+    feed: tuple[Any, ...]
 
 
 Chunks = Callable[[int], Iterator[Chunk]]
@@ -31,8 +31,6 @@ class Run:
 
     Attributes:
         state: replicated, where it begins; its step says how many are done. It is consumed.
-        program: the compiled steps.
-        chunks: what feeds them.
         evaluator: of the validation set; None validates nothing.
         checkpoints: where states are saved; None saves nothing.
         listeners: see `jaxddp.training.events.Listener`; the first process's alone.

@@ -18,17 +18,14 @@ class History(Listener):
 
     @property
     def train(self) -> rows.Columns:
-        """The logged steps."""
         return rows.series(self._rows).train
 
     @property
     def epochs(self) -> rows.Columns:
-        """The finished epochs: means over their training examples, and `seconds`."""
         return rows.series(self._rows).epochs
 
     @property
     def val(self) -> rows.Columns:
-        """The finished evaluations on the validation split."""
         return rows.series(self._rows).val
 
     def plot(self) -> Any:

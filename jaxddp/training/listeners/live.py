@@ -7,7 +7,7 @@ from typing import Any, TextIO
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
@@ -122,10 +122,8 @@ class LiveDisplay(Listener):
         if not at_once and now - self._last_frame < SECONDS_BETWEEN_FRAMES:
             return
         self._last_frame = now
-        grid = Table.grid(padding=(0, 1), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True)
+        columns = Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True)
+        grid = Table.grid(*columns, padding=(0, 1), expand=True)
         for bar in (self._training, *bars):
             if bar is not None:
                 grid.add_row(*bar)

@@ -23,11 +23,7 @@ def table(params: Any) -> str:
 
 
 class ParameterOverview(Listener):
-    """Writes the overview to `parameters.txt` when a run starts: a ResNet-152 has 465 rows, too many for the screen.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Writes `parameters.txt` at the start: a ResNet-152 has 465 rows, too many for the screen. Raises: InputError."""
 
     def __init__(self, directory: Path):
         self._path = directory / PARAMETERS
