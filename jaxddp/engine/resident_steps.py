@@ -14,19 +14,17 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep
 from jaxddp.mesh import AXIS, Topology
 
-ResidentSteps = Callable[[TrainState, jax.Array, Batch, jax.Array], tuple[TrainState, MetricSums]]
-"""(state, images, columns of up to K steps, how many steps) -> (state, the sums of each step, [K, metrics, 2])."""
-
 
 def make_resident_steps(
     local_step: TrainStep, topology: Topology, *, length: int, compiler_options: Mapping[str, str] | None = None
-) -> ResidentSteps:
+) -> Callable[..., tuple[TrainState, MetricSums]]:
     """Compile (on first use) up to `length` optimizer steps, of `make_local_step`, as one program.
 
     The result takes a replicated state, which it consumes; the images of `place_images`; the columns of
-    `jaxddp.data.source.stacked_columns`, placed; and the number of steps, a replicated int32[] of 1 to `length`. Sums
-    beyond that number are 0. The number is an argument and not a shape, so that one program takes chunks of any length:
-    where a run is cut into chunks can then have no part in its numbers. Of one step there is no loop in the program.
+    `jaxddp.data.source.stacked_columns`, placed; and the number of steps, a replicated int32[] of 1 to `length`. It
+    returns the next state and the sums of each step, [length, metrics, 2], 0 beyond that number. The number is an
+    argument and not a shape, so that one program takes chunks of any length: where a run is cut into chunks can then
+    have no part in its numbers. Of one step there is no loop in the program.
     """
 
     def local_steps(

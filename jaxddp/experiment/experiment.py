@@ -10,13 +10,14 @@ from jaxddp.config import Config
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
-from jaxddp.experiment.recipe import Recipe, check_listeners, make_loggers, recipe_of
+from jaxddp.experiment.recipe import Recipe, check_listeners, recipe_of
 from jaxddp.experiment.resources import Resources, join_with, open_resources
 from jaxddp.experiment.resume import Claim, claim
 from jaxddp.experiment.session import CHECKPOINTS, Resume, session
 from jaxddp.experiment.setup import RunSetup, initialize, make_feed, make_preprocess
 from jaxddp.job.membership import exchange, is_first
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.registry import LOGGERS
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.loop import fit
 
@@ -68,18 +69,17 @@ def train(
 ) -> TrainState:
     """Train in a work directory: resume or begin, save, validate, and log as the config says.
 
-    SIGTERM makes it save and stop.
-
-    Args:
-        listeners: beside those of the config and of the recipe file.
+    SIGTERM makes it save and stop. The listeners are beside those of the config and of the recipe file.
 
     Raises:
         InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
     """
     config, file = experiment.config, experiment.file
-    loggers = make_loggers(config, directory)
+    loggers = [LOGGERS.get(name)(config, directory) for name in config.log.to]  # they write nothing yet
+    splits = {"train": experiment.resources.train, "val": experiment.resources.val}
+    fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
     with session(directory, keep=config.checkpoint.keep, resume=resume) as own:
-        claimed = Claim(config.to_dict(), experiment.resources.fingerprints, file)
+        claimed = Claim(config.to_dict(), fingerprints, file)
         claim(directory, claimed, resuming=own.resume_step is not None)
         hook = file.hooks.get("get_listeners") if is_first() else None
         of_file = [] if hook is None else check_listeners(hook(config, directory), hook.name)

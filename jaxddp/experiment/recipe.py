@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import optax
@@ -19,7 +18,7 @@ from jaxddp.hooks import Hook
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.registry import LOGGERS, LOSSES, METRICS, MODELS, OPTIMIZERS
+from jaxddp.registry import LOSSES, METRICS, MODELS, OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.events import MOMENTS
 from jaxddp.training.plan import Plan
@@ -126,11 +125,6 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
         if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in MOMENTS):
             raise InputError(f"{where}: {_kind(listener)} has none of a listener's methods ({', '.join(MOMENTS)})")
     return list(listeners)
-
-
-def make_loggers(config: Config, directory: Path) -> list[Any]:
-    """The loggers that a config names; they write nothing yet. Raises: InputError; a name is unknown."""
-    return [LOGGERS.get(name)(config, directory) for name in config.log.to]
 
 
 def _model(hook: Hook | None, config: Config, num_classes: int) -> Model:

@@ -25,12 +25,6 @@ class Resources:
     val: Source | None = None
     compiler_options: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """What config.json keeps of the data, and a resumed run compares."""
-        found = {"train": self.train.fingerprint}
-        return found if self.val is None else found | {"val": self.val.fingerprint}
-
 
 def join_with(config: Config, digest: str | None = None) -> Topology:
     """Join the job of the environment, see that all processes have this config and recipe, and lay out the devices."""

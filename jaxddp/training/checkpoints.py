@@ -48,10 +48,9 @@ class Checkpoints:
             raise InputError(f"checkpoint.keep={keep}: keep at least 1, or a run could not resume")
         self.directory = Path(directory).resolve()
         self.validations = Validations(self.directory)
+        kept = [keep_policy.LatestN(n=keep), _Best(self.validations)]
         writing = {
-            "preservation_policy": keep_policy.AnyPreservationPolicy(
-                [keep_policy.LatestN(n=keep), _Best(self.validations)]
-            ),
+            "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
             # What a killed run left half written.
             "cleanup_tmp_directories": True,
         }

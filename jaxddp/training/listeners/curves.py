@@ -23,10 +23,9 @@ def curves(config: Config, workdir: Path) -> "Curves":
 
 
 class Curves(Listener):
-    """Draws `curves.png` from `metrics.jsonl`, so that a resumed run's curves are whole.
+    """Draws `curves.png` from `metrics.jsonl`, so that a resumed run's curves are whole; it comes after `JsonLines`.
 
-    It draws at the end and after evaluations, which takes at most a hundredth of the time. Among the listeners it comes
-    after `JsonLines`, whose lines it reads. Raises: as `draw`.
+    It draws at the end and after evaluations, which takes at most a hundredth of the time. Raises: as `draw`.
     """
 
     def __init__(self, metrics: Path, picture: Path):
