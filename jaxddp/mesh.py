@@ -72,13 +72,10 @@ class Topology:
 
     def free_memory(self) -> int | None:
         """Bytes that JAX may still take on the fullest device of this process; None where the backend does not say."""
-        free = []
-        for device in self.mesh.local_devices:
-            stats = device.memory_stats() or {}
-            if "bytes_limit" not in stats:
-                return None
-            free.append(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
-        return min(free)
+        stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
+        if not all("bytes_limit" in each for each in stats):
+            return None
+        return min(each["bytes_limit"] - each.get("bytes_in_use", 0) for each in stats)
 
     def peak_memory(self) -> int | None:
         """Bytes that the fullest device of this process has held at most; None where the backend does not say.
