@@ -37,7 +37,6 @@ from jaxddp.data.source import Source
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.training.listeners.history import History
 from jaxddp.training.loop import fit
-from jaxddp.training.run import Position
 
 EXAMPLES, CLASSES, SIZE, WIDTH = 10_000, 10, 32, 16
 FEWER_FROM_FILES = 10
@@ -114,7 +113,7 @@ class Training:
         return self._history.train["loss"]
 
     def __call__(self) -> float:
-        run = dataclasses.replace(self._run, position=Position(copy(self._initial)))
+        run = dataclasses.replace(self._run, state=copy(self._initial))
         begin = time.perf_counter()
         jax.block_until_ready(fit(run))
         return time.perf_counter() - begin

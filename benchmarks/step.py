@@ -65,7 +65,6 @@ from jaxddp.recipe_file import read_recipe
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.loop import fit
-from jaxddp.training.run import Position
 
 EXAMPLES, VALIDATED, CLASSES, SIZE, WIDTH = 4096, 256, 10, 32, 16
 LOOP_BATCH, LOCAL_BATCH = 128, 32
@@ -121,7 +120,7 @@ def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
         alone = dataclasses.replace(setup.run(), evaluator=None)
 
         def loop() -> TrainState:
-            return fit(dataclasses.replace(alone, position=Position(copy(setup.state))))
+            return fit(dataclasses.replace(alone, state=copy(setup.state)))
 
         def loop_turn() -> float:
             begin = time.perf_counter()

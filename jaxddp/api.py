@@ -31,13 +31,7 @@ from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
-from jaxddp.experiment.recipe import (
-    Recipe,
-    check_listeners,
-    check_metrics,
-    check_optimizer,
-    configured_metrics,
-)
+from jaxddp.experiment.recipe import Recipe, check_listeners, check_metrics, check_optimizer, configured_metrics
 from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.resume import Claim, claim
 from jaxddp.experiment.session import session
@@ -286,7 +280,7 @@ def topk_accuracy(state: TrainState, setup: RunSetup, table: Source, k: Sequence
 def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: int = 12) -> "Figure":
     """The first `count` examples of a table with label, prediction and probability, as a figure for a notebook."""
     # A machine that only trains needs no matplotlib.
-    from jaxddp.training.image_grid import prediction_grid
+    from jaxddp.training.pictures import prediction_grid
 
     predict = make_predict(setup.eval_objective(), setup.topology)
     batches: list[tuple[Batch, np.ndarray]] = []

@@ -84,12 +84,6 @@ class Cadence:
     examples: Fraction
     batch_size: int
 
-    @classmethod
-    def of(cls, every: Duration, *, num_examples: int, batch_size: int, total_steps: int) -> "Cadence":
-        """The cadence `every` in a run of `total_steps` steps over N examples in batches of B."""
-        sizes = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}
-        return cls(every.examples(**sizes), batch_size)
-
     def count(self, step: int) -> int:
         """How often it has happened by the end of step number `step` (1 is the first)."""
         return math.floor(step * self.batch_size / self.examples) if self.examples else 0

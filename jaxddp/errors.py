@@ -8,11 +8,7 @@ THEN = "then"
 
 
 class JaxddpError(Exception):
-    """Base of the errors that the terminal shows as one line, without a traceback.
-
-    Attributes:
-        exit_code: what the process returns to its parent.
-    """
+    """Base of the errors that the terminal shows as one line; the process ends with `exit_code`."""
 
     exit_code = 1
 
@@ -29,13 +25,9 @@ class InputError(JaxddpError, ValueError):
 class Unreachable(JaxddpError):
     """A store gave no answer within its deadline: nothing is known of the image, and trying again may help."""
 
-    exit_code = 1
-
 
 class NonFiniteError(JaxddpError, ArithmeticError):
     """The loss or the state stopped being finite; the state that holds it is never saved."""
-
-    exit_code = 1
 
 
 class Preempted(JaxddpError):
@@ -46,10 +38,9 @@ class Preempted(JaxddpError):
 
 @contextmanager
 def noted_on(error: BaseException | None) -> Iterator[None]:
-    """An InputError of the block must not hide the error that ended what came before: it becomes a note on that one.
+    """An InputError of the block becomes a note on the error that ended what came before: it must not hide that one.
 
-    Args:
-        error: None where nothing went wrong before; then the InputError is raised.
+    Where nothing went wrong before, which is None, the InputError is raised.
     """
     try:
         yield

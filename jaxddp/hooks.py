@@ -41,11 +41,7 @@ class Hook:
 
 
 def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
-    """The hooks that a recipe file defines or imports.
-
-    Raises:
-        InputError: one with another signature, or a `get_…` function of its own that is no hook.
-    """
+    """The hooks that a recipe file defines or imports. Raises: InputError; another signature, or no such hook."""
     found = {}
     for name, value in vars(module).items():
         if name in HOOKS:

@@ -31,15 +31,21 @@ class Topology:
     def create(cls, devices: int | Sequence[Device] | None = None) -> "Topology":
         """The mesh of some devices of all processes: so many, the same number on every process; or these; or all.
 
-        Raises:
-            InputError: more devices than there are, or unequal shares of the processes that have any.
+        Raises: InputError; more devices than there are, or unequal shares of the processes that have any.
         """
         if devices is None or isinstance(devices, int):
             devices = _first(devices)
         ordered = sorted(devices, key=lambda d: (d.process_index, d.id))
         if not ordered:
             raise InputError("devices=[]: give at least one device")
-        _check_even(ordered)
+        counts = Counter(device.process_index for device in ordered)
+        most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+        if counts[most] != counts[least]:
+            # A batch is cut into equal parts, one for each process.
+            raise InputError(
+                f"devices: process {most} has {counts[most]} devices and process {least} has {counts[least]}; "
+                "give each as many"
+            )
         return cls(Mesh(np.array(ordered), (AXIS,), axis_types=(AxisType.Auto,)))
 
     @property
@@ -66,13 +72,10 @@ class Topology:
 
     def free_memory(self) -> int | None:
         """Bytes that JAX may still take on the fullest device of this process; None where the backend does not say."""
-        free = []
-        for device in self.mesh.local_devices:
-            stats = device.memory_stats() or {}
-            if "bytes_limit" not in stats:
-                return None
-            free.append(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
-        return min(free)
+        stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
+        if not all("bytes_limit" in each for each in stats):
+            return None
+        return min(each["bytes_limit"] - each.get("bytes_in_use", 0) for each in stats)
 
     def peak_memory(self) -> int | None:
         """Bytes that the fullest device of this process has held at most; None where the backend does not say.
@@ -130,17 +133,6 @@ class Topology:
         return jax.tree.map(put, tree)
 
 
-def _check_even(devices: Sequence[Device]) -> None:
-    """A batch is cut into equal parts, one for each process."""
-    counts = Counter(device.process_index for device in devices)
-    most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-    if counts[most] != counts[least]:
-        raise InputError(
-            f"devices: process {most} has {counts[most]} devices and process {least} has {counts[least]}; "
-            "give each as many"
-        )
-
-
 def _first(count: int | None) -> list[Device]:
     """The first devices of each process, `count` in all."""
     everything, processes = jax.devices(), jax.process_count()
@@ -156,11 +148,7 @@ def _first(count: int | None) -> list[Device]:
 
 
 def simulate_cpu_devices(count: int) -> None:
-    """Make this process see `count` devices on its CPU, and no other.
-
-    Raises:
-        InputError: JAX has already started with another number of devices.
-    """
+    """Make this process see `count` devices on its CPU, and no other. Raises: InputError; JAX runs with others."""
     if count < 1:
         raise InputError(f"parallel.cpu_devices={count}: expected at least 1")
     try:

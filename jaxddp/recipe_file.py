@@ -39,9 +39,7 @@ class RecipeFile:
     """What a recipe file says, or the config.json of a run.
 
     Attributes:
-        path: the file.
         root: the folder that `files` are relative to.
-        hooks: those that it or a recipe that it loaded defines, by name.
         loaded: the recipe files that were read: this one, and those that it loaded by path.
         seen: modules beside them that were imported meanwhile.
         kept_digest: of a run's copy, the digest that config.json says of it.
@@ -102,8 +100,7 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
     """Run a recipe file, or read what a run was.
 
     Args:
-        name_or_path: a name in the project's configs/ (`"imagenet_resnet50"`), the path of a Python file, or that of
-            the config.json in a run's work directory. Within a recipe file a relative path begins beside that file.
+        name_or_path: see `jaxddp.config.load`.
 
     Raises:
         InputError: no such file, one that does not run, a `get_config()` that returns something else, a hook with

@@ -19,12 +19,7 @@ Entry = TypeVar("Entry")
 
 
 class Registry:
-    """The entries of one kind.
-
-    Args:
-        key: the config key whose values are the names, for messages.
-        package: the folder whose modules add the entries, as a dotted name.
-    """
+    """The entries of one kind, which the modules of `package` add; `key` is the config key of their names."""
 
     def __init__(self, key: str, package: str):
         self._key, self._package = key, package
@@ -42,11 +37,7 @@ class Registry:
         return keep
 
     def get(self, name: str) -> Any:
-        """The entry of a name.
-
-        Raises:
-            InputError: there is none; says the nearest name, and all of them.
-        """
+        """The entry of a name. Raises: InputError; there is none, says the nearest name and all of them."""
         self._look()
         if name not in self._entries:
             raise InputError(f"{self._key}={name!r} is unknown; {choices(str(name), self._entries)}")
@@ -74,7 +65,7 @@ METRICS = Registry("eval.metrics", "jaxddp.metrics")
 OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers")
 """`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
 SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules")
-"""`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `jaxddp.schedules.steps.Steps`."""
+"""`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.warmup.Steps`."""
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")
 """`(settings: AugmentConfig) -> (key, image) -> image`, of one image; see `jaxddp.augment.preprocess`."""
 LOGGERS = Registry("log.to", "jaxddp.training.listeners")

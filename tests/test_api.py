@@ -20,7 +20,7 @@ from jaxddp import InputError, prepare_training, train
 from jaxddp.data.source import columns
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.errors import Preempted
-from jaxddp.experiment.lock import held
+from jaxddp.experiment.session import held
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 SGD = optax.sgd(0.05, momentum=0.9)

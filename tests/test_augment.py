@@ -12,7 +12,7 @@ import pytest
 from made import setup_of
 from small import linear_model, random_batch, random_table
 
-from jaxddp.augment.cutout import cutout
+from jaxddp.augment import cutout
 from jaxddp.augment.erase import ASPECT, erase, erased_box
 from jaxddp.augment.grayscale import grayscale
 from jaxddp.augment.preprocess import Inputs, Preprocess, check_augmentation
@@ -67,7 +67,7 @@ def test_flip_and_padded_crop():
 @pytest.mark.parametrize("side", [1, 3, 4, 6])
 def test_cutout_is_a_square_around_any_pixel_cut_off_at_the_borders(side):
     image, number = np.full((6, 7, 3), 9, np.uint8), 4200
-    squares = {}
+    squares, apply = {}, cutout.from_settings(AugmentConfig(cutout=side))
     for row in range(6):
         for column in range(7):
             hole = image.copy()
@@ -75,7 +75,7 @@ def test_cutout_is_a_square_around_any_pixel_cut_off_at_the_borders(side):
             hole[max(top, 0) : top + side, max(left, 0) : left + side] = 0
             squares.setdefault(hole.tobytes(), []).append((row, column))
     counts = dict.fromkeys(squares, 0)
-    for done in np.array(jax.jit(jax.vmap(lambda key: cutout(key, jnp.array(image), side)))(keys(number))):
+    for done in np.array(jax.jit(jax.vmap(lambda key: apply(key, jnp.array(image))))(keys(number))):
         assert done.dtype == np.uint8
         counts[done.tobytes()] += 1
     for hole, count in counts.items():

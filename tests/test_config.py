@@ -133,19 +133,19 @@ def test_a_cadence_of_nothing_never_comes(batch_size, step):
 def test_an_epochs_cadence_is_due_once_an_epoch(epochs, num_examples, batch_size):
     total = Duration.parse(f"{epochs} epochs").steps(num_examples=num_examples, batch_size=batch_size)
     every = Duration.parse("1 epoch")
-    cadence = Cadence.of(every, num_examples=num_examples, batch_size=batch_size, total_steps=total)
+    cadence = Cadence(every.examples(num_examples=num_examples, batch_size=batch_size), batch_size)
     ends = {-(-epoch * num_examples // batch_size) for epoch in range(1, epochs + 1)}
     assert {step for step in range(1, total + 1) if cadence.due(step)} == ends
 
 
 def test_a_cadence_counts_in_fractions():
     """0.4 epochs of 11 examples pass 15 times in 66 of them; in binary floating point it would be 14.999… times."""
-    cadence = Cadence.of(Duration.parse("0.4 epochs"), num_examples=11, batch_size=1, total_steps=66)
+    cadence = Cadence(Duration.parse("0.4 epochs").examples(num_examples=11, batch_size=1), 1)
     assert cadence.count(66) == 15 and cadence.due(66)
 
 
 def test_a_cadence_in_percent_divides_the_run():
-    cadence = Cadence.of(Duration.parse("25%"), num_examples=99, batch_size=7, total_steps=10)
+    cadence = Cadence(Duration.parse("25%").examples(num_examples=99, batch_size=7, total_steps=10), 7)
     assert [step for step in range(1, 11) if cadence.due(step)] == [3, 5, 8, 10]
 
 

@@ -14,9 +14,8 @@ from jax import lax
 
 from jaxddp.api import resnet
 from jaxddp.config import load
-from jaxddp.models.adapt import adapt
+from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.cpu_convolution import convolve
-from jaxddp.models.platform import for_platform
 from jaxddp.recipe_file import config_names
 
 KERNELS = st.sampled_from([(1, 0), (3, 1), (3, 0), (7, 3), (5, 2)])

@@ -24,9 +24,8 @@ from jaxddp.cluster import rehearsal
 from jaxddp.config import Config
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
-from jaxddp.engine.program import Program
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_train_step
+from jaxddp.engine.step import Program, make_local_step, make_train_step
 from jaxddp.errors import Preempted
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.losses.cross_entropy import cross_entropy
@@ -168,7 +167,7 @@ def test_a_resnets_step_is_nearly_all_that_xla_counts_of_it():
     objective = Objective(adapt(net), example_loss(cross_entropy(), CLASSES), Preprocess())
     params, model_state = jax.eval_shape(objective.model.init, jax.random.key(0), shaped(1, 32, 32, 3))
     opt_state = jax.eval_shape(optimizer.init, params)
-    step: Any = make_train_step(objective, optimizer, topology)
+    step: Any = make_train_step(make_local_step(objective, optimizer, topology), topology)
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state)
     traced = step.trace(state, topology.place(random_batch(BATCH, image=32)))
     # A CPU's program has products in the place of convolutions. XLA counts one device's part.
@@ -183,10 +182,11 @@ def test_a_resnets_step_is_nearly_all_that_xla_counts_of_it():
 def test_the_memory_is_that_of_the_compiled_program():
     large = jnp.zeros((256, 256))
     compiled, cost = compile_with_cost(jax.jit(lambda a, b: (a + b, b.sum()), donate_argnums=0), large, large)
-    assert cost.memory is not None
-    assert (cost.memory.arguments, cost.memory.reused) == (2 * large.nbytes, large.nbytes)
+    assert cost.memory is not None and cost.needed_bytes is not None
+    found = cost.memory.argument_size_in_bytes, cost.memory.alias_size_in_bytes
+    assert found == (2 * large.nbytes, large.nbytes)
     needed = 2 * large.nbytes + 4
-    assert needed <= cost.memory.needed < needed + large.nbytes / 2
+    assert needed <= cost.needed_bytes < needed + large.nbytes / 2
     assert np.asarray(compiled(large, jnp.ones((256, 256)))[1]) == 256**2
 
 
@@ -224,7 +224,7 @@ def test_a_state_whose_dtype_changes_is_trained_as_under_jit():
 def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
     setup, asked = setup_of(2, cache=cache), []
     monkeypatch.setattr(
-        "jaxddp.engine.program.compile_with_cost", lambda *given: asked.append(given) or compile_with_cost(*given)
+        "jaxddp.engine.step.compile_with_cost", lambda *given: asked.append(given) or compile_with_cost(*given)
     )
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         run(setup, steps=9)

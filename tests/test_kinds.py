@@ -16,11 +16,9 @@ from small import linear_model, random_batch
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.errors import InputError
-from jaxddp.experiment.recipe import make_loggers
 from jaxddp.models.adapt import adapt
 from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OPTIMIZERS, SCHEDULES, Registry
-from jaxddp.schedules.steps import Steps
-from jaxddp.schedules.warmup import make_schedule
+from jaxddp.schedules.warmup import Steps, make_schedule
 
 KINDS = {
     "models": MODELS,
@@ -178,7 +176,7 @@ def test_a_logger_in_a_file_of_its_own(added, tmp_path):
     config = Config().replace(log={"to": ["added", "jsonl"]})
     setup = setup_of(linear_model(), optax.sgd(0.1))
     changes = {"log": {"every": "1 step"}, "train": {"duration": "3 steps"}}
-    train(setup, changes, listeners=make_loggers(config, tmp_path))
+    train(setup, changes, listeners=[LOGGERS.get(name)(config, tmp_path) for name in config.log.to])
     assert (tmp_path / "steps.txt").read_text() == "1 2 3 "
 
 

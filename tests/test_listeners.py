@@ -21,17 +21,16 @@ from nbclient import NotebookClient
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
-from jaxddp.measure.usage import Used
-from jaxddp.training import curves_figure as curves
+from jaxddp.training import pictures as curves
 from jaxddp.training import rows
-from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
 from jaxddp.training.listeners import curves as curves_file
 from jaxddp.training.listeners import display as screen
 from jaxddp.training.listeners import lines, tensorboard
 from jaxddp.training.listeners import parameters as overview
+from jaxddp.training.listeners.display import PlainLines
 from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.training.listeners.plain import PlainLines
 
 BATCH, EXAMPLES, TOTAL = 32, 100, 10  # epochs end at steps 4, 7 and 10
 
@@ -159,7 +158,7 @@ def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
     result = strict_json((tmp_path / "result.json").read_text())
     assert result["val"] == {"loss": None, "top1": 0.5, "count": 3}
     assert result["reason"] == "the loss is nan"
-    assert np.isnan(rows.series(rows.read(tmp_path / "metrics.jsonl")).train["loss"]).all()
+    assert np.isnan(rows.series(row for _, row in rows.parse(tmp_path / "metrics.jsonl")).train["loss"]).all()
 
 
 def test_a_line_is_readable_before_the_next_step(tmp_path: Path) -> None:

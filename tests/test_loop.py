@@ -15,7 +15,7 @@ from small import SmallNet, largest_difference, linear_model, random_table
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.experiment.session import latest_step, resume_step
+from jaxddp.experiment.session import resume_step
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.training.checkpoints import Checkpoints
 
@@ -149,10 +149,10 @@ def test_a_stop_is_heard_during_validation_which_a_resumed_run_makes_up_for(tmp_
         plan, checkpoints = plan_of(log="1 step", checkpoint=checkpoint), Checkpoints(tmp_path / str(stop))
         with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
             run(setup_of(), plan, checkpoints=checkpoints, should_stop=before_the_last_batch)
-        assert checkpoints.latest() == stop and not checkpoints.is_validated(stop)
+        assert checkpoints.latest() == stop and stop not in checkpoints.validations
         resumed, recorder = run(setup_of(), plan, checkpoints=checkpoints, resume_step=stop)
         assert recorder.moments[:2] == [("start", stop), ("evaluation", stop)]
-        assert checkpoints.is_validated(stop)
+        assert stop in checkpoints.validations
         assert largest_difference(resumed, whole) == 0
         measured = {record.step: record.metrics for record in uninterrupted.evaluations}
         assert {record.step: record.metrics for record in recorder.evaluations} == {
@@ -218,7 +218,7 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     for step, top1 in enumerate((None, 0.9, 0.3, 0.2, None, 0.4), start=1):
         checkpoints.save(step, setup.state, {})
         if top1 is not None:
-            checkpoints.validated(step, {"top1": top1, "count": 1})
+            checkpoints.validations.put(step, {"top1": top1, "count": 1})
     checkpoints.close()
     checkpoints = Checkpoints(tmp_path / "c", keep=2)
     assert checkpoints.steps() == [2, 5, 6]
@@ -226,9 +226,9 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     assert [checkpoints.step(which) for which in ("latest", "best", "5")] == [6, 2, 5]
     with pytest.raises(InputError, match="no checkpoint '4'; there are steps 2, 5, 6"):
         checkpoints.step("4")
-    assert [step for step in checkpoints.steps() if checkpoints.is_validated(step)] == [2, 6]
+    assert [step for step in checkpoints.steps() if step in checkpoints.validations] == [2, 6]
     checkpoints.save(7, setup.state, {})
-    checkpoints.validated(7, {"loss": 0.1, "count": 1})
+    checkpoints.validations.put(7, {"loss": 0.1, "count": 1})
     checkpoints.wait()
     assert (checkpoints.steps(), checkpoints.best()) == ([2, 6, 7], 2)
     checkpoints.close()
@@ -236,9 +236,9 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     shutil.rmtree(tmp_path / "c" / "7")
     with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
         checkpoints.save(7, setup.state, {})
-        assert not checkpoints.is_validated(7)
+        assert 7 not in checkpoints.validations
     with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
-        assert checkpoints.steps() == [2, 6, 7] and not checkpoints.is_validated(7)
+        assert checkpoints.steps() == [2, 6, 7] and 7 not in checkpoints.validations
     shutil.rmtree(tmp_path / "c" / "2")
     assert Checkpoints(tmp_path / "c", keep=2).best() == 6
 
@@ -254,9 +254,9 @@ def test_figures_that_are_damaged_are_named(text, tmp_path):
 def test_figures_that_are_not_finite_are_written_as_json(tmp_path):
     setup, checkpoints = setup_of(), Checkpoints(tmp_path)
     checkpoints.save(1, setup.state, {})
-    checkpoints.validated(1, {"top1": np.float32(0.5), "loss": np.float32(np.inf), "count": 3})
+    checkpoints.validations.put(1, {"top1": np.float32(0.5), "loss": np.float32(np.inf), "count": 3})
     checkpoints.save(2, setup.state, {})
-    checkpoints.validated(2, {"top1": np.nan})
+    checkpoints.validations.put(2, {"top1": np.nan})
     assert checkpoints.best() == 1
     checkpoints.close()
     known = json.loads((tmp_path / "validation.json").read_text(), parse_constant=pytest.fail)
@@ -266,7 +266,7 @@ def test_figures_that_are_not_finite_are_written_as_json(tmp_path):
 def test_reading_leaves_alone_what_another_is_writing(tmp_path):
     setup, writer = setup_of(), Checkpoints(tmp_path / "c")
     writer.save(1, setup.state, {})
-    writer.validated(1, {"top1": 0.5, "count": 1})
+    writer.validations.put(1, {"top1": 0.5, "count": 1})
     writer.wait()
     unfinished = tmp_path / "c" / "2.orbax-checkpoint-tmp"
     unfinished.mkdir()
@@ -341,7 +341,7 @@ def test_processes_resume_from_the_checkpoint_that_the_first_sees(tmp_path, monk
     checkpoints.wait()
     for first, expected in (("8", 8), ("None", None)):
         monkeypatch.setattr("jaxddp.experiment.session.exchange", lambda _, mine, first=first: [first, mine])
-        assert latest_step(checkpoints) == resume_step(checkpoints, "auto") == expected
+        assert resume_step(checkpoints, "auto") == expected
 
 
 def test_listeners_hear_of_a_failure():

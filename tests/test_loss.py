@@ -15,7 +15,7 @@ from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_eval_step, make_train_step
+from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
@@ -135,7 +135,9 @@ def test_a_weighted_loss_is_that_of_the_whole_batch_on_any_number_of_devices():
         expected = jax.tree.map(lambda p, g: np.asarray(p - 0.1 * g), state.params, gradient)
         for devices in (1, 2, 4, 8):
             objective, topology, optimizer, state = parts64(weighted, devices)
-            after, sums = make_train_step(objective, optimizer, topology)(state, topology.place(batch))
+            after, sums = make_train_step(make_local_step(objective, optimizer, topology), topology)(
+                state, topology.place(batch)
+            )
             assert sums.means()["loss"] == pytest.approx(float(loss), abs=1e-9)
             assert sums.count() == 19
             assert largest_difference(jax.device_get(after.params), expected) < 1e-9

@@ -16,10 +16,10 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_eval_step, make_train_step
+from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
-from jaxddp.metrics.top_k import top_k_metrics
+from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt
 
 MODES = {"mixup": {"mixup": 0.4}, "cutmix": {"cutmix": 1.0}, "both": {"mixup": 0.4, "cutmix": 1.0}}
@@ -166,7 +166,7 @@ def test_an_example_whose_partner_is_padding_stays_as_it_is(mode):
 def objective_of(model, mode: str | None = "both", loss=None, **augment) -> Objective:
     config = AugmentConfig(**{"pad": 1, **augment, **(MODES[mode] if mode else {})})
     preprocess = Preprocess(augment=config, dtype=jnp.float64)
-    return Objective(adapt(model), example_loss(loss or cross_entropy(), CLASSES), preprocess, top_k_metrics(CLASSES))
+    return Objective(adapt(model), example_loss(loss or cross_entropy(), CLASSES), preprocess, {"top1": TopK(1)})
 
 
 def numpy_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -237,7 +237,7 @@ def trained(devices: int):
     # Statistics too: of another type after the first step, they would have it compiled a second time.
     params, model_state = jax.tree.map(lambda x: x.astype(jnp.float64), (randomized(initial[0]), initial[1]))
     state = topology.replicate(TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params)))
-    step, losses = make_train_step(objective, optimizer, topology), []
+    step, losses = make_train_step(make_local_step(objective, optimizer, topology), topology), []
     for number in range(3):
         state, sums = step(state, topology.place(random_batch(SIZE, seed=number, image=12)))
         losses.append(sums.means()["loss"])

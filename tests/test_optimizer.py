@@ -14,8 +14,7 @@ from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import OPTIMIZERS
-from jaxddp.schedules.steps import Steps
-from jaxddp.schedules.warmup import make_schedule
+from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.plan import Plan
 
 PEAK = 0.8

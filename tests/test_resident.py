@@ -33,7 +33,7 @@ from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
-from jaxddp.metrics.top_k import top_k_metrics
+from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.plan import Plan
@@ -49,7 +49,7 @@ CUTS = (range(0, 3), range(3, 4), range(4, 8), range(8, 10))
 def float64_parts(net, devices: int):
     """A network and momentum, with flips and padded crops, all in float64."""
     preprocess = Preprocess(augment=AugmentConfig(flip=True, pad=1), seed=5, dtype=jnp.float64)
-    objective = Objective(adapt(net), example_loss(cross_entropy(), CLASSES), preprocess, top_k_metrics(CLASSES))
+    objective = Objective(adapt(net), example_loss(cross_entropy(), CLASSES), preprocess, {"top1": TopK(1)})
     topology, optimizer = Topology.create(devices), optax.sgd(0.05, momentum=0.9)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     params, model_state = jax.tree.map(lambda x: x.astype(jnp.float64), (randomized(params), model_state))
@@ -73,7 +73,7 @@ def test_several_steps_in_one_dispatch_are_the_steps_one_by_one(net, devices, le
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(net, devices)
         order, images = SampleOrder(len(TABLE), 8, seed=5), topology.replicate(TABLE.images)
-        step = make_train_step(objective, optimizer, topology, seed=5)
+        step = make_train_step(make_local_step(objective, optimizer, topology, seed=5), topology)
         expected, one_by_one = [], jax.tree.map(jnp.copy, state)
         for batch in TABLE.train_batches(order, DataConfig(), range(CUTS[-1].stop)):
             one_by_one, sums = step(one_by_one, topology.place(batch))

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.api import resnet
 from jaxddp.errors import InputError
-from jaxddp.models.platform import for_platform
+from jaxddp.models.adapt import for_platform
 from jaxddp.models.resnet import (
     BASIC,
     BOTTLENECK,

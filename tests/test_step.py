@@ -19,10 +19,10 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState, create_state
-from jaxddp.engine.step import make_eval_step, make_train_step
+from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
-from jaxddp.metrics.top_k import TopK, top_k_metrics
+from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt
 
 DEVICES = (1, 2, 3, 4, 8)
@@ -39,7 +39,10 @@ def float64():
 def objective_of(model, loss=None, **preprocess) -> Objective:
     settings = {"augment": AugmentConfig(pad=1), "dtype": jnp.float64, **preprocess}
     return Objective(
-        adapt(model), example_loss(loss or cross_entropy(), CLASSES), Preprocess(**settings), top_k_metrics(CLASSES)
+        adapt(model),
+        example_loss(loss or cross_entropy(), CLASSES),
+        Preprocess(**settings),
+        {"top1": TopK(1)},
     )
 
 
@@ -55,7 +58,7 @@ def compiled_step(net, devices: int, loss=None, augment: bool = True):
     """One compiled program serves every test that asks for the same."""
     objective = objective_of(net, loss) if augment else objective_of(net, loss, augment=AugmentConfig(flip=False))
     topology, optimizer = Topology.create(devices), optax.sgd(1.0)
-    return objective, topology, optimizer, make_train_step(objective, optimizer, topology)
+    return objective, topology, optimizer, make_train_step(make_local_step(objective, optimizer, topology), topology)
 
 
 def sgd_gradient(net, batch: Batch, devices: int, **settings):
@@ -137,7 +140,7 @@ def test_local_batch_norm_differs_and_its_statistics_are_the_average():
 def loss_series(objective, topology, steps: int, dtype) -> tuple[list[float], TrainState]:
     optimizer = optax.sgd(0.02)
     state = fresh_state(objective, optimizer, topology, 16, dtype)
-    step, losses = make_train_step(objective, optimizer, topology), []
+    step, losses = make_train_step(make_local_step(objective, optimizer, topology), topology), []
     for number in range(steps):
         state, sums = step(state, topology.place(random_batch(16, seed=number, image=16)))
         losses.append(sums.means()["loss"])
@@ -163,7 +166,7 @@ def test_the_step_has_one_collective():
     topology, optimizer = Topology.create(4), optax.sgd(0.1, momentum=0.9)
     objective = objective_of(SmallNet(batch_norm=True, dtype=jnp.float64))
     state = fresh_state(objective, optimizer, topology)
-    step = make_train_step(objective, optimizer, topology)
+    step = make_train_step(make_local_step(objective, optimizer, topology), topology)
     # As written: XLA would merge several into one operation of as many buffers, which gloo then sends one by one.
     text = step.lower(state, topology.place(random_batch(24))).as_text()  # pyright: ignore[reportFunctionMemberAccess]
     assert text.count("stablehlo.all_reduce") == 1
@@ -173,7 +176,9 @@ def test_the_state_is_consumed_and_counts_its_steps():
     topology, optimizer = Topology.create(2), optax.sgd(0.1)
     objective = objective_of(SmallNet(dtype=jnp.float64))
     state = fresh_state(objective, optimizer, topology)
-    new, _ = make_train_step(objective, optimizer, topology)(state, topology.place(random_batch(24)))
+    new, _ = make_train_step(make_local_step(objective, optimizer, topology), topology)(
+        state, topology.place(random_batch(24))
+    )
     assert int(new.step) == 1
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 

@@ -13,7 +13,7 @@ from jaxddp.api import resnet
 from jaxddp.config import Config
 from jaxddp.engine.compiler_options import compiler_options, options_of_one_call
 from jaxddp.engine.state import create_state
-from jaxddp.engine.step import make_train_step
+from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.mesh import Topology
@@ -87,7 +87,7 @@ def test_a_run_compiles_its_step_with_them(cache):
         setup = setup_of(words, cache)
         program, chunks = made.changed(setup, {"train": {"duration": "3 steps"}}).program()
         feed = next(chunks(0)).feed
-        sums = program(setup.state, feed)[1]
+        sums = program(setup.state, *feed)[1]
         counts.append(fusions(program._compiled))
         losses.append(np.asarray(sums.values))
     assert counts[0] != counts[1]
@@ -97,7 +97,8 @@ def test_a_run_compiles_its_step_with_them(cache):
 @pytest.mark.slow
 def test_the_jitted_step_compiles_with_them_and_refuses_what_was_not_tried():
     setup = setup_of((), net=SmallNet(batch_norm=True))
-    batch, parts = next(setup.batches(0, 1)), (setup.objective, setup.optimizer, setup.topology)
+    batch = next(setup.batches(0, 1))
+    parts = make_local_step(setup.objective, setup.optimizer, setup.topology), setup.topology
 
     def compiled(options):
         return make_train_step(*parts, compiler_options=options).trace(setup.state, batch).lower().compile()

@@ -96,7 +96,7 @@ def variants(setup: RunSetup, batch: Batch, steps: int) -> Iterator[tuple[str, V
     for length in (1, min(LONGEST_CHUNK, steps)):
         (chunk,) = setup.feed.resident_chunks([range(length)], length)
         make = functools.partial(make_resident_steps, local_step(setup), setup.topology, length=length)
-        yield f"on the device, {length} a dispatch", Variant(make, (setup.feed.images, *chunk.feed), length)
+        yield f"on the device, {length} a dispatch", Variant(make, chunk.feed, length)
 
 
 def prepared(variant: Variant, state: TrainState, steps: int) -> tuple[Turn, dict[str, Any]]:
@@ -104,8 +104,8 @@ def prepared(variant: Variant, state: TrainState, steps: int) -> tuple[Turn, dic
     state, begin = jax.tree.map(jnp.copy, state), time.perf_counter()
     compiled, cost = compile_with_cost(variant.make(), state, *variant.feed)
     figures: dict[str, Any] = {"compile": time.perf_counter() - begin}
-    if cost.memory is not None:
-        figures["needed_bytes"] = cost.memory.needed
+    if cost.needed_bytes is not None:
+        figures["needed_bytes"] = cost.needed_bytes
     state, sums = compiled(state, *variant.feed)
     figures["losses"] = [first_loss(sums)]
     if variant.steps == 1:

@@ -12,17 +12,13 @@ from jaxddp.registry import AUGMENTATIONS
 
 @AUGMENTATIONS.add("pad")
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """With the config's margin; see `padded_crop`."""
+    """Cut at random from a copy with the config's margin of black pixels around it: [H, W, C]."""
+    pad = settings.pad
 
-    def apply(key: jax.Array, image: jax.Array) -> jax.Array:
-        check_bound("pad", settings.pad, min(image.shape[:2]), "pixels, at most the image's side")
-        return padded_crop(key, image, settings.pad)
+    def padded_crop(key: jax.Array, image: jax.Array) -> jax.Array:
+        check_bound("pad", pad, min(image.shape[:2]), "pixels, at most the image's side")
+        top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
+        padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
+        return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
 
-    return apply
-
-
-def padded_crop(key: jax.Array, image: jax.Array, pad: int) -> jax.Array:
-    """Cut at random from a copy with `pad` black pixels around it: [H, W, C]."""
-    top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
-    padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
-    return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
+    return padded_crop

@@ -102,12 +102,7 @@ class Preprocess:
 
 
 def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]) -> None:
-    """Trace the augmentation of one image, (H, W, C), so that errors in it are found before a run is compiled.
-
-    Raises:
-        InputError: a setting out of bounds, images that an augmentation cannot take, an unknown name in
-            `data.augment.then`, or a function that fails or does not keep an image's shape and dtype.
-    """
+    """Trace the augmentation of one image, (H, W, C), so that errors in it are found before a run is compiled."""
     image = jax.ShapeDtypeStruct(image_shape, jnp.uint8)
     jax.eval_shape(lambda image: preprocess.augmented(jax.random.key(0), image), image)
 

@@ -15,8 +15,8 @@ from jaxddp.cluster.allreduce import bus_bandwidth, check_sum, time_all_reduce
 from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError
-from jaxddp.experiment.lock import check_shared
 from jaxddp.experiment.resources import join_job
+from jaxddp.experiment.session import check_shared
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import agree
 from jaxddp.mesh import Topology

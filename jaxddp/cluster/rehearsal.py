@@ -69,16 +69,17 @@ def step(setup: RunSetup) -> Finding:
     begin = time.perf_counter()
     _, cost = compile_with_cost(made, setup.state, abstract_batch(setup))
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
-    memory, limit = cost.memory, device_memory(setup.topology)
-    if memory is None:
+    memory, needed, limit = cost.memory, cost.needed_bytes, device_memory(setup.topology)
+    if needed is None:
         return Finding(f"{work}; the backend does not say what memory it needs")
-    parts = f"arguments {size(memory.arguments)}, output {size(memory.output)}, temporary {size(memory.temporary)}"
-    if limit is not None and memory.needed > limit:
+    arguments, output = size(memory.argument_size_in_bytes), size(memory.output_size_in_bytes)
+    parts = f"arguments {arguments}, output {output}, temporary {size(memory.temp_size_in_bytes)}"
+    if limit is not None and needed > limit:
         raise InputError(
-            f"{size(memory.needed)} a device needed ({parts}), {size(limit)} there; lower train.batch_size or "
+            f"{size(needed)} a device needed ({parts}), {size(limit)} there; lower train.batch_size or "
             "data.image_size, use more devices, or train.precision bfloat16"
         )
-    return Finding(f"{size(memory.needed)} a device ({parts}); {work}")
+    return Finding(f"{size(needed)} a device ({parts}); {work}")
 
 
 def abstract_batch(setup: RunSetup) -> Batch:

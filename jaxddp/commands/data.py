@@ -1,16 +1,16 @@
 """`jaxddp data check|show|pack`: check a data set, show what the model sees, make a copy that is quicker to read."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jaxddp.commands.parse import parse
+from jaxddp.commands.parse import parse, parse_recipe
 from jaxddp.config import Config, DataConfig, Pixels
 from jaxddp.errors import InputError
 from jaxddp.ranges import Range
-from jaxddp.recipe_file import config_names, read_recipe
+from jaxddp.recipe_file import config_names
 from jaxddp.wording import choices
 
 if TYPE_CHECKING:
@@ -98,14 +98,11 @@ def _show(arguments: list[str]) -> int:
         arguments = [config_names()[0], *arguments]
     if not arguments or arguments[0].startswith("-"):
         raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
-    name, rest = arguments[0], arguments[1:]
-    file = read_recipe(name)
-    options = parse(Show, Show(file.config), f"jaxddp data show {name}", rest)
+    options, file = parse_recipe(Show, "jaxddp data show", arguments[0], arguments[1:])
     from jaxddp.curate.show import show
     from jaxddp.experiment.experiment import open_experiment
 
-    experiment = open_experiment(replace(file, config=options.config))
-    print(f"{show(experiment, options.step, options.count, options.out)}: {options.out}")
+    print(f"{show(open_experiment(file), options.step, options.count, options.out)}: {options.out}")
     return 0
 
 

@@ -1,15 +1,14 @@
 """`jaxddp doctor [CONFIG]`: look a machine, a job and a config over before a run."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jaxddp.commands.parse import parse, workdir_of
+from jaxddp.commands.parse import parse, parse_recipe, workdir_of
 from jaxddp.config import Config
-from jaxddp.recipe_file import read_recipe
 
 if TYPE_CHECKING:
     from jaxddp.cluster.checklist import CheckRow
@@ -33,19 +32,12 @@ class DoctorOfConfig:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command on its words; returns the exit code: 1 where a check failed.
-
-    Raises:
-        InputError: a config or an option that cannot be used.
-    """
-    file = None
+    """Run the command on its words; returns the exit code: 1 where a check failed. Raises: InputError."""
     if arguments and not arguments[0].startswith("-"):
         name, *rest = arguments
-        file = read_recipe(name)
-        options = parse(DoctorOfConfig, DoctorOfConfig(file.config, workdir_of(name)), f"jaxddp doctor {name}", rest)
-        file = replace(file, config=options.config)
+        options, file = parse_recipe(DoctorOfConfig, "jaxddp doctor", name, rest, workdir_of(name))
     else:
-        options = parse(Doctor, Doctor(), "jaxddp doctor", arguments)
+        options, file = parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
     from jaxddp.cluster.checklist import doctor, speaks
 
     rows = doctor(file, options.workdir)

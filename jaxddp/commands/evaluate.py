@@ -1,15 +1,14 @@
 """`jaxddp eval CONFIG --workdir DIR`: the metrics of a checkpoint on the validation split."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from jaxddp.commands.parse import parse, workdir_of
+from jaxddp.commands.parse import parse_recipe, workdir_of
 from jaxddp.config import Config
 from jaxddp.errors import InputError
-from jaxddp.recipe_file import read_recipe
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,12 @@ class Eval:
 def run(arguments: list[str]) -> int:
     """Run the command, whose first argument is the config; returns the exit code. Raises: InputError."""
     name, *rest = arguments
-    file = read_recipe(name)
-    options = parse(Eval, Eval(file.config, workdir_of(name)), f"jaxddp eval {name}", rest)
+    options, file = parse_recipe(Eval, "jaxddp eval", name, rest, workdir_of(name))
     if not options.workdir.is_dir():
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")
-    from jaxddp.experiment.experiment import check_checkpoint, evaluate, open_experiment
+    from jaxddp.experiment.experiment import evaluate, open_experiment
 
-    experiment = open_experiment(replace(file, config=options.config))
-    check_checkpoint(options.workdir, options.step)
+    experiment = open_experiment(file)
     for metric, value in evaluate(experiment, options.workdir, options.step).items():
         print(f"{metric}: {value}")
     return 0

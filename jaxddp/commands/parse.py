@@ -1,13 +1,14 @@
 """A command line becomes a dataclass: tyro, with one rule for durations."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
 from jaxddp.duration import Duration
 from jaxddp.overrides import check_values
-from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 
 Command = TypeVar("Command")
 
@@ -37,6 +38,16 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
     parsed = tyro.cli(command, default=default, prog=prog, args=arguments, registry=registry)
     check_values(parsed, "--")
     return parsed
+
+
+def parse_recipe(
+    command: type[Command], prog: str, name: str, arguments: list[str], *defaults: Any
+) -> tuple[Command, RecipeFile]:
+    """As `parse`, of a command that begins with a recipe file's config, then `defaults`; and that file, overridden."""
+    file = read_recipe(name)
+    make: Any = command
+    options: Any = parse(command, make(file.config, *defaults), f"{prog} {name}", arguments)
+    return options, replace(file, config=options.config)
 
 
 def workdir_of(name: str) -> Path:

@@ -1,14 +1,13 @@
 """`jaxddp train CONFIG`: train a recipe in a work directory, or continue from its last checkpoint."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from jaxddp.commands.parse import parse, workdir_of
+from jaxddp.commands.parse import parse_recipe, workdir_of
 from jaxddp.config import Config
-from jaxddp.recipe_file import read_recipe
 
 
 @dataclass(frozen=True)
@@ -25,15 +24,14 @@ class Train:
 def run(arguments: list[str]) -> int:
     """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.errors`."""
     name, *rest = arguments
-    file = read_recipe(name)
-    options = parse(Train, Train(file.config, workdir_of(name)), f"jaxddp train {name}", rest)
+    options, file = parse_recipe(Train, "jaxddp train", name, rest, workdir_of(name))
     from jaxddp.experiment.experiment import open_experiment, train
     from jaxddp.job.membership import is_first
     from jaxddp.training.listeners.curves import CURVES
     from jaxddp.training.listeners.display import progress
     from jaxddp.training.listeners.jsonl import METRICS
 
-    experiment = open_experiment(replace(file, config=options.config))
+    experiment = open_experiment(file)
     train(experiment, options.workdir, resume=options.resume, listeners=[progress()])
     if is_first():
         written = {"curves": options.workdir / CURVES, "metrics": options.workdir / METRICS}

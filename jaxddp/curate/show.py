@@ -10,9 +10,7 @@ from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.data.batch import Batch
 from jaxddp.errors import InputError
 from jaxddp.experiment.experiment import Experiment
-from jaxddp.experiment.setup import make_feed, make_preprocess
-from jaxddp.training.curves_figure import png
-from jaxddp.training.image_grid import input_grid, short
+from jaxddp.training.pictures import input_grid, png, short
 
 
 def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
@@ -31,8 +29,7 @@ def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
         raise InputError(f"--step {step}: steps count from 1")
     if count < 1:
         raise InputError(f"--count {count}: give at least 1")
-    feed = make_feed(experiment.recipe, experiment.resources)
-    preprocess = make_preprocess(experiment.recipe, experiment.resources)
+    feed, preprocess = experiment.feed, experiment.preprocess
     batch = next(feed.batches(step - 1, step))
     inputs = jax.jit(lambda batch: preprocess(batch, train=True))(batch)
     pixels = denormalized(preprocess, inputs)[:count]

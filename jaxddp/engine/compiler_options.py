@@ -20,14 +20,16 @@ _BOOLEANS = {"true": "True", "false": "False"}
 def compiler_options(words: Sequence[str]) -> dict[str, str]:
     """`("NAME=VALUE", ...)` as `jax.jit` takes them in `compiler_options`, each one tried on JAX's default platform.
 
-    Only the form is tried: an option of another platform is taken, and does nothing.
-
-    Raises:
-        InputError: not NAME=VALUE, a name that XLA does not know or that is there twice, a value of another type.
+    Only the form is tried: an option of another platform does nothing. Raises: InputError; not NAME=VALUE,
+    a name that XLA does not know or that is there twice, a value of another type.
     """
     options: dict[str, str] = {}
     for word in words:
-        name, value = _split(word)
+        name, equals, value = word.partition("=")
+        if not equals or not name.startswith(_PREFIX):
+            raise InputError(f"{KEY}: {show(word)}; give NAME=VALUE, a name that begins with {_PREFIX}")
+        # In XLA_FLAGS booleans are lower case, for a single program they are not.
+        value = _BOOLEANS.get(value, value)
         if name in options:
             raise InputError(f"{KEY}: {name} is given twice, as {show(options[name])} and {show(value)}; give one")
         reason = _refusal(name, value)
@@ -38,20 +40,9 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
 
 
 def options_of_one_call(platform: str) -> dict[str, str]:
-    """For a program that is called once, as `jax.jit` takes them in `compiler_options`.
-
-    On a CPU level 1 of optimization, which halves compiling where this jaxlib takes it; elsewhere none.
-    """
+    """For a program that is called once: on a CPU level 1 of optimization, which halves compiling, if it is taken."""
     option = ("xla_backend_optimization_level", "1")
     return dict([option]) if platform == "cpu" and _refusal(*option) is None else {}
-
-
-def _split(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals or not name.startswith(_PREFIX):
-        raise InputError(f"{KEY}: {show(word)}; give NAME=VALUE, a name that begins with {_PREFIX}")
-    # In XLA_FLAGS booleans are lower case, for a single program they are not.
-    return name, _BOOLEANS.get(value, value)
 
 
 @functools.cache

@@ -14,6 +14,8 @@ Loss = Callable[[jax.Array, jax.Array], Any]
 """(logits float[B, K], labels int32[B]) -> the losses of the examples, float[B]; or their mean, float[]; or a pair
 (sum, weight) whose quotient over the global batch is minimized, as of a loss that is normalized by class weights."""
 
+Form = Literal["examples", "mean", "weighted"]
+
 _ACCEPTED = "return one loss per example (float[B]), their mean (float[]), or (sum, weight)"
 # The smallest batch that a loss is tried on, and the largest; an odd one, so that it is seldom the number of classes.
 _FEWEST, _MOST = 9, 255
@@ -23,14 +25,11 @@ _FEWEST, _MOST = 9, 255
 class ExampleLoss:
     """A loss taken apart: the global batch's loss is the sum of `values` over the sum of `weights`.
 
-    Attributes:
-        function: as it was given.
-        form: what `function` returns: each example's loss, their mean, or a sum with its weight.
-        num_classes: K, of the logits that it takes.
+    `function` is as it was given; `form` is what it returns: each example's loss, their mean, or a sum with its weight.
     """
 
     function: Loss
-    form: Literal["examples", "mean", "weighted"]
+    form: Form
     num_classes: int
 
     def __call__(self, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -53,9 +52,8 @@ def example_loss(loss: Loss, num_classes: int) -> ExampleLoss:
     """
     name = f"loss {getattr(loss, '__qualname__', type(loss).__name__)}"
     if not callable(loss):
-        raise InputError(
-            f"loss: an object of type {type(loss).__name__} was given; give a function of (logits, labels)"
-        )
+        given = f"an object of type {type(loss).__name__}"
+        raise InputError(f"loss: {given} was given; give a function of (logits, labels)")
     form = _form(loss, name, num_classes)
     taken_apart = ExampleLoss(loss, form, num_classes)
 
@@ -86,11 +84,7 @@ def example_loss(loss: Loss, num_classes: int) -> ExampleLoss:
 
 
 def check_metric(metric: Loss, name: str, num_classes: int) -> None:
-    """See that a metric returns one number for each example, which does not depend on the others of its batch.
-
-    Raises:
-        InputError: it does not; `name` says which metric.
-    """
+    """Raises `InputError` where a metric is not one number for each example, independent of the others of its batch."""
     if not callable(metric):
         raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
     if _form(metric, name, num_classes) != "examples":
@@ -105,7 +99,7 @@ def check_metric(metric: Loss, name: str, num_classes: int) -> None:
             )
 
 
-def _form(loss: Loss, name: str, num_classes: int) -> Literal["examples", "mean", "weighted"]:
+def _form(loss: Loss, name: str, num_classes: int) -> Form:
     rows = _FEWEST if num_classes != _FEWEST else _FEWEST + 2
     shapes = jax.ShapeDtypeStruct((rows, num_classes), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.int32)
     given = f"logits float32[{rows}, {num_classes}] and labels int32[{rows}]"
@@ -116,8 +110,7 @@ def _form(loss: Loss, name: str, num_classes: int) -> Literal["examples", "mean"
         raise InputError(f"{name}: fails for {given}: {type(error).__name__}: {reason}") from error
     parts = found if isinstance(found, tuple | list) else (found,)
     floats = all(hasattr(part, "dtype") and not jnp.issubdtype(part.dtype, jnp.complexfloating) for part in parts)
-    kinds: dict[Any, Literal["examples", "mean", "weighted"]] = {((rows,),): "examples", ((),): "mean"}
-    kinds |= {((), ()): "weighted"}
+    kinds: dict[Any, Form] = {((rows,),): "examples", ((),): "mean", ((), ()): "weighted"}
     shape = tuple(part.shape for part in parts) if floats else None
     if shape not in kinds or (isinstance(found, tuple | list) and len(parts) == 1):
         what = ", ".join(f"{part.dtype}{list(part.shape)}" if hasattr(part, "dtype") else str(part) for part in parts)

@@ -64,17 +64,13 @@ class Objective:
     """A model, its input and its loss as one function of the parameters.
 
     Calling it sums over whatever slice of the batch it is given; averaging over devices is the step's business. The
-    loss is the first of `names`.
+    loss is the first of the sums' names.
     """
 
     model: Model
     loss: ExampleLoss
     preprocess: Preprocess
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("loss", *self.metrics)
 
     def __call__(
         self, params: Any, model_state: Any, batch: Batch, *, train: bool, key: jax.Array | None = None
@@ -88,7 +84,7 @@ class Objective:
         if mixing is not None:
             others, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
             columns = jax.tree.map(lambda own, other: share * own + (1 - share) * other, columns, others)
-        names, ones = self.names, jnp.ones(batch.mask.shape, logits.dtype)
+        names, ones = ("loss", *self.metrics), jnp.ones(batch.mask.shape, logits.dtype)
         if batch.substituted is not None:
             columns, names = [*columns, (batch.substituted.astype(logits.dtype), ones)], (*names, SUBSTITUTED)
         columns = [*columns, (ones, ones)]
@@ -101,7 +97,7 @@ class Objective:
         return MetricSums(jnp.stack(rows), names), model_state
 
     def _columns(self, logits: jax.Array, labels: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-        """The value and the weight of each example, float[B] each, in the order of `names`."""
+        """The value and the weight of each example, float[B] each, loss first."""
         values, weights = self.loss(logits, labels)
         ones = jnp.ones(labels.shape, logits.dtype)
         metrics = [(metric(logits, labels), ones) for metric in self.metrics.values()]
@@ -110,9 +106,6 @@ class Objective:
 
 def _check_logits(logits: Any, shape: tuple[int, int]) -> None:
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
-        found = (
-            f"{logits.dtype}{list(logits.shape)}"
-            if hasattr(logits, "shape")
-            else f"an object of type {type(logits).__name__}"
-        )
+        other = f"an object of type {type(logits).__name__}"
+        found = f"{logits.dtype}{list(logits.shape)}" if hasattr(logits, "shape") else other
         raise InputError(f"the model returned {found} for {shape[0]} images; return logits, float{list(shape)}")

@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,10 +30,7 @@ MOST_BYTES = 1 << 30
 
 # JAX's defaults, which leave out what compiles within a second, and the values that replace them.
 _KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
-_KEEP_ALL = {
-    _KEPT_FROM: (1.0, 0.0),
-    "jax_persistent_cache_min_entry_size_bytes": (0, -1),
-}
+_KEEP_ALL = {_KEPT_FROM: (1.0, 0.0), "jax_persistent_cache_min_entry_size_bytes": (0, -1)}
 _log = logging.getLogger("jaxddp.parallel")
 
 
@@ -64,7 +62,7 @@ def keep_compiled_programs() -> None:
 def _keep_those_of_every_cpu() -> None:
     """On CPUs, have every process write its programs, which no other process can use; in JAX only process 0 writes.
 
-    There is no setting for it. Where a release of JAX has no such function, these processes compile at each start.
+    There is no setting for it: a release of JAX without such a function compiles them at each start.
     """
     if is_first():
         return
@@ -109,22 +107,17 @@ def _own_folder() -> Path:
 
 
 def _thin_out(folder: Path, most_bytes: int) -> None:
-    """Remove the least recently used, until the rest fits.
-
-    JAX's own limit would list the whole folder for each program that it writes: 0.2 s among 2,000.
-    """
+    """Remove the least recently used. JAX's own limit would list the folder for each program: 0.2 s among 2,000."""
     found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            # Another run may thin out at the same time.
-            with suppress(FileNotFoundError):
-                status = entry.stat(follow_symlinks=False)
-                if entry.is_file(follow_symlinks=False):
-                    found.append((max(status.st_atime, status.st_mtime), status.st_size, entry.path))
+    for path in folder.iterdir():
+        # Another run may thin out at the same time.
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
     total = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):
         if total <= most_bytes:
             break
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        path.unlink(missing_ok=True)
         total -= size

@@ -14,24 +14,17 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep
 from jaxddp.mesh import AXIS, Topology
 
-ResidentSteps = Callable[[TrainState, jax.Array, Batch, jax.Array], tuple[TrainState, MetricSums]]
-"""(state, images, columns of up to K steps, how many steps) -> (state, the sums of each step, [K, metrics, 2])."""
-
 
 def make_resident_steps(
     local_step: TrainStep, topology: Topology, *, length: int, compiler_options: Mapping[str, str] | None = None
-) -> ResidentSteps:
-    """Compile (on first use) up to `length` optimizer steps as one program.
+) -> Callable[..., tuple[TrainState, MetricSums]]:
+    """Compile (on first use) up to `length` optimizer steps, of `make_local_step`, as one program.
 
     The result takes a replicated state, which it consumes; the images of `place_images`; the columns of
-    `jaxddp.data.source.stacked_columns`, placed; and the number of steps, a replicated int32[] of 1 to `length`. Sums
-    beyond that number are 0. The number is an argument and not a shape, so that one program takes chunks of any length:
-    where a run is cut into chunks can then have no part in its numbers.
-
-    Args:
-        local_step: see `jaxddp.engine.step.make_local_step`.
-        length: K; of 1 there is no loop in the program, see `loops_are_slow`.
-        compiler_options: see `jaxddp.engine.step.make_train_step`.
+    `jaxddp.data.source.stacked_columns`, placed; and the number of steps, a replicated int32[] of 1 to `length`. It
+    returns the next state and the sums of each step, [length, metrics, 2], 0 beyond that number. The number is an
+    argument and not a shape, so that one program takes chunks of any length: where a run is cut into chunks can then
+    have no part in its numbers. Of one step there is no loop in the program.
     """
 
     def local_steps(
@@ -81,12 +74,8 @@ def place_images(
 ) -> jax.Array:
     """All images on every device: uint8[num_rows, H, W, C], replicated.
 
-    Each process brings its slices, and sends them to the others through the devices, a batch at a time: no host holds
-    the set.
-
-    Args:
-        batches: this process's slice of each batch in order, uint8[b, H, W, C], `num_rows` in all over the processes.
-        image_shape: (H, W, C).
+    Each process brings its slice of each batch in order, uint8[b, H, W, C], and sends it to the others through the
+    devices: no host holds the set.
     """
 
     def empty() -> jax.Array:

@@ -51,33 +51,30 @@ def create_state(
     Args:
         image_shape: (H, W, C) of the images that the network will see.
         seed: every process must give the same.
-        parts: the step's optional parts, whose arrays join the state.
         transform: of the fresh parameters, before optimizer and parts see them: pretrained weights, or an
-            initialization from data. Traced by JAX; it must give every process the same.
+            initialization from data. Traced by JAX; it must give every process the same, and keep names, shapes and
+            dtypes.
 
     Raises:
-        InputError: `transform` changes a name, a shape or a dtype; names the first.
+        InputError: `transform` changes one; names the first.
     """
 
     def init(key: jax.Array) -> TrainState:
         params, model_state = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
         if transform is not None:
-            fresh, (params, model_state) = (
-                {"params": params, "model_state": model_state},
-                transform(params, model_state),
-            )
-            _check_same_arrays(fresh, {"params": params, "model_state": model_state})
+            fresh = {"params": params, "model_state": model_state}
+            params, model_state = transform(params, model_state)
+            if differs := first_difference(fresh, {"params": params, "model_state": model_state}):
+                name, wanted, found = differs
+                raise InputError(
+                    f"initialize: {name} is {found}, and the network's is {wanted}; keep names, shapes and dtypes"
+                )
         own = {part.name: part.init(params) for part in parts}
         return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), own)
 
     # Every parameter has random numbers of its own to compile: half of a cold start.
     options = options_of_one_call(topology.platform)
     return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)(jax.random.key(seed))
-
-
-def abstract_like(state: TrainState) -> TrainState:
-    """Shapes, dtypes and shardings of a state, without its memory."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
 
 @jax.jit
@@ -104,9 +101,3 @@ def first_difference(one: Any, other: Any) -> tuple[str, str, str] | None:
         if ours.get(name) != theirs.get(name):
             return name, ours.get(name, "absent"), theirs.get(name, "absent")
     return None
-
-
-def _check_same_arrays(fresh: Any, given: Any) -> None:
-    if differs := first_difference(fresh, given):
-        name, wanted, found = differs
-        raise InputError(f"initialize: {name} is {found}, and the network's is {wanted}; keep names, shapes and dtypes")

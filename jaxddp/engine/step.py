@@ -18,6 +18,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
+from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, MetricSums]]
@@ -27,25 +28,13 @@ _DROPOUT = 0x64726F
 
 
 def make_train_step(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    topology: Topology,
-    *,
-    seed: int = 0,
-    schedule: optax.Schedule | None = None,
-    parts: Sequence[Part] = (),
-    compiler_options: Mapping[str, str] | None = None,
+    local_step: TrainStep, topology: Topology, *, compiler_options: Mapping[str, str] | None = None
 ) -> TrainStep:
-    """Compile (on first use) one optimizer step over the global batch.
+    """Compile (on first use) one optimizer step, of `make_local_step`, over the global batch.
 
     The result takes a replicated state, which it consumes (its memory is donated to the new one), and a batch placed by
     `topology.place`; it returns the new state and that step's sums over the global batch.
-
-    Args:
-        seed, schedule, parts: see `make_local_step`.
-        compiler_options: XLA's, see `jaxddp.engine.compiler_options`.
     """
-    local_step = make_local_step(objective, optimizer, topology, seed=seed, schedule=schedule, parts=parts)
     step = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())
     return jax.jit(step, donate_argnums=0, compiler_options=dict(compiler_options or {}))
 
@@ -100,6 +89,27 @@ def make_local_step(
         return new, sums
 
     return local_step
+
+
+class Program:
+    """A jitted step that is compiled at its first call, and then says what it costs.
+
+    It takes the state, which is donated as `function` does, and what a chunk feeds it with.
+    """
+
+    def __init__(self, function: Any):
+        self._function, self._compiled = function, None
+        self.cost: Cost | None = None
+
+    def __call__(self, *arguments: Any) -> tuple[TrainState, MetricSums]:
+        if self._compiled is not None:
+            try:
+                return self._compiled(*arguments)
+            except TypeError:
+                # A network may change the dtype of its own state. Under `jit` that compiles anew, and so it does here.
+                pass
+        self._compiled, self.cost = compile_with_cost(self._function, *arguments)
+        return self._compiled(*arguments)
 
 
 def make_eval_step(objective: Objective, topology: Topology) -> EvalStep:

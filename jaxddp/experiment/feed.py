@@ -1,7 +1,7 @@
 """A source becomes what the step is fed with: placed batches, or rows of images that lie on the devices."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,11 +31,7 @@ _PLACED_AHEAD = 2
 
 @dataclass(frozen=True)
 class Feed:
-    """A training source, its order and its config, over the devices.
-
-    Attributes:
-        substitutes: what replaces images that cannot be used; None where they end the run.
-    """
+    """A training source, its order and its config, over the devices; `substitutes` replace unusable images."""
 
     source: Source
     order: SampleOrder
@@ -51,23 +47,18 @@ class Feed:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
         steps = range(start, stop)
-        local = self.source.train_batches(self.order, self.data, steps, self.shard, self.substitutes)
-        return prefetch(local, self.topology.place)
+        return self._placed(self.source.train_batches(self.order, self.data, steps, self.shard, self.substitutes))
 
     def eval_batches(self, source: Source, batch_size: int) -> Iterator[Batch]:
         """Placed batches that hold each example of another source once; the last is padded and masked."""
-        local = source.eval_batches(EvalOrder(len(source), batch_size), self.data, self.shard)
-        return prefetch(local, self.topology.place)
+        return self._placed(source.eval_batches(EvalOrder(len(source), batch_size), self.data, self.shard))
 
     @cached_property
     def images(self) -> jax.Array:
         """The source's images on every device, uint8[N + padding, H, W, C], replicated; row r is the source's.
 
-        Files are decoded once, each by one process, which sends it to the others through the devices.
-
-        Raises:
-            InputError: they do not fit into a device's free memory, or there are images that cannot be used: any, or
-                with substitutes more than `data.max_bad_images` allows.
+        Files are decoded once, each by one process, which sends it to the others by the devices. Raises: InputError;
+        they do not fit into a device's free memory, or more images than may be cannot be used.
         """
         batch_size = -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices
         order = EvalOrder(len(self.source), batch_size)
@@ -93,21 +84,17 @@ class Feed:
         return images
 
     def resident_chunks(self, chunks: Iterable[range], length: int) -> Iterator[Chunk]:
-        """What `make_resident_steps` takes for each chunk: columns for `length` steps, and a number.
-
-        Args:
-            chunks: of at most `length` steps each; see `jaxddp.training.plan.Plan.chunks`.
-        """
+        """What `make_resident_steps` takes for chunks of at most `length` steps: images, columns, and their number."""
         for steps in chunks:
             columns = stacked_columns(self.source.labels, self.order, steps, length, self.shard)
-            yield Chunk(len(steps), (self.topology.place(columns), self.topology.replicate(np.int32(len(steps)))))
+            count = self.topology.replicate(np.int32(len(steps)))
+            yield Chunk(len(steps), (self.images, self.topology.place(columns), count))
 
-
-def prefetch(batches: Iterable[Batch], place: Callable[[Batch], Batch], ahead: int = _PLACED_AHEAD) -> Iterator[Batch]:
-    """Place batches on the devices ahead of their use, so that copying overlaps with computing."""
-    placed: deque[Batch] = deque()
-    for batch in batches:
-        placed.append(place(batch))
-        if len(placed) > ahead:
-            yield placed.popleft()
-    yield from placed
+    def _placed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Batches on the devices ahead of their use, so that copying overlaps with computing."""
+        placed: deque[Batch] = deque()
+        for batch in batches:
+            placed.append(self.topology.place(batch))
+            if len(placed) > _PLACED_AHEAD:
+                yield placed.popleft()
+        yield from placed

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import optax
@@ -19,9 +18,8 @@ from jaxddp.hooks import Hook
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.registry import LOGGERS, LOSSES, METRICS, MODELS, OPTIMIZERS
-from jaxddp.schedules.steps import Steps
-from jaxddp.schedules.warmup import make_schedule
+from jaxddp.registry import LOSSES, METRICS, MODELS, OPTIMIZERS
+from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.events import MOMENTS
 from jaxddp.training.plan import Plan
 
@@ -38,12 +36,9 @@ class Recipe:
     """Everything that decides a training's numbers, but for data and devices.
 
     Attributes:
-        config: the numbers.
-        loss: what is minimized.
         eval_loss: what evaluation calls the loss: without label smoothing, which is a device of training.
         metrics: measured beside the loss, by name.
         augmentation: of one image, after the config's.
-        parts: optional pieces of the step.
         initialize: a transform of the fresh parameters.
         learning_rate: what the optimizer follows, to be shown; None where that is unknown.
         schedule: multiplies the optimizer's updates, as a function of the step (0 first).
@@ -63,17 +58,15 @@ class Recipe:
 
 
 def recipe_of(file: RecipeFile, config: Config, num_classes: int, num_examples: int) -> Recipe:
-    """The recipe of a config and of the hooks that a recipe file defines.
-
-    Args:
-        config: the file's, with what was overridden and settled.
-        num_classes, num_examples: of the training data.
+    """The recipe of a config, the file's with what was overridden and settled, and of the hooks of its file.
 
     Raises:
         InputError: a name that is unknown, a number out of range, or a hook that returns something else; names it.
     """
     hooks = file.hooks
-    learning_rate = _learning_rate(config, num_examples)
+    total = Plan.of(config, num_examples).total_steps
+    sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size, "total_steps": total}
+    learning_rate = make_schedule(config, Steps(total, config.optimizer.warmup.steps(**sizes)))
     if "get_optimizer" in hooks:
         optimizer = check_optimizer(hooks["get_optimizer"](config, learning_rate), hooks["get_optimizer"].name)
     else:
@@ -107,11 +100,7 @@ def configured_metrics(config: Config, num_classes: int) -> dict[str, Metric]:
 
 
 def check_metrics(metrics: Any, where: str, num_classes: int) -> dict[str, Metric]:
-    """Metrics by name, each a function of (logits float[B, K], labels int32[B]) that returns float[B].
-
-    Raises:
-        InputError: something else; `where` says who gave it.
-    """
+    """Metrics by name, functions like `METRICS`'. Raises: InputError; `where` says who gave something else."""
     if not isinstance(metrics, Mapping):
         raise InputError(f"{where}: {_kind(metrics)} was given; give a dict of name to function")
     for name, metric in metrics.items():
@@ -138,17 +127,6 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
     return list(listeners)
 
 
-def make_loggers(config: Config, directory: Path) -> list[Any]:
-    """The loggers that a config names; they write nothing yet. Raises: InputError; a name is unknown."""
-    return [LOGGERS.get(name)(config, directory) for name in config.log.to]
-
-
-def own_listeners(file: RecipeFile, config: Config, directory: Path) -> list[Any]:
-    """The listeners of a recipe file, if it has any. Raises: InputError; its hook returns something else."""
-    hook = file.hooks.get("get_listeners")
-    return [] if hook is None else check_listeners(hook(config, directory), hook.name)
-
-
 def _model(hook: Hook | None, config: Config, num_classes: int) -> Model:
     if hook is None:
         return adapt(MODELS.get(config.model.name)(config, num_classes))
@@ -170,13 +148,6 @@ def _named(hook: Hook, check: Any, *arguments: Any) -> Any:
         return check(*arguments)
     except InputError as error:
         raise InputError(f"{hook.name}: {error}") from error
-
-
-def _learning_rate(config: Config, num_examples: int) -> optax.Schedule:
-    total = Plan.of(config, num_examples).total_steps
-    sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size}
-    warmup = config.optimizer.warmup.steps(**sizes, total_steps=total)
-    return make_schedule(config, Steps(total, warmup))
 
 
 def _kind(value: Any) -> str:

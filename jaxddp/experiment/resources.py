@@ -18,33 +18,16 @@ from jaxddp.overrides import flatten
 
 @dataclass(frozen=True)
 class Resources:
-    """The devices of all processes, what is trained on, and what is validated on, if anything.
-
-    Attributes:
-        compiler_options: XLA's for the training step, each of which this jaxlib accepts.
-    """
+    """The devices of all processes, what is trained and validated on, and XLA's options for the training step."""
 
     topology: Topology
     train: Source
     val: Source | None = None
     compiler_options: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """What config.json keeps of the data, and a resumed run compares."""
-        found = {"train": self.train.fingerprint}
-        return found if self.val is None else found | {"val": self.val.fingerprint}
-
 
 def join_with(config: Config, digest: str | None = None) -> Topology:
-    """Join the job of the environment, see that all processes have this config and recipe, and lay out the devices.
-
-    Args:
-        digest: of the recipe's files; see `jaxddp.recipe_file.RecipeFile.digest`.
-
-    Raises:
-        InputError: the processes do not find each other, or a key differs; names it, the process and both values.
-    """
+    """Join the job of the environment, see that all processes have this config and recipe, and lay out the devices."""
     join_job(find_job(), config.parallel)
     values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
     agree(values | {"the recipe file's digest": str(digest)})
@@ -52,10 +35,7 @@ def join_with(config: Config, digest: str | None = None) -> Topology:
 
 
 def join_job(job: Job | None, parallel: ParallelConfig) -> None:
-    """Simulate CPU devices where the config asks for them, and join the job, with the config's limits to every wait.
-
-    What is compiled from here on is kept for the next start.
-    """
+    """Join the job with the config's limits to every wait; what is compiled from here on is kept for the next start."""
     if parallel.cpu_devices is not None:
         simulate_cpu_devices(parallel.cpu_devices)
     limits = Limits(
@@ -66,12 +46,7 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> None:
 
 
 def open_resources(config: Config, topology: Topology) -> Resources:
-    """Open the data that a config names, and see that the devices can share its batches.
-
-    Raises:
-        InputError: anything in the data that cannot be used, a batch that cannot be divided, or an XLA option that this
-            jaxlib refuses.
-    """
+    """Open the data that a config names, and see that the devices can share its batches. Raises: InputError."""
     topology.check_batch_size(config.train.batch_size)
     topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     options = compiler_options(config.parallel.xla_options)
@@ -82,11 +57,7 @@ def open_resources(config: Config, topology: Topology) -> Resources:
 
 
 def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
-    """Evaluating a model takes images and classes like those that it is trained on.
-
-    Raises:
-        InputError: other classes, another size of images in memory, or a crop that is larger than the resized image.
-    """
+    """See that a source has images and classes like those that a model is trained on. Raises: InputError."""
     for label, (there, here) in enumerate(itertools.zip_longest(source.class_ids, trained.class_ids)):
         if there != here:
             raise InputError(

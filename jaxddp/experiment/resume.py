@@ -18,6 +18,7 @@ from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile
 
 _MEND = "restore it, or start in another --workdir"
+_KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
 
 # What a resumed run may change: how long, how often, on what, what is kept, and how it is measured. All else is the
 # recipe.
@@ -35,9 +36,7 @@ class Claim:
     """What config.json says of a run.
 
     Attributes:
-        config: what is known of its config, as `Config.to_dict` gives it.
-        fingerprints: of the data, by split.
-        recipe: the recipe file that brought its objects; None where there was none, or none with a hook.
+        recipe: the recipe file that brought its objects, if one did.
         objects: what tells its objects from others, where they came from Python; see `RunSetup.identity`.
     """
 
@@ -60,10 +59,8 @@ class Claim:
 def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:
     """Write config.json, and a copy of the recipe's files. On resume, compare with what stands there.
 
-    Data may have been moved. Of files, a fingerprint knows names and labels, and no image: a line says so.
-
-    Raises:
-        InputError: a key of the recipe differs; names it and both values. Or a file cannot be read or written.
+    Data may have been moved. Of files, a fingerprint knows names and labels, and no image: a line says so. Raises:
+    InputError; a key of the recipe differs, or a file cannot be read or written.
     """
     path, content = directory / CONFIG_FILE, claimed.content()
     if resuming:
@@ -81,10 +78,7 @@ def _compare_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     for name, content in contents.items():
         kept = folder / name
         if kept.is_file() and kept.read_bytes() != content:
-            raise InputError(
-                f"{kept}: the recipe file {name} is another now; a resumed run keeps its recipe: set it back, or start "
-                "in another --workdir"
-            )
+            raise InputError(f"{kept}: the recipe file {name} is another now; {_KEEPS}")
 
 
 def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -107,18 +101,17 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
             _log.warning(f"{path}: written with jax {releases[0]}; its model, loss and optimizer cannot be compared")
         there = {key: value for key, value in there.items() if not key.startswith("objects.")}
         here = {key: value for key, value in here.items() if not key.startswith("objects.")}
-    for key in sorted(known.keys() | here.keys()):
-        if there.get(key) != here.get(key) and not key.startswith(_FREE):
-            raise InputError(
-                f"{path}: {key} was {there.get(key)!r} and is now {here.get(key)!r}; a resumed run keeps its recipe: "
-                "set it back, or start in another --workdir"
-            )
+    changed = {
+        key: f"{key} was {there.get(key)!r} and is now {here.get(key)!r}"
+        for key in sorted(known.keys() | here.keys())
+        if there.get(key) != here.get(key)
+    }
+    for key, change in changed.items():
+        if not key.startswith(_FREE):
+            raise InputError(f"{path}: {change}; {_KEEPS}")
     for key in _MOVED:
-        if there.get(key) != here.get(key) and is_first():
-            _log.warning(
-                f"{key} was {there.get(key)!r} and is now {here.get(key)!r}: the same data by their fingerprints, for "
-                "which no image file is opened"
-            )
+        if key in changed and is_first():
+            _log.warning(f"{changed[key]}: the same data by their fingerprints, for which no image file is opened")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,33 +1,34 @@
-"""A work directory while one run has it: its checkpoints, where to resume, and when to stop."""
+"""A work directory while one run has it: its checkpoints, where to resume, and when to stop.
 
-import dataclasses
+All processes of the run must see it, and no other run may have it.
+"""
+
+import fcntl
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
-from jaxddp.experiment.lock import check_shared, held
-from jaxddp.job.membership import exchange
+from jaxddp.job.membership import exchange, is_first
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
 from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.run import Position, Run
+from jaxddp.training.run import Run
 
 Resume = Literal["auto", "never", "must"]
 CHECKPOINTS = "checkpoints"
+LOCK_FILE = ".lock"
+_SHARED_SECONDS = 5
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a run needs of its work directory.
-
-    Attributes:
-        resume_step: the checkpoint to go on from; None begins anew.
-        should_stop: see `Run`.
-    """
+    """What a run needs of its work directory; it begins anew where there is no step to resume."""
 
     directory: Path
     checkpoints: Checkpoints
@@ -36,44 +37,28 @@ class Session:
 
     def joined(self, run: Run) -> Run:
         """The run in this work directory: it resumes there, saves there, and stops when asked."""
-        position = run.position
         if self.resume_step is not None:
-            state, progress = self.checkpoints.restore(self.resume_step, position.state)
+            state, progress = self.checkpoints.restore(self.resume_step, run.state)
             # As process 0 sees it: what it wrote last may not have come to every host.
-            validated = exchange("validated", str(self.checkpoints.is_validated(self.resume_step)))[0] == str(True)
-            position = Position(state, progress, validated)
-        return dataclasses.replace(
-            run,
-            position=position,
-            checkpoints=self.checkpoints,
-            should_stop=self.should_stop,
-            profile=self.directory / FOLDER,
-        )
+            validated = exchange("validated", str(self.resume_step in self.checkpoints.validations))[0] == str(True)
+            run = replace(run, state=state, progress=progress, validated=validated)
+        profile = self.directory / FOLDER
+        return replace(run, checkpoints=self.checkpoints, should_stop=self.should_stop, profile=profile)
 
 
 @contextmanager
 def session(directory: Path, *, keep: int = 2, resume: Resume = "auto") -> Iterator[Session]:
-    """Hold a work directory for one run, with SIGTERM caught; what is being written is finished at the end.
-
-    Raises:
-        InputError: another run has it, it is not shared by all processes, or `resume` does not fit what is there.
-    """
+    """Hold a work directory for one run, with SIGTERM caught; at the end what is being written is finished."""
     check_shared(files.create(directory))
-    with (
-        held(directory),
-        Checkpoints(directory / CHECKPOINTS, keep=keep) as checkpoints,
-        stop_on_sigterm() as stop,
-    ):
+    with held(directory), Checkpoints(directory / CHECKPOINTS, keep=keep) as checkpoints, stop_on_sigterm() as stop:
         yield Session(directory, checkpoints, resume_step(checkpoints, resume), stop)
 
 
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
-    """The step to go on from; None begins anew.
-
-    Raises:
-        InputError: "must" without a checkpoint, or "never" where one would be lost.
-    """
-    latest = latest_step(checkpoints)
+    """The step to go on from, the latest checkpoint's; None begins anew. Raises: InputError."""
+    # As process 0 sees it: a network file system may show others an older one.
+    seen = exchange("latest checkpoint", str(checkpoints.latest()))[0]
+    latest = None if seen == str(None) else int(seen)
     if resume == "must" and latest is None:
         raise InputError(f"{checkpoints.directory}: no checkpoint to resume from; check --workdir, or --resume auto")
     if resume == "never" and latest is not None:
@@ -84,7 +69,44 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
     return latest
 
 
-def latest_step(checkpoints: Checkpoints) -> int | None:
-    """The step of the latest checkpoint as process 0 sees it: a network file system may show others an older one."""
-    seen = exchange("latest checkpoint", str(checkpoints.latest()))[0]
-    return None if seen == str(None) else int(seen)
+def check_shared(directory: Path) -> None:
+    """Raises `InputError` where a process does not see what process 0 writes: Orbax would wait for it without end."""
+    name = exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
+    if is_first():
+        files.replace(directory / name, b"")
+    exchange("work directory written", "")
+    # A network file system may show a new file a little late.
+    give_up = time.monotonic() + _SHARED_SECONDS
+    while not (seen := (directory / name).exists()) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    blind = [process for process, saw in enumerate(exchange("work directory seen", str(seen))) if saw != str(True)]
+    if is_first():
+        files.remove(directory / name)
+    if blind:
+        raise InputError(
+            f"{directory}: process {blind[0]} does not see what process 0 writes there; give a --workdir that all "
+            "hosts share"
+        )
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Keep a second run out of a work directory: its first act would be to clear away what this one is writing.
+
+    Ends with the process, however it ends. On a file system without locks nothing is held. Raises: InputError.
+    """
+    if not is_first():
+        yield
+        return
+    # Of a file, not of the directory: that lock would never reach the server of a network file system.
+    with files.readable_errors(directory / LOCK_FILE):
+        lock = (directory / LOCK_FILE).open("a")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            advice = "wait for it, or give another --workdir"
+            raise InputError(f"{directory}: another run is at work there; {advice}") from None
+        except OSError:
+            pass  # A file system without locks.
+        yield

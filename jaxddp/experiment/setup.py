@@ -17,10 +17,9 @@ from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.engine.objective import Metric, Objective
-from jaxddp.engine.program import Program
 from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
 from jaxddp.engine.state import TrainState, create_state
-from jaxddp.engine.step import TrainStep, make_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step import Program, TrainStep, make_eval_step, make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.experiment.identity import checksums, identity
@@ -29,22 +28,19 @@ from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.experiment.session import Session
 from jaxddp.job.membership import agree
 from jaxddp.mesh import Device, Topology
-from jaxddp.models.platform import for_platform
+from jaxddp.models.adapt import for_platform
 from jaxddp.models.protocol import Model
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.plan import Plan
-from jaxddp.training.run import Chunk, Chunks, Position, Run, single_steps
+from jaxddp.training.run import Chunk, Chunks, Run
 
 
 @dataclass(frozen=True)
 class RunSetup:
     """A recipe on its resources, initialized. Everything else of a run follows from these.
 
-    Attributes:
-        model: the recipe's, as it is quickest on these devices.
-        state: replicated on every device; `dataclasses.replace(setup, state=trained)` goes on from a trained one.
-        feed: the training data over the devices.
-        preprocess: what is done to images on the devices.
+    The model is the recipe's, as it is quickest on these devices. The state is replicated on every device;
+    `dataclasses.replace(setup, state=trained)` goes on from a trained one.
     """
 
     recipe: Recipe
@@ -97,11 +93,7 @@ class RunSetup:
         return Objective(self.model, self.recipe.eval_loss, self.preprocess, chosen)
 
     def with_loss(self, loss: Loss) -> "RunSetup":
-        """The same setup with another loss, which evaluation measures too.
-
-        Raises:
-            InputError: see `jaxddp.engine.loss.example_loss`.
-        """
+        """The same setup with another loss, which evaluation measures too. Raises: as `example_loss`."""
         if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
             return self
         taken_apart = example_loss(loss, self.table.num_classes)
@@ -115,36 +107,23 @@ class RunSetup:
 
     def step(self) -> TrainStep:
         """One optimizer step on a placed batch, compiled on first use; see `make_train_step`."""
+        return make_train_step(self._local_step(), self.topology, compiler_options=self.resources.compiler_options)
+
+    def _local_step(self) -> TrainStep:
         recipe, seed = self.recipe, self.order.seed
-        return make_train_step(
-            self.objective,
-            recipe.optimizer,
-            self.topology,
-            seed=seed,
-            schedule=recipe.schedule,
-            parts=recipe.parts,
-            compiler_options=self.resources.compiler_options,
+        return make_local_step(
+            self.objective, recipe.optimizer, self.topology, seed=seed, schedule=recipe.schedule, parts=recipe.parts
         )
 
     def program(self) -> tuple[Program, Chunks]:
         """The program of the steps, and what feeds it: placed batches, or rows of images on the devices."""
         if self.data.cache == "none":
-            return Program(self.step()), lambda done: single_steps(self.batches(done, self.plan.total_steps))
-        recipe, images = self.recipe, self.feed.images
-        slow = loops_are_slow(self.objective, self.state, images.shape[1:], self.topology)
-        length = 1 if slow else LONGEST_CHUNK
-        seed, schedule, parts = self.order.seed, recipe.schedule, recipe.parts
-        local_step = make_local_step(
-            self.objective, recipe.optimizer, self.topology, seed=seed, schedule=schedule, parts=parts
-        )
-        steps = make_resident_steps(
-            local_step, self.topology, length=length, compiler_options=self.resources.compiler_options
-        )
-
-        def chunks(done: int) -> Iterator[Chunk]:
-            return self.feed.resident_chunks(self.plan.chunks(done, length), length)
-
-        return Program(steps, lambda feed: (images, *feed)), chunks
+            total = self.plan.total_steps
+            return Program(self.step()), lambda done: (Chunk(1, (batch,)) for batch in self.batches(done, total))
+        slow = loops_are_slow(self.objective, self.state, self.feed.images.shape[1:], self.topology)
+        length, options = 1 if slow else LONGEST_CHUNK, self.resources.compiler_options
+        steps = make_resident_steps(self._local_step(), self.topology, length=length, compiler_options=options)
+        return Program(steps), lambda done: self.feed.resident_chunks(self.plan.chunks(done, length), length)
 
     def evaluator(
         self,
@@ -153,12 +132,7 @@ class RunSetup:
         metrics: Mapping[str, Metric] | None = None,
         extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
     ) -> Evaluator:
-        """Measures a state over a source, in batches of `batch_size` (the training batch where absent).
-
-        Raises:
-            InputError: the batch cannot be divided among the devices, labels are unknown, or the images or classes are
-                not those that the model is trained for.
-        """
+        """Measures a state over a source, in batches of `batch_size`, else as in training. Raises: InputError."""
         size = batch_size or self.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
         check_labelled(source, "validation data")
@@ -184,25 +158,16 @@ class RunSetup:
         Args:
             session: the work directory that the run resumes and saves in; None keeps nothing.
             evaluators: functions of the state, whose metrics join each evaluation's.
-            objects: the recipe's identity, where it came from Python and not from files that were compared already.
-
-        Raises:
-            InputError: processes have other objects, initial parameters or durations; names the first that differs.
+            objects: the recipe's identity, where it came from Python and not from files that were compared already. All
+                processes must have the same.
         """
         val, config = self.resources.val, self.recipe.config
         if self.topology.process_count > 1:
             agree({**(objects or {}), **checksums(self.state), "the number of steps": str(self.plan.total_steps)})
         evaluator = None if val is None else self.evaluator(val, config.eval.batch_size, extra=evaluators)
-        program, chunks = self.program()
+        (program, chunks), rate = self.program(), self.recipe.learning_rate
         run = Run(
-            self.plan,
-            self.topology,
-            Position(self.state),
-            program,
-            chunks,
-            evaluator=evaluator,
-            listeners=listeners,
-            learning_rate=self.recipe.learning_rate,
+            self.plan, self.topology, self.state, program, chunks, evaluator, listeners=listeners, learning_rate=rate
         )
         return run if session is None else session.joined(run)
 
@@ -214,38 +179,25 @@ class RunSetup:
 
 
 def prepare(recipe: Recipe, resources: Resources) -> RunSetup:
-    """Lay a recipe out over its resources and initialize its state.
+    """Lay a recipe out over its resources and initialize its state. Raises: InputError; as the functions below."""
+    return initialize(recipe, resources, make_feed(recipe, resources), make_preprocess(recipe, resources))
 
-    Raises:
-        InputError: training data without labels, a batch that the devices cannot share, augmentation out of bounds,
-            processes that hold different data, and a set that cannot be kept on the devices.
-    """
-    config, topology, source = recipe.config, resources.topology, resources.train
-    feed = make_feed(recipe, resources)
-    preprocess = make_preprocess(recipe, resources)
-    order = feed.order
+
+def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Preprocess) -> RunSetup:
+    """The last part of `prepare`: what compiles. Raises: InputError; the processes hold different data."""
+    order, source, topology = feed.order, feed.source, resources.topology
     agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     topology.connect()
-    shape = source.image_shape(config.data)
     model = for_platform(recipe.model, topology.platform)
+    shape, parts, transform = source.image_shape(feed.data), recipe.parts, recipe.initialize
     state = create_state(
-        model,
-        recipe.optimizer,
-        shape,
-        seed=config.seed,
-        topology=topology,
-        parts=recipe.parts,
-        transform=recipe.initialize,
+        model, recipe.optimizer, shape, seed=order.seed, topology=topology, parts=parts, transform=transform
     )
     return RunSetup(recipe, resources, model, feed, preprocess, state)
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:
-    """The training data over the devices.
-
-    Raises:
-        InputError: data without labels, a batch that the devices cannot share, or a set that they cannot keep.
-    """
+    """The training data over the devices. Raises: InputError; they cannot share a batch, or keep the set."""
     config, source = recipe.config, resources.train
     check_labelled(source, "training data")
     resources.topology.check_batch_size(config.train.batch_size)
@@ -256,11 +208,7 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
 
 
 def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
-    """What is done to the images on the devices.
-
-    Raises:
-        InputError: augmentation that is out of bounds, or a number of channels that mean and std do not have.
-    """
+    """What is done to the images on the devices. Raises: InputError; augmentation, mean or std do not fit them."""
     config, data = recipe.config, recipe.config.data
     shape = resources.train.image_shape(data)
     if not len(data.mean) == len(data.std) >= shape[-1]:

@@ -5,22 +5,13 @@ from collections.abc import Callable
 import jax
 import optax
 
-from jaxddp.config import Config
 from jaxddp.registry import LOSSES
-
-
-@LOSSES.add("cross_entropy")
-def from_config(config: Config) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Smoothed by `train.label_smoothing`."""
-    return cross_entropy(config.train.label_smoothing)
 
 
 def cross_entropy(label_smoothing: float = 0.0) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """The loss of each example, (logits float[B, K], labels int32[B]) -> float[B].
 
-    Args:
-        label_smoothing: the share of a label that all classes divide equally (Szegedy et al. 2016, arXiv:1512.00567,
-            section 7).
+    All classes divide a share of each label (Szegedy et al. 2016, arXiv:1512.00567, section 7).
     """
 
     def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -30,3 +21,6 @@ def cross_entropy(label_smoothing: float = 0.0) -> Callable[[jax.Array, jax.Arra
         return optax.softmax_cross_entropy(logits, targets)
 
     return loss
+
+
+LOSSES.add("cross_entropy")(lambda config: cross_entropy(config.train.label_smoothing))

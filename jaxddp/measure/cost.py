@@ -9,33 +9,26 @@ from jaxddp.measure.peaks import peak
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes on each device, as the compiler laid them out."""
-
-    arguments: int
-    output: int
-    temporary: int
-    reused: int
-    """Of the output, what takes the place of arguments (a donated state)."""
-
-    @property
-    def needed(self) -> int:
-        return self.arguments + self.output - self.reused + self.temporary
-
-
-@dataclass(frozen=True)
 class Cost:
     """Of one run of a program; of a program that takes several steps in a loop, of one of them."""
 
     flops_of: Mapping[str, int]
     """Floating-point operations by dtype, over all devices of all processes; see `count_flops`."""
-    memory: Memory | None
-    """On each device; None where the backend does not say."""
+    memory: Any
+    """Bytes on each device, XLA's `CompiledMemoryStats`; None where the backend does not say."""
 
     @property
     def flops(self) -> int:
         """Floating-point operations over all devices."""
         return sum(self.flops_of.values())
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """Of each device's memory; what of the output takes the place of arguments (a donated state) counts once."""
+        if (found := self.memory) is None:
+            return None
+        output = found.output_size_in_bytes - found.alias_size_in_bytes
+        return found.argument_size_in_bytes + output + found.temp_size_in_bytes
 
     def utilization(self, seconds: float, num_devices: int, device_kind: str) -> float | None:
         """Model FLOP utilization (Chowdhery et al. 2022, arXiv:2204.02311, appendix B): the share of a time in which
@@ -54,12 +47,4 @@ def compile_with_cost(function: Any, *arguments: Any) -> tuple[Any, Cost]:
     """Compile a jitted function for arguments, or for their shapes; the executable does what the function does."""
     traced = function.trace(*arguments)
     compiled = traced.lower().compile()
-    return compiled, Cost(dict(count_flops(traced.jaxpr)), _memory(compiled))
-
-
-def _memory(compiled: Any) -> Memory | None:
-    found = compiled.memory_analysis()
-    if found is None:
-        return None
-    sizes = found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes
-    return Memory(*sizes, found.alias_size_in_bytes)
+    return compiled, Cost(dict(count_flops(traced.jaxpr)), compiled.memory_analysis())

@@ -41,7 +41,9 @@ def _multiplications(equation: Any) -> int | None:
     """Of one operation; None of one that is made of others."""
     match equation.primitive.name:
         case "dot_general":
-            return _product(equation)
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            return equation.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
         case "conv_general_dilated":
             return _convolution(equation)
         case "composite":
@@ -68,13 +70,6 @@ def jaxprs_in(values: Iterable[Any]) -> Iterator[Any]:
             yield from jaxprs_in(value)
         elif hasattr(getattr(value, "jaxpr", value), "eqns"):
             yield value
-
-
-def _product(equation: Any) -> int:
-    """Multiplications of `dot_general`."""
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    shape = equation.invars[0].aval.shape
-    return equation.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
 
 
 def _convolution(equation: Any) -> int:

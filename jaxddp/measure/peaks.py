@@ -35,9 +35,7 @@ _PEAKS: dict[str, dict[str, float]] = {
 def peak(device_kind: str, dtype: str) -> float | None:
     """The most floating-point operations a second of one device, multiplying numbers of a dtype; None where unknown.
 
-    Args:
-        device_kind: as JAX names it: "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3".
-        dtype: "float32", "float16" or "bfloat16".
+    A `device_kind` is as JAX names it: "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3".
     """
     words = set(re.split(r"[\s-]+", device_kind.upper()))
     # A slice of a GPU has its name, and a part of its speed.

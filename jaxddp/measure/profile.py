@@ -23,8 +23,8 @@ class Profile:
 
     Args:
         directory: what TensorBoard is shown; None traces nothing.
-        steps: their numbers, from 1. Where several are dispatched together, those of one chunk are one annotation,
-            numbered as the first of them; a chunk must lie within the steps, or outside.
+        steps: their numbers, from 1. Steps that are dispatched together are one annotation, numbered as the first of
+            them; such a chunk must lie within the steps, or outside.
         pause: entered while the profiler starts and writes, which does not count as training time.
     """
 
@@ -34,11 +34,7 @@ class Profile:
 
     @contextmanager
     def step(self, number: int, state: Any) -> Iterator[None]:
-        """Annotates the block, which makes a step or the chunk that begins with it from a state, if it is to be traced.
-
-        Raises:
-            InputError: the directory cannot be written.
-        """
+        """Annotates the block, which makes a step or a chunk that begins with it, if that is to be traced."""
         if self._directory is None or number not in self._steps:
             yield
             return
@@ -58,11 +54,7 @@ class Profile:
                 self.stop()
 
     def stop(self) -> None:
-        """Writes the trace so far, if there is one.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Writes the trace so far, if there is one. Raises: InputError; it cannot be written."""
         if not self._tracing:
             return
         self._tracing = False

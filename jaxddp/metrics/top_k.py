@@ -31,8 +31,3 @@ class TopK:
 
 for k in (1, 5, 10):
     METRICS.add(f"top{k}")(TopK(k))
-
-
-def top_k_metrics(num_classes: int, ks: tuple[int, ...] = (1, 5)) -> dict[str, TopK]:
-    """`top1`, and `top5` where there are more than five classes."""
-    return {f"top{k}": TopK(k) for k in ks if num_classes >= TopK(k).min_classes}

@@ -1,15 +1,17 @@
 """Every kind of network becomes a `Model`: Linen modules, NNX modules and pairs of functions."""
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flax.linen as nn
+import jax
 
 from jaxddp.errors import InputError
-from jaxddp.models.functions import FunctionModel
-from jaxddp.models.linen import LinenModel
+from jaxddp.models.cpu_convolution import convolve
 from jaxddp.models.nnx_modules import NNXModel
-from jaxddp.models.protocol import Model, name_of, require
+from jaxddp.models.protocol import BY_POSITION, MODE_ARGUMENTS, Model, Tree, call_mode, name_of, require, signature
 
 ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or an object with a Model's two methods"
 
@@ -17,11 +19,8 @@ ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or
 def adapt(model: Any) -> Model:
     """Makes a `Model` of a network, which is never changed; a `Model` is returned as it is.
 
-    See `LinenModel` and `NNXModel`, whose `__call__(images)` may also take its mode by any name in `MODE_ARGUMENTS`,
-    and `FunctionModel` for the signatures of a pair.
-
-    Raises:
-        InputError: it is not `ACCEPTED`, or a function has another signature.
+    The `__call__(images)` of a module may also take its mode by any name in `MODE_ARGUMENTS`. Raises: InputError; it is
+    not `ACCEPTED`, or a function has another signature.
     """
     if isinstance(model, nn.Module):
         return LinenModel(model)
@@ -36,3 +35,88 @@ def adapt(model: Any) -> Model:
         return model
     what = f"the class {name_of(model)}" if isinstance(model, type) else f"of type {name_of(type(model))}"
     raise InputError(f"model is {what}; give {ACCEPTED}")
+
+
+@dataclass(frozen=True, eq=False)
+class LinenModel:
+    """A Linen module: `params` are its collection of that name, `model_state` every other collection that `init` makes.
+
+    Random streams: "dropout" gets `key`; "params", and with it a stream of any other name, a key folded from it.
+    """
+
+    module: nn.Module
+
+    def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
+        variables = dict(self.module.init(_linen_streams(key), example, **call_mode(self.module.__call__, False)))
+        return variables.pop("params", {}), variables
+
+    def apply(
+        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: jax.Array | None
+    ) -> tuple[jax.Array, Tree]:
+        logits, updated = self.module.apply(
+            {"params": params, **model_state},
+            images,
+            **call_mode(self.module.__call__, train),
+            rngs=_linen_streams(key),
+            mutable=list(model_state),
+        )
+        return logits, {**model_state, **updated} if train else model_state
+
+
+def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:
+    # Linen draws a stream that it was not given from "params", with a count of its own for each draw.
+    return {} if key is None else {"params": jax.random.fold_in(key, 0), "dropout": key}
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionModel:
+    """A pair of functions, in one of two forms, which differ in how many arguments `apply` takes by position:
+
+    - without state: `init(key, example) -> params`, `apply(params, images) -> logits`;
+    - with state: `init(key, example) -> (params, state)`, `apply(params, state, images) -> (logits, state)`.
+
+    `apply` may also take `key`, and its mode by any name in `MODE_ARGUMENTS`; whatever else it takes needs a default.
+    """
+
+    init_function: Callable[..., Any]
+    apply_function: Callable[..., Any]
+    has_state: bool
+    takes_key: bool
+
+    @classmethod
+    def of(cls, init: Callable[..., Any], apply: Callable[..., Any]) -> "FunctionModel":
+        require(init, 2, (), "init(key, example)")
+        parameters = signature(apply).parameters.values()
+        by_keyword = {p.name for p in parameters} & {"key", *MODE_ARGUMENTS}
+        wanted = [p for p in parameters if p.kind in BY_POSITION and p.default is p.empty and p.name not in by_keyword]
+        has_state = len(wanted) >= 3
+        shapes = "apply(params, images) or apply(params, state, images), either with train and key by keyword"
+        require(apply, 3 if has_state else 2, by_keyword, shapes)
+        return cls(init, apply, has_state, "key" in by_keyword)
+
+    def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
+        made = self.init_function(key, example)
+        return made if self.has_state else (made, {})
+
+    def apply(
+        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: jax.Array | None
+    ) -> tuple[jax.Array, Tree]:
+        keywords = call_mode(self.apply_function, train) | ({"key": key} if self.takes_key else {})
+        if not self.has_state:
+            return self.apply_function(params, images, **keywords), model_state
+        logits, updated = self.apply_function(params, model_state, images, **keywords)
+        return logits, updated if train else model_state
+
+
+def for_platform(model: Any, platform: str) -> Any:
+    """The model as it is quickest on a platform ("cpu", "gpu"), where that is more than the library's operations.
+
+    On CPUs a network `with_convolution(convolution)`, as `jaxddp.models.resnet.ResNet`, adapted or not, gets its
+    convolutions computed by `jaxddp.models.cpu_convolution`. Any other model comes back as it is.
+    """
+    if platform != "cpu":
+        return model
+    if isinstance(model, LinenModel):
+        return replace(model, module=for_platform(model.module, platform))
+    with_convolution = getattr(model, "with_convolution", None)
+    return model if with_convolution is None else with_convolution(convolve)

@@ -1,4 +1,4 @@
-"""Square convolutions that are quick on CPUs, forward and backward; `jaxddp.models.platform` says where they are used.
+"""Square convolutions that are quick on CPUs, forward and backward; `jaxddp.models.adapt` says where they are used.
 
 XLA's CPU compiler has three slow cases (times of one core, against 7 ms for a convolution of as many multiplications):
 
@@ -108,11 +108,7 @@ def _product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
 
 
 def _pixels_product(images: jax.Array, grads: jax.Array, stride: int, padding: int) -> jax.Array:
-    """[1, 1, C, F], a 1x1 kernel's gradient: the sum over all pixels of their outer product with their gradient.
-
-    In one product, and not transposed before it: XLA would compute again, within the transposition, what the images
-    came from.
-    """
+    """[1, 1, C, F], a 1x1 kernel's gradient: the sum over all pixels of their outer product with their gradient."""
     channels, features = images.shape[-1], grads.shape[-1]
     pixels = _patches(_padded(images, padding), 1, stride).reshape(-1, channels)
     return _summed(grads.reshape(-1, features), pixels).T.reshape(1, 1, channels, features).astype(images.dtype)
@@ -174,12 +170,8 @@ def _block(batch: int, height: int, width: int) -> tuple[int, int]:
 def _patch_rows(padded: jax.Array, corner: jax.Array | int, part: tuple[int, int, int], size: int, stride: int) -> Any:
     """A patch's rows, for every row of a part of the images: [images, rows, W', k * C].
 
-    A row of an image is in as many patches as the kernel has rows, and is copied once for all of them. One gather is
-    quicker than as many slices as the kernel has columns.
-
-    Args:
-        corner: where the part begins among all pixels.
-        part: (images, rows, W').
+    `corner` is where the part, (images, rows, W'), begins among all pixels. A row of an image is in as many patches as
+    the kernel has rows, and is copied once for all of them; one gather is quicker than a slice for each column.
     """
     channels = padded.shape[-1]
     image, row, column, tap = np.ogrid[: part[0], : part[1], : part[2] * stride : stride, :size]

@@ -201,17 +201,11 @@ def _for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., 
 
 
 def build(
-    settings: ModelConfig,
-    num_classes: int,
-    dtype: DTypeLike = jnp.float32,
-    param_dtype: DTypeLike = jnp.float32,
+    settings: ModelConfig, num_classes: int, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32
 ) -> ResNet:
-    """Builds a ResNet from a config's `model`; see `ResNet` for the other arguments.
+    """Builds a ResNet from a config's `model`. Raises: InputError; a name is unknown, or a number is not positive.
 
     With `batch_norm="sync"` the network trains only inside a `shard_map` that has the mesh axis "data".
-
-    Raises:
-        InputError: a name is unknown, or a number is not positive.
     """
     for key, value in (("num_classes", num_classes), ("width", settings.width)):
         if value < 1:

@@ -4,7 +4,7 @@ import optax
 
 from jaxddp.config import Config
 from jaxddp.registry import SCHEDULES
-from jaxddp.schedules.steps import Steps
+from jaxddp.schedules.warmup import Steps
 
 
 @SCHEDULES.add("step")

@@ -1,21 +1,27 @@
 """The learning rate of a whole run: the warm-up, then the schedule that the config names."""
 
+from typing import NamedTuple
+
 import optax
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.registry import SCHEDULES
-from jaxddp.schedules.steps import Steps
+
+
+class Steps(NamedTuple):
+    """How long a run and its warm-up are, in steps."""
+
+    total: int
+    warmup: int
 
 
 def make_schedule(config: Config, steps: Steps) -> optax.Schedule:
     """The learning rate as a function of the step, 0 for the first.
 
     It rises linearly to the peak over the warm-up, beginning at peak / warmup steps so that no step is wasted, and then
-    follows the schedule named `optimizer.schedule` over the rest of the run.
-
-    Raises:
-        InputError: an unknown name, or a warm-up longer than the run.
+    follows the schedule named `optimizer.schedule` over the rest of the run. Raises: InputError; an unknown name, or a
+    warm-up longer than the run.
     """
     total, warmup = steps
     if warmup > total:

@@ -1,21 +1,26 @@
 """Checkpoints through Orbax: (arrays, step), saved while training goes on; the last few are kept, and the best."""
 
+import json
 import logging
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 import jaxddp.files as files
-from jaxddp.engine.state import TrainState, abstract_like, all_finite, first_difference
+from jaxddp.engine.state import TrainState, all_finite, first_difference
 from jaxddp.errors import InputError, NonFiniteError, noted_on
-from jaxddp.training.validations import Validations
+from jaxddp.job.membership import is_first
 
+VALIDATION_FILE = "validation.json"
+_BEST_BY = "top1"
 # TensorStore, which writes the arrays, raises ValueError with this in its text.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 
@@ -31,6 +36,9 @@ class Checkpoints:
         keep: how many of the latest are kept, beside the best by validation top-1.
         read_only: leave everything as it is, since a run may be writing there at this moment.
 
+    Attributes:
+        validations: what was measured of them; `top1` decides which one is best.
+
     Raises:
         InputError: `keep` below 1, or what is there cannot be read or written.
     """
@@ -39,11 +47,10 @@ class Checkpoints:
         if keep < 1:
             raise InputError(f"checkpoint.keep={keep}: keep at least 1, or a run could not resume")
         self.directory = Path(directory).resolve()
-        self._validations = Validations(self.directory)
+        self.validations = Validations(self.directory)
+        kept = [keep_policy.LatestN(n=keep), _Best(self.validations)]
         writing = {
-            "preservation_policy": keep_policy.AnyPreservationPolicy(
-                [keep_policy.LatestN(n=keep), _Best(self._validations)]
-            ),
+            "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
             # What a killed run left half written.
             "cleanup_tmp_directories": True,
         }
@@ -66,14 +73,10 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step of the checkpoint with the highest validation top-1; of equal ones the latest; None without any."""
-        return self._validations.best(self.steps())
+        return self.validations.best(self.steps())
 
     def step(self, which: str) -> int:
-        """Resolve "latest", "best" or a number.
-
-        Raises:
-            InputError: there is no such checkpoint; says which there are.
-        """
+        """The step of "latest", "best" or a number. Raises: InputError; there is none, says which there are."""
         known = self.steps()
         named = {"latest": self.latest(), "best": self.best()}
         step = named[which] if which in named else int(which) if which.isdecimal() else None
@@ -83,49 +86,38 @@ class Checkpoints:
         return step
 
     def save(self, step: int, state: TrainState, progress: Mapping[str, Any]) -> None:
-        """Copy the state to host memory and write it in the background.
-
-        Args:
-            progress: small plain values that belong to the moment, kept as JSON.
+        """Copy the state to host memory and write it in the background, and `progress`, small plain values, as JSON.
 
         Raises:
             NonFiniteError: the state holds a NaN or an infinity; the checkpoints already there stay as they are.
             InputError: this one, or the one before, cannot be written.
         """
         if not bool(all_finite((state.params, state.model_state, state.opt_state, state.parts))):
-            good = (
-                "there is no checkpoint yet" if self.latest() is None else f"the last good one is step {self.latest()}"
-            )
+            latest = self.latest()
+            good = "there is no checkpoint yet" if latest is None else f"the last good one is step {latest}"
             raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")
         # One of that step may have been there before, and been removed.
-        self._validations.forget(step)
+        self.validations.forget(step)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
         with _writing(self.directory):
             self._manager.save(step, args=items, force=True)
 
-    def validated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep the validation metrics of a checkpoint; `top1` decides which one is best.
-
-        Raises:
-            InputError: they cannot be written.
-        """
-        self._validations.put(step, metrics)
-
-    def is_validated(self, step: int) -> bool:
-        """Whether the metrics of this checkpoint are known."""
-        return step in self._validations
-
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """The state and the progress saved at a step, laid out over the devices as `like` is.
+        """The state and the progress (see `save`) of a step, laid out over the devices as `like` is.
 
         Raises:
-            InputError: the checkpoint is of another architecture or optimizer; names the first array that differs. Or
-                it is no longer there.
+            InputError: the checkpoint is no longer there, or of another architecture or optimizer.
         """
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_like(like)), progress=ocp.args.JsonRestore())
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
         try:
             saved = self._manager.item_metadata(step)["state"]
-            _check_same_shapes(f"{self.directory / str(step)}", saved, like)
+            if differs := first_difference(saved, like):
+                name, there, here = differs
+                raise InputError(
+                    f"{self.directory / str(step)}: a checkpoint of another architecture or optimizer: {name} is "
+                    f"{there} there and {here} here; use the config that wrote it, or another --workdir"
+                )
             restored = self._manager.restore(step, args=items)
         except FileNotFoundError:
             raise InputError(f"{self.directory / str(step)}: is no longer there; a run goes on, so try again") from None
@@ -163,10 +155,7 @@ def _writing(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _reading(directory: Path) -> Iterator[None]:
-    """Turns what Orbax raises of files that cannot be read into an InputError.
-
-    It also warns of a directory that it may only read, though it was asked to, and is kept from it.
-    """
+    """The same for reading; and Orbax is kept from warning of a directory that it was told only to read."""
     log = logging.getLogger("absl")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -184,6 +173,52 @@ class _Manager(ocp.CheckpointManager):
         return False
 
 
+class Validations:
+    """What validation measured of each step, in a small file beside the checkpoints.
+
+    All processes know them, the first one writes. Raises: InputError; the file cannot be read, or holds something else.
+    """
+
+    def __init__(self, directory: Path):
+        self._path = directory / VALIDATION_FILE
+        self._known = _read_validations(self._path)
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._known
+
+    def put(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep a step's metrics; one that is not finite as null. Raises: InputError."""
+        self._known[step] = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+        self._write()
+
+    def forget(self, step: int) -> None:
+        """The step is to be another's than the one that was measured. Raises: InputError."""
+        if self._known.pop(step, None) is not None:
+            self._write()
+
+    def best(self, steps: Iterable[int]) -> int | None:
+        """The one of these steps with the highest top-1; of equal ones the latest; None without any."""
+        measured = [(value, step) for step in steps if (value := self._known.get(step, {}).get(_BEST_BY)) is not None]
+        return max(measured, default=(0, None))[1]
+
+    def _write(self) -> None:
+        if is_first():
+            files.replace(self._path, json.dumps(self._known, indent=2).encode())
+
+
+def _read_validations(path: Path) -> dict[int, dict[str, float | None]]:
+    try:
+        return {int(step): dict(metrics) for step, metrics in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: is damaged ({error}); remove it, and keep a copy of the best checkpoint: it will not be known"
+        ) from None
+
+
 class _Best(keep_policy.PreservationPolicy):
     """Keeps the best of the checkpoints by what is known of them when another is saved."""
 
@@ -194,12 +229,3 @@ class _Best(keep_policy.PreservationPolicy):
         steps = [checkpoint.step for checkpoint in checkpoints]
         best = self.validations.best(steps)
         return [step == best for step in steps]
-
-
-def _check_same_shapes(where: str, saved: Any, like: TrainState) -> None:
-    if differs := first_difference(saved, like):
-        name, there, here = differs
-        raise InputError(
-            f"{where}: a checkpoint of another architecture or optimizer: {name} is {there} there and {here} here; "
-            "use the config that wrote it, or another --workdir"
-        )

@@ -9,24 +9,17 @@ import jax
 
 
 class Clock:
-    """Times the steps between two records, of an epoch, and of all that this process trains.
+    """Times the steps between two records, of an epoch, and of all that this process trains; `batch_size` is global.
 
-    Args:
-        batch_size: the global one.
-        epoch_seconds: what the running epoch has taken, in a run that resumes.
+    `epoch_seconds` is what the running epoch has taken up to the last call of `rates`, from what a resumed one had on.
     """
 
     def __init__(self, batch_size: int, epoch_seconds: float = 0.0):
         self._batch_size = batch_size
-        self._epoch_seconds = epoch_seconds
+        self.epoch_seconds = epoch_seconds
         self._first_seconds, self._first_steps, self._started = 0.0, 0, False
         self._all_steps, self._all_seconds = 0, 0.0
         self.resume()
-
-    @property
-    def epoch_seconds(self) -> float:
-        """Of the running epoch, up to the last call of `rates`."""
-        return self._epoch_seconds
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -47,9 +40,7 @@ class Clock:
         self._begin, self._waited, self._steps = time.perf_counter(), 0.0, 0
 
     def dispatched(self, steps: int, result: Any) -> None:
-        """Count steps that were just dispatched together. The first dispatch waits for its compilation: the second
-        starts the clock.
-        """
+        """Count steps dispatched together; the first wait for their compilation, and only then the clock starts."""
         if self._started:
             self._steps += steps
             return
@@ -64,7 +55,7 @@ class Clock:
         The run's first dispatch, which compiles, has no part in it, unless there was no other.
         """
         seconds = time.perf_counter() - self._begin
-        self._epoch_seconds += seconds + self._first_seconds
+        self.epoch_seconds += seconds + self._first_seconds
         steps, waited = self._steps, self._waited
         self._all_steps, self._all_seconds = self._all_steps + steps, self._all_seconds + (seconds if steps else 0)
         if not steps:
@@ -79,5 +70,5 @@ class Clock:
 
     def end_epoch(self) -> float:
         """The training seconds of the epoch that ends here; the next begins."""
-        seconds, self._epoch_seconds = self._epoch_seconds, 0.0
+        seconds, self.epoch_seconds = self.epoch_seconds, 0.0
         return seconds

@@ -15,11 +15,9 @@ _STEPS_IN_FLIGHT = 3
 
 
 class EpochSums:
-    """Adds up the sums of an epoch, step by step.
+    """Adds up the sums of an epoch, step by step; from `values` on, where a resumed epoch stood.
 
-    Args:
-        values: what `values` was at the step that the run resumes, so that an epoch goes on where it stood.
-        max_substituted: how many images of an epoch may be substituted; None sets no limit.
+    No more than `max_substituted` images of an epoch may be substituted; None sets no limit.
     """
 
     def __init__(self, values: Any = 0.0, max_substituted: int | None = None):
@@ -37,8 +35,7 @@ class EpochSums:
         """Take the sums of steps that were just dispatched together; waits where too many are unfinished.
 
         Args:
-            steps: their numbers, from 1.
-            sums: of one step; or of several, `values[k]` those of `steps[k]`, and what follows these is left out.
+            steps: their numbers, from 1; sums of several have an axis of steps first, which may be longer.
         """
         self._names = sums.names
         self._pending.append((steps, sums))
@@ -52,9 +49,7 @@ class EpochSums:
     def fetch(self) -> dict[str, float]:
         """Wait for every step so far, and return the means of the last one.
 
-        Raises:
-            NonFiniteError: a loss was NaN or infinite; names the first step where it was.
-            InputError: more of the epoch's images were substituted than may be; names the step.
+        Raises: NonFiniteError; names the first step with such a loss. InputError; too many images were substituted.
         """
         steps = [step for several, _ in self._pending for step in several]
         fetched = jax.device_get([sums.values for _, sums in self._pending])
@@ -71,19 +66,16 @@ class EpochSums:
                     "Lower the learning rate, or lengthen its warm-up"
                 )
             self._values = self._values + value
-            self._check_substituted(step)
+            # The sums are of all processes, so all of them stop at one step, however many they are.
+            if self._max_substituted is not None and SUBSTITUTED in self._names:
+                count = round(self._values[self._names.index(SUBSTITUTED), 0])
+                check_substituted(count, self._max_substituted, f"step {step}")
         return means_of(self._names, values[-1])
 
     def end_epoch(self) -> dict[str, float]:
         """The means of the epoch that ends here; the next begins."""
         means, self._values = means_of(self._names, self._values), np.array(0.0)
         return means
-
-    def _check_substituted(self, step: int) -> None:
-        # The sums are of all processes, so all of them stop at one step, however many they are.
-        if self._max_substituted is not None and SUBSTITUTED in self._names:
-            count = round(self._values[self._names.index(SUBSTITUTED), 0])
-            check_substituted(count, self._max_substituted, f"step {step}")
 
 
 def check_substituted(count: int, limit: int, where: str) -> None:

@@ -23,11 +23,10 @@ Report = Callable[[Mapping[str, float], int], None]
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Measures a state over a whole split.
+    """Measures a state over a whole split of `num_examples`.
 
     Attributes:
         batches: starts over at each call; its batches are placed on the devices.
-        num_examples: of the split.
         extra: further functions of the state, whose metrics join the means.
     """
 
@@ -41,12 +40,8 @@ class Evaluator:
     ) -> dict[str, float]:
         """Means over the split, with `count`, the number of examples that had a part in them.
 
-        Args:
-            report: is told of the means so far, now and then.
-            between: called between two batches, by all processes as often; what it raises ends the evaluation.
-
-        Raises:
-            RuntimeError: the batches did not hold each example once.
+        `report` is told of the means so far, now and then. `between` is called between two batches, by all processes as
+        often; what it raises ends the evaluation. Raises: RuntimeError; the batches did not hold each example once.
         """
         totals: MetricSums | None = None
         in_flight: deque[Any] = deque()

@@ -5,7 +5,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxddp.measure.usage import UNKNOWN, Used
+
+@dataclass(frozen=True)
+class Used:
+    """What the steps ask of the devices, and how much of them they use; None where that is unknown."""
+
+    flops_per_step: int | None = None
+    """Floating-point operations over all devices."""
+    flops_utilization: float | None = None
+    """Model FLOP utilization: their share of what the devices could do at their peak."""
+    peak_memory: int | None = None
+    """The most bytes that a device of the first process has held so far; see `Topology.peak_memory`."""
+
+
+UNKNOWN = Used()
 
 
 @dataclass(frozen=True)
@@ -31,10 +44,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class EpochMetrics:
-    """An epoch of training that ended at a step: means over all of its examples, and its wall-clock seconds.
-
-    `number` counts finished epochs from 1.
-    """
+    """An epoch that ended, counted from 1: means over all of its examples, and its wall-clock seconds."""
 
     number: int
     metrics: Mapping[str, float]

@@ -7,15 +7,14 @@ from typing import Any
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import THEN, Preempted
 from jaxddp.measure.profile import Profile
-from jaxddp.measure.usage import UNKNOWN
 from jaxddp.training.clock import Clock
 from jaxddp.training.epoch_sums import EpochSums
-from jaxddp.training.events import EpochMetrics, EvaluationRecord, RunEnd, StepRecord
+from jaxddp.training.events import UNKNOWN, EpochMetrics, EvaluationRecord, RunEnd, StepRecord
 from jaxddp.training.run import Run
 
 
 def fit(run: Run) -> TrainState:
-    """Train from the run's position to its plan's last step, and return the last state.
+    """Train from the run's state to its plan's last step, and return the last state.
 
     The order of operations, for each chunk of steps, of which there is often but one:
 
@@ -32,11 +31,11 @@ def fit(run: Run) -> TrainState:
         InputError: more images were substituted than the plan allows.
         Preempted: `run.should_stop` said so; the state was saved.
     """
-    loop, state = _Loop(run), run.position.state
+    loop, state = _Loop(run), run.state
     plan, done, begin = run.plan, loop.step, time.perf_counter()
     try:
         loop.start()
-        if not run.position.validated:
+        if not run.validated:
             loop.validate(done, state, saved=True)
         stream = run.chunks(done)
         profile = run.profile if run.topology.process_index == 0 else None
@@ -45,7 +44,7 @@ def fit(run: Run) -> TrainState:
                 with traced.step(done + 1, state):
                     with loop.clock.waiting_for_data():
                         chunk = next(stream)
-                    state, sums = run.program(state, chunk.feed)
+                    state, sums = run.program(state, *chunk.feed)
                 loop.clock.dispatched(chunk.steps, sums.values)
                 loop.sums.add(range(done + 1, done + chunk.steps + 1), sums)
                 done += chunk.steps
@@ -67,13 +66,12 @@ class _Loop:
     """What one call of `fit` keeps between steps, beside the state."""
 
     def __init__(self, run: Run):
-        progress = run.position.progress
         self.run, self.plan = run, run.plan
-        self.clock = Clock(run.plan.batch_size, progress.get("epoch_seconds", 0.0))
-        self.sums = EpochSums(progress.get("epoch_values", 0.0), run.plan.max_substituted)
+        self.clock = Clock(run.plan.batch_size, run.progress.get("epoch_seconds", 0.0))
+        self.sums = EpochSums(run.progress.get("epoch_values", 0.0), run.plan.max_substituted)
         self.listeners: list[Any] = []
         self.validation: Mapping[str, float] = {}
-        self.step, self.used = int(run.position.state.step), UNKNOWN
+        self.step, self.used = int(run.state.step), UNKNOWN
 
     def start(self) -> None:
         """Only those that started hear of the rest."""
@@ -98,7 +96,8 @@ class _Loop:
 
     def end_step(self, step: int, state: TrainState) -> None:
         stop = self.run.should_stop(step)
-        saves, validates = self.plan.saves(step) or stop, self._validates(step)
+        saves = self.plan.saves(step) or stop
+        validates = self.run.evaluator is not None and self.plan.evaluates(step)
         if self.plan.logs(step) or saves or validates:
             self.record(step)
         self.step = step
@@ -107,9 +106,6 @@ class _Loop:
         if stop and (validates or not self.plan.last(step)):
             self._leave(step)
         self.validate(step, state, saved=saves)
-
-    def _validates(self, step: int) -> bool:
-        return self.run.evaluator is not None and self.plan.evaluates(step)
 
     def _save(self, step: int, state: TrainState) -> None:
         if self.run.checkpoints:
@@ -155,7 +151,7 @@ class _Loop:
         self.validation = evaluator(state, lambda means, seen: tell(means, min(seen, total - 1)), leave_if_asked)
         tell({name: value for name, value in self.validation.items() if name != "count"}, total)
         if self.run.checkpoints and saved:
-            self.run.checkpoints.validated(step, self.validation)
+            self.run.checkpoints.validations.put(step, self.validation)
         self.clock.resume()
 
 

@@ -8,7 +8,6 @@ from jaxddp.config import Config
 from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
 
-_NEVER = Cadence(Fraction(0), 1)
 _MOST_STEPS = 2**31 - 1
 """The step is an int32 in the state."""
 _UNTRACED = 3
@@ -22,12 +21,12 @@ class Plan:
     num_examples: int
     batch_size: int
     total_steps: int
-    log: Cadence = _NEVER
-    evaluate: Cadence = _NEVER
-    checkpoint: Cadence = _NEVER
-    max_substituted: int | None = None
-    """How many images of an epoch may be substituted; None sets no limit."""
-    profile: int = 0
+    log: Cadence
+    evaluate: Cadence
+    checkpoint: Cadence
+    max_substituted: int
+    """How many images of an epoch may be substituted."""
+    profile: int
     """How many steps are traced."""
 
     @classmethod
@@ -45,7 +44,7 @@ class Plan:
             raise InputError(f'train.duration="{config.train.duration}" is {total:,} steps; at most {_MOST_STEPS:,}')
 
         def cadence(every: Duration) -> Cadence:
-            return Cadence.of(every, total_steps=total, **sizes)
+            return Cadence(every.examples(**sizes, total_steps=total), config.train.batch_size)
 
         return cls(
             **sizes,
@@ -103,11 +102,7 @@ class Plan:
 
 
 def max_substituted(share: float, num_examples: int) -> int:
-    """How many of an epoch's images may be substituted, rounded to the nearest number; at least 1 of a share.
-
-    Raises:
-        InputError: a share that is not within 0..1.
-    """
+    """How many of an epoch's images may be substituted, to the nearest number; at least 1 of a share above 0."""
     if not 0 <= share <= 1:
         raise InputError(f"data.max_bad_images={share}: give a share of the images, 0 to 1")
     return max(round(share * num_examples), int(share > 0))

@@ -59,17 +59,14 @@ def series(rows: Iterable[Row]) -> Series:
     return Series(_columns(steps), _columns(ends), _columns(row for row in rows if row["split"] == "val"))
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of a `metrics.jsonl`; a torn last line, the trace of a run that was killed, is left out.
+def parse(path: Path) -> list[tuple[bytes, Row]]:
+    """The lines of a `metrics.jsonl`, newline included, with their rows.
+
+    A torn last line, the trace of a run that was killed, is left out.
 
     Raises:
         InputError: the file cannot be read, or a line is not a row.
     """
-    return [row for _, row in parse(path)]
-
-
-def parse(path: Path) -> list[tuple[bytes, Row]]:
-    """As `read`, each row with the bytes of its line, newline included."""
     try:
         *lines, _torn = path.read_bytes().split(b"\n")
     except OSError as error:

@@ -1,18 +1,16 @@
 """One training, made ready: all that `jaxddp.training.loop.fit` takes."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxddp.data.batch import Batch
-from jaxddp.engine.program import Program
 from jaxddp.engine.state import TrainState
-from jaxddp.measure.usage import Usage
+from jaxddp.engine.step import Program
 from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.evaluation import Evaluator
-from jaxddp.training.events import RunStart
+from jaxddp.training.events import RunStart, Used
 from jaxddp.training.plan import Plan
 
 
@@ -20,31 +18,11 @@ class Chunk(NamedTuple):
     """Steps that are dispatched together, and what the program that takes them is given beside the state."""
 
     steps: int
-    feed: Any
+    feed: tuple[Any, ...]
 
 
 Chunks = Callable[[int], Iterator[Chunk]]
 """How many steps are done -> the chunks of all that follow; nothing is due before a chunk's end (`Plan.chunks`)."""
-
-
-def single_steps(batches: Iterable[Batch]) -> Iterator[Chunk]:
-    """Placed batches as chunks of one step each."""
-    return (Chunk(1, batch) for batch in batches)
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a training stands.
-
-    Attributes:
-        state: replicated; its step says how many are done.
-        progress: of the running epoch, as it was saved beside the state.
-        validated: whether the checkpoint that this was restored from was validated.
-    """
-
-    state: TrainState
-    progress: Mapping[str, Any] = field(default_factory=dict)
-    validated: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,20 +30,20 @@ class Run:
     """What is trained from where to where, what feeds it, and what it reports to.
 
     Attributes:
-        position: where it begins; its state is consumed.
-        program: the compiled steps.
-        chunks: what feeds them.
+        state: replicated, where it begins; its step says how many are done. It is consumed.
         evaluator: of the validation set; None validates nothing.
         checkpoints: where states are saved; None saves nothing.
         listeners: see `jaxddp.training.events.Listener`; the first process's alone.
         learning_rate: a schedule, 0 for the first step, to be shown.
         should_stop: asked after every chunk and between batches of validation; all processes must answer alike.
         profile: where a trace of the steps goes that the plan names; None for none.
+        progress: of the running epoch, as it was saved beside the state.
+        validated: whether the checkpoint that the state was restored from was validated.
     """
 
     plan: Plan
     topology: Topology
-    position: Position
+    state: TrainState
     program: Program
     chunks: Chunks
     evaluator: Evaluator | None = None
@@ -74,15 +52,23 @@ class Run:
     learning_rate: Callable[[int], Any] | None = None
     should_stop: Callable[[int], bool] = lambda step: False
     profile: Path | None = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    validated: bool = True
 
-    @property
-    def usage(self) -> Usage:
+    def usage(self, images_per_second: float | None) -> Used:
         """How well the devices are used at a speed."""
-        return Usage(self.program, self.topology, self.plan.batch_size)
+        cost, memory = self.program.cost, self.topology.peak_memory()
+        if cost is None:
+            return Used(peak_memory=memory)
+        utilization = None
+        if images_per_second:
+            seconds = self.plan.batch_size / images_per_second
+            utilization = cost.utilization(seconds, self.topology.num_devices, self.topology.device_kind)
+        return Used(cost.flops, utilization, memory)
 
     def start(self) -> RunStart:
         """What the listeners are told first."""
-        done = int(self.position.state.step)
+        done = int(self.state.step)
         return RunStart(
             start_step=done,
             total_steps=self.plan.total_steps,
@@ -91,7 +77,7 @@ class Run:
             devices=self.topology.num_devices,
             processes=self.topology.process_count,
             device_kind=self.topology.device_kind,
-            params=self.position.state.params,
+            params=self.state.params,
             traced=self.plan.traced(done) if self.plan.profile and self.profile else None,
             workdir=self.checkpoints.directory.parent if self.checkpoints else None,
         )

@@ -170,7 +170,7 @@ def test_a_work_directory_that_is_not_shared(twisted, tmp_path):
 def test_a_process_may_compile_much_longer_than_the_other(words, start, tmp_path):
     """As where one finds its program in the cache; gloo's first collective waits for 30 s."""
     program = tmp_path / "slow.py"
-    slow = """import time, jaxddp.engine.program as made
+    slow = """import time, jaxddp.engine.step as made
     compiles = made.compile_with_cost
     made.compile_with_cost = lambda *a: (time.sleep(35), compiles(*a))[1]"""
     program.write_text(TWISTED.format(twist=slow))

@@ -15,11 +15,7 @@ from jaxddp.errors import InputError
 class ParameterAverage(Part):
     """Polyak averaging with a decay, which begins at the fresh parameters and warms up as min(decay, (1 + t)/(10 + t)).
 
-    Args:
-        decay: of the average in a step, 0 to 1 (exclusive).
-
-    Raises:
-        InputError: a decay out of range.
+    The decay of the average in a step is from 0 to 1 (exclusive); another raises `InputError`.
     """
 
     decay: float

@@ -16,21 +16,16 @@ CURVES = "curves.png"
 
 @LOGGERS.add("curves")
 def curves(config: Config, workdir: Path) -> "Curves":
-    """`curves.png` in the work directory.
-
-    Raises:
-        InputError: there is no `jsonl` among the loggers.
-    """
+    """`curves.png` in the work directory. Raises: InputError; there is no `jsonl` among the loggers."""
     if "jsonl" not in config.log.to:
         raise InputError(f'log.to={",".join(config.log.to)}: curves are drawn from metrics.jsonl; name "jsonl" too')
     return Curves(workdir / METRICS, workdir / CURVES)
 
 
 class Curves(Listener):
-    """Draws `curves.png` from `metrics.jsonl`, so that a resumed run's curves are whole.
+    """Draws `curves.png` from `metrics.jsonl`, so that a resumed run's curves are whole; it comes after `JsonLines`.
 
-    It draws at the end and after evaluations, which takes at most a hundredth of the time. Among the listeners it comes
-    after `JsonLines`, whose lines it reads. Raises: as `draw`.
+    It draws at the end and after evaluations, which takes at most a hundredth of the time. Raises: as `draw`.
     """
 
     def __init__(self, metrics: Path, picture: Path):
@@ -50,12 +45,8 @@ class Curves(Listener):
 
 
 def draw(metrics: Path, picture: Path) -> None:
-    """Draws the curves of a `metrics.jsonl` into a PNG file, replaced whole.
-
-    Raises:
-        InputError: `metrics` cannot be read or has a line that is no row, or `picture` cannot be written.
-    """
+    """Draw the curves of a `metrics.jsonl` into a PNG file, replaced whole. Raises: InputError; of either file."""
     # The first step need not wait for matplotlib's import.
-    from jaxddp.training.curves_figure import figure, png
+    from jaxddp.training.pictures import figure, png
 
-    files.replace(picture, png(figure(rows.series(rows.read(metrics)))))
+    files.replace(picture, png(figure(rows.series(row for _, row in rows.parse(metrics)))))

@@ -1,18 +1,15 @@
-"""Chooses how progress is shown."""
+"""Progress on the screen: plain lines, for a log file, a pipe, a terminal without rich; live where that is possible."""
 
 import os
 import sys
 from typing import TextIO
 
-from jaxddp.training.events import Listener
-from jaxddp.training.listeners.plain import PlainLines
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.listeners import lines
 
 
 def progress(stream: TextIO | None = None) -> Listener:
-    """A live display in a terminal or a notebook where rich is installed; plain lines everywhere else.
-
-    `stream` is standard output unless given.
-    """
+    """A live display in a terminal or a notebook where rich is installed; plain lines everywhere else."""
     shown = stream or sys.stdout
     try:
         from jaxddp.training.listeners import live
@@ -22,6 +19,45 @@ def progress(stream: TextIO | None = None) -> Listener:
         return PlainLines(shown)
     if shown.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
         return live.LiveDisplay(live.TerminalScreen(shown))
-    if shown is sys.stdout and live.in_notebook():
+    if shown is sys.stdout and live.Console().is_jupyter:
         return live.LiveDisplay(live.NotebookScreen())
     return PlainLines(shown)
+
+
+class PlainLines(Listener):
+    """Prints one line a logged step, an epoch and an evaluation (an epoch and the evaluation at its end share one).
+
+    A reader that ends (`jaxddp train … | head`) ends the lines, not the training.
+    """
+
+    def __init__(self, stream: TextIO | None = None):
+        self._stream = stream
+        self._epochs = lines.EpochLines(self._print)
+
+    def start(self, run: RunStart) -> None:
+        self._run = run
+        self._remaining = lines.Remaining(run)
+        for line in lines.opening(run):
+            self._print(line)
+
+    def step(self, record: StepRecord) -> None:
+        # Before this step's line, that of an epoch at whose end there was no evaluation.
+        self._epochs.flush()
+        self._print(lines.step(self._run, record, self._remaining.seconds(record)))
+        self._epochs.step(record)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        self._epochs.evaluation(record)
+
+    def end(self, run: RunEnd) -> None:
+        self._epochs.flush()
+        self._print(lines.closing(run))
+
+    def _print(self, line: str) -> None:
+        # Looked up at each line: a notebook or a test may have replaced sys.stdout.
+        stream = self._stream or sys.stdout
+        try:
+            print(line, file=stream, flush=True)
+        except BrokenPipeError:
+            # Otherwise everything that the program prints, also at its exit, would raise again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

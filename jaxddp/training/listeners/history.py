@@ -18,24 +18,21 @@ class History(Listener):
 
     @property
     def train(self) -> rows.Columns:
-        """The logged steps."""
         return rows.series(self._rows).train
 
     @property
     def epochs(self) -> rows.Columns:
-        """The finished epochs: means over their training examples, and `seconds`."""
         return rows.series(self._rows).epochs
 
     @property
     def val(self) -> rows.Columns:
-        """The finished evaluations on the validation split."""
         return rows.series(self._rows).val
 
     def plot(self) -> Any:
         """The curves as a matplotlib Figure. Needs matplotlib."""
-        from jaxddp.training import curves_figure as curves
+        from jaxddp.training import pictures
 
-        return curves.figure(rows.series(self._rows))
+        return pictures.figure(rows.series(self._rows))
 
     def start(self, run: RunStart) -> None:
         self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []

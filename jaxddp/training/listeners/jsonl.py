@@ -19,9 +19,7 @@ class JsonLines(Listener):
 
     A line is handed to the operating system before the next step. A run that resumes continues the file: lines past
     the restored step and a torn last line are cut, the other bytes stay. A run from step 0 begins both files anew.
-
-    Raises:
-        InputError: a file cannot be written, or a line of a resumed `metrics.jsonl` is not one of ours.
+    Raises: InputError; a file cannot be written, or a line of a resumed `metrics.jsonl` is not one of ours.
     """
 
     def __init__(self, directory: Path):

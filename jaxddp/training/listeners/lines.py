@@ -8,8 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxddp.measure.usage import Used
-from jaxddp.training.events import EpochMetrics, EvaluationRecord, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EpochMetrics, EvaluationRecord, RunEnd, RunStart, StepRecord, Used
 from jaxddp.wording import size
 
 
@@ -119,7 +118,7 @@ class EpochLines:
 class Remaining:
     """Estimates the seconds left, from the wall clock since the first logged step: evaluation and saving count too.
 
-    The first estimate, before there is a span to measure, comes from that step's speed, so compiling does not count.
+    The first estimate comes from that step's speed, so compiling does not count.
     """
 
     def __init__(self, run: RunStart, clock: Callable[[], float] = time.monotonic):

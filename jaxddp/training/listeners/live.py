@@ -2,12 +2,12 @@
 
 import sys
 import time
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
@@ -17,18 +17,8 @@ SECONDS_BETWEEN_FRAMES = 0.1
 TRAIN, VAL = "blue", "dark_orange3"
 
 
-class Screen(Protocol):
-    """A place with lines that stay and a picture that is redrawn."""
-
-    def draw(self, picture: Table) -> None: ...
-
-    def keep(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class TerminalScreen:
-    """The picture is below the lines, and what the program prints meanwhile goes above it."""
+    """Lines that stay above a picture that is redrawn; what the program prints meanwhile goes above it, too."""
 
     def __init__(self, stream: TextIO):
         # The caller knows that this is a terminal; FORCE_COLOR and the like must not change that.
@@ -79,18 +69,13 @@ class NotebookScreen:
         self._handle = None
 
 
-def in_notebook() -> bool:
-    """Whether this is a Jupyter kernel."""
-    return Console().is_jupyter
-
-
 class LiveDisplay(Listener):
     """Shows a bar with the time left, the last metrics, and a second bar during an evaluation.
 
     The line of each epoch, and of each evaluation between epochs, stays.
     """
 
-    def __init__(self, screen: Screen):
+    def __init__(self, screen: TerminalScreen | NotebookScreen):
         self._screen = screen
         self._epochs = lines.EpochLines(screen.keep)
         self._training: tuple[RenderableType, ...] | None = None
@@ -137,10 +122,8 @@ class LiveDisplay(Listener):
         if not at_once and now - self._last_frame < SECONDS_BETWEEN_FRAMES:
             return
         self._last_frame = now
-        grid = Table.grid(padding=(0, 1), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True)
+        columns = Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True)
+        grid = Table.grid(*columns, padding=(0, 1), expand=True)
         for bar in (self._training, *bars):
             if bar is not None:
                 grid.add_row(*bar)

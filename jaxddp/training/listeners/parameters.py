@@ -1,7 +1,6 @@
 """The parameter overview: every parameter's name, shape, dtype and size, through clu."""
 
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -12,30 +11,23 @@ from jaxddp.training.events import Listener, RunStart
 PARAMETERS = "parameters.txt"
 
 
-def table(params: Any) -> str:
-    """The parameters of any pytree of arrays (or of shapes and dtypes) as a table, with the total number and bytes."""
-    # A run that writes no overview does not need it.
-    from clu import parameter_overview
-
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-    return parameter_overview.get_parameter_overview(named, include_stats=False)
-
-
 class ParameterOverview(Listener):
-    """Writes the overview to `parameters.txt` when a run starts: a ResNet-152 has 465 rows, too many for the screen.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Writes `parameters.txt` at the start: a ResNet-152 has 465 rows, too many for the screen. Raises: InputError."""
 
     def __init__(self, directory: Path):
         self._path = directory / PARAMETERS
 
     def start(self, run: RunStart) -> None:
-        if run.params is not None:
-            files.create(self._path.parent)
-            files.replace(self._path, (table(run.params) + "\n").encode())
+        if run.params is None:
+            return
+        # A run that writes no overview does not need it.
+        from clu import parameter_overview
+
+        leaves, _ = jax.tree_util.tree_flatten_with_path(run.params)
+        named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+        table = parameter_overview.get_parameter_overview(named, include_stats=False)
+        files.create(self._path.parent)
+        files.replace(self._path, (table + "\n").encode())
 
 
 LOGGERS.add("parameters")(lambda config, workdir: ParameterOverview(workdir))

@@ -16,10 +16,7 @@ class TensorBoard(Listener):
     Keras, which takes seconds. (No thread may import them: others would see half of a module.)
 
     A resumed run adds a file beside the earlier ones; TensorBoard drops the points of the steps that are run again. A
-    run from step 0 removes the event files that are there.
-
-    Raises:
-        InputError: the directory cannot be made or written.
+    run from step 0 removes the event files that are there. Raises: InputError; the directory cannot be written.
     """
 
     def __init__(self, directory: Path):

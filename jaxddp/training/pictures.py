@@ -1,6 +1,8 @@
-"""The curves of a run: loss, top-1, learning rate and speed over epochs, without pyplot and its global settings."""
+"""The pictures of a run: its curves over epochs, and grids of images; without pyplot and its global settings."""
 
 import io
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -125,3 +127,47 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -
         height = max(float(to_panel.transform(end)[1]), height + LABEL_GAP)
         text, colour = f"{label} {number.format(end[1])}", {"train": TRAIN, "val": VAL}[label]
         axes.text(1.01, height, text, transform=axes.transAxes, color=colour, fontsize=10, va="center")
+
+
+def prediction_grid(
+    images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]
+) -> Picture:
+    """Each image under its predicted class and that class's probability; a wrong one coloured, with the right class.
+
+    Args:
+        images: uint8[N, H, W, C], C of 1 or 3.
+        labels: int[N]; -1 where unknown.
+        probabilities: float[N, K].
+    """
+    titles, colours = [], []
+    for label, row in zip(labels, probabilities, strict=True):
+        guess = int(row.argmax())
+        wrong = label >= 0 and guess != label
+        title = f"{short(class_names[guess])} {row[guess]:.0%}"
+        titles.append(f"{title}\nis {short(class_names[int(label)])}" if wrong else title)
+        colours.append(VAL if wrong else INK)
+    return _grid(images, titles, colours, columns=6, fontsize=9)
+
+
+def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:
+    """Each image, uint8[N, H, W, C] with C of 1 or 3, under its title."""
+    return _grid(images, titles, [INK] * len(titles), columns=8, fontsize=7)
+
+
+def short(name: str) -> str:
+    """The first of a synset's names: "tench, Tinca tinca" is a tench."""
+    return name.split(",")[0][:20]
+
+
+def _grid(images: np.ndarray, titles: Sequence[str], colours: Sequence[str], *, columns: int, fontsize: int) -> Picture:
+    """At most `columns` in a row; cells that are left over stay empty."""
+    columns = min(columns, len(images))
+    rows = math.ceil(len(images) / columns)
+    picture = Picture(figsize=(1.9 * columns, 2.3 * rows), layout="constrained", facecolor="white")
+    cells = picture.subplots(rows, columns, squeeze=False).ravel()
+    for cell in cells:
+        cell.set_axis_off()
+    for cell, image, title, colour in zip(cells, images, titles, colours, strict=False):
+        cell.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=255)
+        cell.set_title(title, fontsize=fontsize, color=colour)
+    return picture
