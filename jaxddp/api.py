@@ -43,7 +43,7 @@ from jaxddp.mesh import Device, Topology
 from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, build
-from jaxddp.overrides import checked
+from jaxddp.overrides import checked, flatten, plain
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.events import Listener
@@ -245,10 +245,11 @@ def train(
 
 
 def _told(setup: RunSetup) -> dict[str, Any]:
-    """What decides when processes meet: told differently, one would wait for another."""
+    """What decides the numbers of a run, and when processes meet: told differently, one would wait for another."""
     config, val = setup.recipe.config, setup.resources.val
-    cadences = {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
-    return cadences | {"val": None if val is None else val.fingerprint, "metrics": list(setup.recipe.metrics)}
+    told = flatten({"data": plain(config.data), "train": plain(config.train)})
+    told |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
+    return told | {"val": None if val is None else val.fingerprint, "metrics": list(setup.recipe.metrics)}
 
 
 def _claim(setup: RunSetup) -> Claim:

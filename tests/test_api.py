@@ -150,6 +150,27 @@ def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
     assert (int(first.step), int(state.step)) == (7, 13)
 
 
+def test_a_rate_that_lies_in_the_optimizer_s_state_belongs_to_the_recipe_too(tmp_path):
+    def prepared(rate):
+        optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+        return prepare_training(linear_model(), TABLE, 4, optimizer, 2, epochs=1)
+
+    state, _ = train(jaxddp.softmax_cross_entropy, prepared(0.1), workdir=tmp_path)
+    # The checkpoint would bring its own rate.
+    with pytest.raises(InputError, match="config.json: objects.optimizer was '.* 0.1' and is now '.* 0.2"):
+        train(jaxddp.softmax_cross_entropy, prepared(0.2), workdir=tmp_path)
+    again, _ = train(jaxddp.softmax_cross_entropy, prepared(0.1), workdir=tmp_path)
+    assert largest_difference(state, again) == 0
+
+
+def test_labels_beyond_the_classes_are_refused_whoever_holds_them():
+    table = random_table(20)
+    # Put there behind its back, as a source of a user's own may hold them.
+    table.labels[3] = CLASSES
+    with pytest.raises(InputError, match="^training data: row 3 has label 5 of 5 classes"):
+        prepare_training(linear_model(), table, 4, SGD, 2)
+
+
 def test_what_a_model_is_measured_over_is_like_what_it_is_trained_on(tmp_path):
     setup = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
 

@@ -115,6 +115,7 @@ IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int64)
         (IMAGES, LABELS[:3], r"labels of shape \(3,\) for 4 images: give one label per image"),
         (IMAGES, LABELS[:, None], r"labels of shape \(4, 1\) for 4 images"),
         (IMAGES, LABELS.astype(np.float64), "labels of float64: give integers"),
+        (IMAGES, np.ma.array(LABELS, mask=[0, 1, 0, 0]), "labels: a masked array with masked values"),
         (IMAGES, np.array([0, 0, 3, 0]), r"label 3 of row 2: 3 class names allow 0\.\.2, and -1 where"),
         (IMAGES, np.array([0, -2, 0, 0]), r"label -2 of row 1: 3 class names allow 0\.\.2, and -1 where"),
     ],

@@ -37,6 +37,9 @@ class ArrayTable:
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        for name, values in (("images", self.images), ("labels", self.labels)):
+            if np.ma.is_masked(values):
+                raise InputError(f"{name}: a masked array with masked values; leave those examples out")
         images, labels = np.asarray(self.images), np.asarray(self.labels)
         check_images(images)
         check_labels(labels, len(images), len(self.class_names))

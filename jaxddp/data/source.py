@@ -188,9 +188,13 @@ class Source(Protocol):
 
 def check_labelled(source: Source, what: str) -> None:
     """Raises `InputError` where a label is unknown; names the first such image of `what`, such as "training data"."""
-    if source.labelled:
-        return
+    beyond = np.flatnonzero(source.labels >= source.num_classes)
+    if len(beyond):
+        label, name = source.labels[beyond[0]], source.name(int(beyond[0]))
+        raise InputError(f"{what}: {name} has label {label} of {source.num_classes} classes; give 0 to the last")
     unknown = np.flatnonzero(source.labels < 0)
+    if not len(unknown):
+        return
     raise InputError(
         f"{what}: {source.name(int(unknown[0]))} has no label ({len(unknown)} of {len(source)} images have none); give "
         "data with labels, or predict their classes instead"

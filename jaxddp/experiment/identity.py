@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
@@ -31,7 +32,8 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     of_examples = {"loss": recipe.loss.function, **{f"metric {name}": each for name, each in recipe.metrics.items()}}
     found = {name: _described(function, logits, labels) for name, function in of_examples.items()}
-    found["optimizer"] = _digest(recipe.optimizer.update, state.params, state.opt_state, state.params)
+    update = _digest(recipe.optimizer.update, state.params, state.opt_state, state.params)
+    found["optimizer"] = " ".join([update, *_initial_numbers(recipe.optimizer, state.params)])
 
     def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
         return recipe.model.apply(params, model_state, images, train=True, key=key)
@@ -48,12 +50,32 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
 
 
 def checksums(state: TrainState) -> dict[str, str]:
-    """Of the state that this process holds: what its arrays are, and what is in the parameters."""
-    types = hashlib.sha256(repr(sorted(array_types(state.opt_state).items())).encode()).hexdigest()[:12]
-    crc = 0
-    for leaf in jax.tree.leaves((state.params, state.model_state)):
-        crc = zlib.crc32(np.asarray(leaf.addressable_data(0)).tobytes(), crc)
-    return {"the optimizer state's structure": types, "the initial parameters' checksum": f"{crc:08x}"}
+    """Of the state that this process holds, by the name of what it holds: structure, dtypes, shapes and values."""
+    held = {
+        "the initial parameters": (state.params, state.model_state),
+        "the optimizer's initial state": state.opt_state,
+        "the initial state of the step's parts": state.parts,
+        "the step that training begins with": state.step,
+    }
+    return {name: _checksum(tree) for name, tree in held.items()}
+
+
+def _checksum(tree: Any) -> str:
+    crc = zlib.crc32(repr(sorted(array_types(tree).items())).encode())
+    for leaf in jax.tree.leaves(tree):
+        plain = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        crc = zlib.crc32(np.asarray(plain.addressable_data(0)).tobytes(), crc)
+    return f"{crc:08x}"
+
+
+def _initial_numbers(optimizer: optax.GradientTransformation, params: Any) -> list[str]:
+    """The numbers that an optimizer keeps in its state and not in its program, as `optax.inject_hyperparams` does."""
+
+    def numbers(params: Any) -> list[jax.Array]:
+        leaves = jax.tree.leaves(optimizer.init(params))
+        return [leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+    return [str(np.asarray(number)) for number in jax.jit(numbers)(params)] if jax.eval_shape(numbers, params) else []
 
 
 def _part(part: Part, state: TrainState) -> str:

@@ -34,6 +34,12 @@ from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.plan import Plan
 from jaxddp.training.run import Chunk, Chunks, Run
 
+_SETTINGS = (
+    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
+    "jax_numpy_dtype_promotion",
+)
+"""JAX's settings that decide numbers: a program of other types would wait for that of another process."""
+
 
 @dataclass(frozen=True)
 class RunSetup:
@@ -187,6 +193,8 @@ def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Pre
     """The last part of `prepare`: what compiles. Raises: InputError; the processes hold different data."""
     order, source, topology = feed.order, feed.source, resources.topology
     agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
+    settings = {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
+    agree(settings | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
     model = for_platform(recipe.model, topology.platform)
     shape, parts, transform = source.image_shape(feed.data), recipe.parts, recipe.initialize

@@ -105,12 +105,13 @@ def agree(values: Mapping[str, str]) -> None:
     Raises:
         InputError: names the first value that differs, the processes, and both values.
     """
-    for process, text in enumerate(exchange("agree", json.dumps(dict(values)))):
+    values, own = dict(values), _coordination().process_id
+    for process, text in enumerate(exchange("agree", json.dumps(values))):
         theirs = json.loads(text)
-        for name, value in values.items():
-            if theirs.get(name) != value:
+        for name in values | theirs:
+            if theirs.get(name) != values.get(name):
                 raise InputError(
-                    f"{name} differs: process {_coordination().process_id} has {show(value)}, process {process} has "
+                    f"{name} differs: process {own} has {show(values.get(name))}, process {process} has "
                     f"{show(theirs.get(name))}; start every process with the same"
                 )
 

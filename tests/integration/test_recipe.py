@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from small import random_table, write_arrays
-from started import Launched, Program, environment, last_line, lines, losses
+from started import Launched, Program, environment, lines, losses
 from test_recipe_file import NETWORK, WHOLE
 
 TOTAL = 300
@@ -130,50 +130,74 @@ def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, sta
 
 
 UNLIKE = """
-import os, sys
-import jax.numpy as jnp
-import numpy as np
+import dataclasses, os, sys
+import jax
 import optax
 import jaxddp
 import small
 
 mine = os.environ["JAX_PROCESS_ID"] == "1"
-what = sys.argv[1]
 init, apply = small.linear_model()
-rate = 0.2 if mine and what == "rate" else 0.1
-scaled = lambda key, example: {"weight": (2 if mine and what == "parameters" else 1) * init(key, example)["weight"]}
 usual = jaxddp.softmax_cross_entropy
-loss = (lambda logits, labels: 2 * usual(logits, labels)) if mine and what == "loss" else usual
-epochs = 2 if mine and what == "epochs" else 1
-setup = jaxddp.prepare_training((scaled, apply), small.random_table(50), None, optax.sgd(rate), 4, epochs=epochs)
-more = {}
-if what == "val" and mine:
-    more["val"] = small.random_table(23)
-if what == "saving" or what == "workdir" and mine:
-    more["workdir"] = "w"
-if what == "saving":
-    more["save_every"] = "2 steps" if mine else "3 steps"
-jaxddp.train(loss, setup, listeners=(), **more)
+
+def train(what):
+    scaled = lambda key, example: {"weight": (2 if mine and what == "parameters" else 1) * init(key, example)["weight"]}
+    loss = (lambda logits, labels: 2 * usual(logits, labels)) if mine and what == "loss" else usual
+    optimizer = optax.sgd(0.2 if mine and what == "rate" else 0.1)
+    if what == "injected":
+        optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=0.2 if mine else 0.1)
+    precision = "float32" if mine and what == "setting" else None
+    with jax.default_matmul_precision(precision):
+        setup = jaxddp.prepare_training(
+            (scaled, apply), small.random_table(50), None, optimizer, 4,
+            epochs=2 if mine and what == "epochs" else 1,
+            data=jaxddp.DataConfig(std=(0.5, 0.5, 0.4 if mine and what == "data" else 0.5)),
+            xla_options=["xla_cpu_enable_fast_min_max=true"] if mine and what == "options" else [],
+        )
+    if what == "step" and mine:
+        setup = dataclasses.replace(setup, state=setup.state.replace(step=setup.state.step + 1))
+    more = {}
+    if what == "val" and mine:
+        more["val"] = small.random_table(23)
+    if what == "saving" or what == "workdir" and mine:
+        more["workdir"] = "w"
+    if what == "saving":
+        more["save_every"] = "2 steps" if mine else "3 steps"
+    jaxddp.train(loss, setup, listeners=(), **more)
+
+for what in sys.argv[1:]:
+    try:
+        train(what)
+    except jaxddp.InputError as error:
+        print(f"{what}: {error}", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("what", "named"),
-    [
-        ("rate", "optimizer differs"),
-        ("parameters", "the initial parameters' checksum differs"),
-        ("loss", "loss differs"),
-        ("epochs", "the number of steps differs"),
-        ("workdir", "workdir differs"),
-        ("val", "val differs"),
-        ("saving", "save_every differs"),
-    ],
-)
-def test_processes_with_other_objects_end_before_the_first_step(what, named, start, tmp_path):
+UNLIKE_NAMES = {
+    "rate": "optimizer",
+    "injected": "optimizer",
+    "parameters": "the initial parameters",
+    "step": "the step that training begins with",
+    "loss": "loss",
+    "epochs": "train.duration",
+    "data": "data.std",
+    "setting": "jax_default_matmul_precision",
+    "options": "XLA's options",
+    "workdir": "workdir",
+    "val": "val",
+    "saving": "save_every",
+}
+
+
+def test_processes_with_other_objects_end_before_the_first_step(start, tmp_path):
+    """All in one job: where the processes disagree, each hears of it, and what it knew before still stands."""
     (tmp_path / "unlike.py").write_text(UNLIKE)
-    shutil.copy(Path(__file__).parents[1] / "small.py", tmp_path)
-    run = start(Launched, tmp_path, 2, ["env", "-C", str(tmp_path), sys.executable, "unlike.py", what])
-    assert run.end() == 2
-    assert all(f"process {rank}: exit code 2\n" in run.err for rank in (0, 1)), run.err
-    ends = [last_line(run.logs / f"process-{rank}.log") for rank in (0, 1)]
-    assert any(named in end for end in ends), ends
+    for helper in ("small.py", "recipes/small_recipe.py"):
+        shutil.copy(Path(__file__).parents[1] / helper, tmp_path)
+    command = ["env", "-C", str(tmp_path), sys.executable, "unlike.py", *UNLIKE_NAMES]
+    run = start(Launched, tmp_path, 2, command)
+    run.ends_well()
+    for rank in (0, 1):
+        said = (run.logs / f"process-{rank}.log").read_text().splitlines()
+        found = dict(line.split(": ", 1) for line in said if line.split(":")[0] in UNLIKE_NAMES)
+        assert {what: line.partition(" differs: process ")[0] for what, line in found.items()} == UNLIKE_NAMES
