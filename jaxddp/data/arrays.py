@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard
+from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.source import Record, check_order, columns
 from jaxddp.data.subset import ClassSelection, balanced_rows, selected
 from jaxddp.data.substitutes import Substitutes
@@ -45,10 +45,6 @@ class ArrayTable:
         object.__setattr__(self, "class_names", tuple(self.class_names))
 
     def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def num_examples(self) -> int:
         return len(self.images)
 
     @property
@@ -115,7 +111,7 @@ class ArrayTable:
 
     def train_batches(
         self,
-        order: SampleOrder,
+        order: Order,
         data: DataConfig,
         steps: range,
         shard: Shard = WHOLE,

@@ -6,7 +6,7 @@ resumes by asking for the next step, and any number of hosts divide the same bat
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,20 +17,6 @@ MAX_SEED = 2**63 - 1
 
 MAX_EXAMPLES = 2**31 - 1
 """Rows fit an int32, as they travel in a `Batch`."""
-
-
-class Order(Protocol):
-    """What a source of batches needs to know: the rows of a step's global batch, and the epoch of each."""
-
-    @property
-    def num_examples(self) -> int: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    def rows(self, step: int) -> np.ndarray: ...
-
-    def epochs(self, step: int) -> np.ndarray: ...
 
 
 class Shard(NamedTuple):
@@ -72,8 +58,6 @@ class SampleOrder:
     num_examples: int
     batch_size: int
     seed: int
-    shuffle: bool = True
-    """False keeps the table's order in every epoch."""
 
     def __post_init__(self) -> None:
         _check_sizes(self.num_examples, self.batch_size)
@@ -91,8 +75,6 @@ class SampleOrder:
     def rows(self, step: int) -> np.ndarray:
         """The rows of the global batch, int64[batch_size]."""
         epochs, places = np.divmod(_positions(step, self.batch_size), self.num_examples)
-        if not self.shuffle:
-            return places
         rows = np.empty_like(places)
         for epoch in np.unique(epochs):
             here = epochs == epoch
@@ -114,6 +96,8 @@ class EvalOrder:
 
     num_examples: int
     batch_size: int
+    seed: ClassVar[int] = 0
+    """Nothing is drawn in evaluation."""
 
     def __post_init__(self) -> None:
         _check_sizes(self.num_examples, self.batch_size)
@@ -130,6 +114,9 @@ class EvalOrder:
 
     def epochs(self, step: int) -> np.ndarray:
         return np.zeros(self.batch_size, np.int64)
+
+
+Order = SampleOrder | EvalOrder
 
 
 @lru_cache(maxsize=4)

@@ -69,9 +69,6 @@ class Source(Protocol):
         ...
 
     @property
-    def num_examples(self) -> int: ...
-
-    @property
     def num_classes(self) -> int: ...
 
     def __len__(self) -> int: ...
@@ -230,6 +227,6 @@ def stacked_columns(labels: np.ndarray, order: Order, steps: range, length: int,
 
 def check_order(source: Source, order: Order, shard: Shard) -> None:
     """Raises `InputError` where an order is for another number of examples, or as `Shard.of`."""
-    if order.num_examples != source.num_examples:
-        raise InputError(f"an order of {order.num_examples} examples for {source.num_examples}: make an order of these")
+    if order.num_examples != len(source):
+        raise InputError(f"an order of {order.num_examples} examples for {len(source)}: make an order of these")
     shard.of(order.rows(0))

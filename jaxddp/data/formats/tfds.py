@@ -18,9 +18,8 @@ import numpy as np
 
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
-from jaxddp.data.storage.array_records import ArrayRecords
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
-from jaxddp.data.storage.records import RecordFiles
+from jaxddp.data.storage.records import ArrayRecords, RecordFiles
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS

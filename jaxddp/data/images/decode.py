@@ -12,7 +12,7 @@ import numpy as np
 from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, parse_header
 from jaxddp.data.images.resize import resize
 from jaxddp.data.images.verify import verify
-from jaxddp.data.images.windows import Crop, center_window, random_area_window, whole_window
+from jaxddp.data.images.windows import Area, center_window, random_area_window
 from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
 
@@ -26,11 +26,15 @@ _SCALES = (8, 4, 2)
 _EXACT, _COARSE = "INTEGER_ACCURATE", "INTEGER_FAST"
 
 
-def train_image(data: Any, key: Any, crop: Crop, image_size: int) -> Any:
-    """One training example, uint8[image_size, image_size, 3], of an encoded image and a row of `example_keys`."""
-    if crop.kind == "whole":
-        return fitted_window(data, whole_window, image_size)
-    return fitted_window(data, lambda size: random_area_window(size, key, crop), image_size, exact=False)
+def train_image(data: Any, key: Any, area: Area | None, image_size: int) -> Any:
+    """One training example, uint8[image_size, image_size, 3], of an encoded image and a row of `example_keys`.
+
+    Args:
+        area: of the random crop; the image stays whole where absent.
+    """
+    if area is None:
+        return fitted_window(data, lambda size: tf.stack([0, 0, size[0], size[1]]), image_size)
+    return fitted_window(data, lambda size: random_area_window(size, key, area), image_size, exact=False)
 
 
 def eval_image(data: Any, image_size: int, resize: int) -> Any:

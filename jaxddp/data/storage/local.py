@@ -3,16 +3,17 @@
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from jaxddp.data.storage.store import Fault, InGraph
+from jaxddp.data.storage.store import Fault
 from jaxddp.errors import InputError
 
 # Listing folders mostly waits for the disk or for a server.
@@ -25,12 +26,8 @@ class LocalFiles:
 
     root: Path
 
-    def locate(self, paths: np.ndarray) -> np.ndarray:
-        """Absolute paths, bytes 'S'[N], encoded as the file system does."""
-        return np.strings.add(os.fsencode(self.root) + b"/", paths)
-
     def name(self, path: bytes, offset: int = 0) -> str:
-        return os.fsdecode(self.locate(np.array([path]))[0])
+        return f"{self.root}/{os.fsdecode(path)}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         name = self.name(path)
@@ -41,10 +38,11 @@ class LocalFiles:
         except OSError as error:
             raise InputError(f"{name}: cannot be read ({error.strerror}); make it a readable image file") from None
 
-    def in_graph(self) -> InGraph:
+    def in_graph(self) -> Callable[[Any, Any], Any]:
         from jaxddp.data.tensorflow_cpu import tf
 
-        return InGraph(lambda paths, _: (self.locate(paths),), tf.io.read_file)
+        top = os.fsencode(self.root) + b"/"
+        return lambda path, offset: tf.io.read_file(top + path)
 
     def faults(self, paths: np.ndarray) -> list[Fault]:
         """No path may be there twice. An image is also at fault where it is no regular file, or outside the root."""

@@ -1,23 +1,12 @@
 """Where encoded images are stored, and what every such store can do."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 Fault = tuple[int, str]
 """A row, and what is wrong with its image, as a clause."""
-
-
-@dataclass(frozen=True)
-class InGraph:
-    """How TensorFlow's graph reads a store's images by itself, which is faster than reading them in Python."""
-
-    names: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, ...]]
-    """From paths, bytes 'S'[n], and offsets, int64[n], to arrays of n values each, which name the images."""
-    read: Callable[..., Any]
-    """TensorFlow ops from one value of each array to the encoded image, a string scalar."""
 
 
 class Store(Protocol):
@@ -36,8 +25,11 @@ class Store(Protocol):
         """
         ...
 
-    def in_graph(self) -> InGraph | None:
-        """How TensorFlow reads the images; None where threads have to fetch them with `read`."""
+    def in_graph(self) -> Callable[[Any, Any], Any] | None:
+        """TensorFlow ops from path and offset to the encoded image, which are faster than `read`.
+
+        A string and an int64 scalar to a string scalar; None where threads have to fetch the images with `read`.
+        """
         ...
 
     def faults(self, paths: np.ndarray) -> list[Fault]:
