@@ -70,14 +70,9 @@ class CachedStore:
         return self.store.faults(paths)
 
     def _keep(self, file: Path, content: bytes) -> None:
-        unfinished = file.with_name(f".{uuid.uuid4().hex}")
         try:
-            file.parent.mkdir(exist_ok=True)
-            unfinished.write_bytes(content)
-            unfinished.rename(file)
+            put(file, content)
         except OSError as error:
-            with suppress(OSError):
-                unfinished.unlink()
             with _warning:
                 first, self._writing = self._writing, False
             if first:
@@ -87,6 +82,19 @@ class CachedStore:
                     self.folder,
                     error.strerror,
                 )
+
+
+def put(file: Path, content: bytes) -> None:
+    """Writes a whole file, which other processes may write or read at once. Raises: OSError."""
+    unfinished = file.with_name(f".{uuid.uuid4().hex}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+        os.replace(unfinished, file)
+    finally:
+        # After the rename it no longer exists.
+        with suppress(OSError):
+            unfinished.unlink()
 
 
 def _digest(name: bytes, data: bytes) -> bytes:

@@ -2,18 +2,15 @@
 
 import os
 import stat
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxddp.data.storage.store import Fault
+from jaxddp.data.storage.store import Fault, faults_by_folder
 from jaxddp.errors import InputError
 
 # Listing folders mostly waits for the disk or for a server.
@@ -45,18 +42,8 @@ class LocalFiles:
         return lambda path, offset: tf.io.read_file(top + path)
 
     def faults(self, paths: np.ndarray) -> list[Fault]:
-        """No path may be there twice. An image is also at fault where it is no regular file, or outside the root."""
-        top, home = os.fsencode(self.root), os.path.realpath(os.fsencode(self.root))
-        folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
-        for row, path in enumerate(paths.tolist()):
-            folder, _, name = path.rpartition(b"/")
-            folders[folder][name] = row
-
-        def unusable(item: tuple[bytes, dict[bytes, int]]) -> list[Fault]:
-            return list(_unusable(os.path.join(top, item[0]), item[1], home))
-
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return sorted(chain.from_iterable(pool.map(unusable, folders.items())))
+        """As every store's, and images that are no regular file or outside the root. No path may be there twice."""
+        return _faults(self.root, paths, _unusable)
 
 
 def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
@@ -65,38 +52,30 @@ def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
     The root itself may be a link, and links within it may lead anywhere within it. Missing files are ignored.
     This costs one listing for each folder, which tells links from files without another system call.
     """
+    return _faults(root, paths, _leaving)
+
+
+def _faults(root: Path, paths: np.ndarray, look: Callable[..., Iterator[Fault]]) -> list[Fault]:
+    """What `look` finds in each folder that lies within the root, given its path, its rows, and the real root."""
     top, home = os.fsencode(root), os.path.realpath(os.fsencode(root))
 
-    def leaving(folder: bytes) -> list[tuple[bytes, bytes]]:
-        return list(_leaving(top, folder, home))
+    def found(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
+        place = os.path.join(top, folder)
+        if target := _outside(place, home):
+            return [(row, _leads_out(target)) for row in rows.values()]
+        return list(look(place, rows, home))
 
-    folders = {path.rpartition(b"/")[0] for path in paths.tolist()}
-    with ThreadPoolExecutor(_THREADS) as pool:
-        targets = dict(chain.from_iterable(pool.map(leaving, folders)))
-    return [
-        (row, _leads_out(targets[name]))
-        for row, path in enumerate(paths.tolist())
-        for name in (path.rpartition(b"/")[0], path)
-        if name in targets
-    ]
+    return faults_by_folder(paths, found, _THREADS)
 
 
-def _leaving(top: bytes, folder: bytes, home: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields (path below top, target) of the folder, or else of each entry in it, that leads out of home."""
-    place = os.path.join(top, folder)
-    if target := _outside(place, home):
-        yield folder, target
-        return
-    with suppress(OSError), os.scandir(place) as entries:
+def _leaving(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fault]:
+    with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_symlink() and (target := _outside(entry.path, home)):
-                yield os.path.join(folder, entry.name), target
+            if entry.name in rows and entry.is_symlink() and (target := _outside(entry.path, home)):
+                yield rows[entry.name], _leads_out(target)
 
 
 def _unusable(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fault]:
-    if target := _outside(folder, home):
-        yield from ((row, _leads_out(target)) for row in rows.values())
-        return
     absent, missing = "the image is missing", dict(rows)
     try:
         with os.scandir(folder) as entries:

@@ -15,18 +15,15 @@ On a cloud's own machines both also ask the machine for its keys.
 
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from jaxddp.data.storage.patience import PATIENCE, Cut, Patience, Refused, T, cause
-from jaxddp.data.storage.store import Fault
+from jaxddp.data.storage.store import Fault, faults_by_folder
 from jaxddp.errors import InputError
 from jaxddp.wording import choices, show
 
@@ -123,21 +120,17 @@ class Objects:
         """
         if not self.can_list:
             return []
-        folders: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
-        for row, path in enumerate(paths.tolist()):
-            folders[path.rpartition(b"/")[0]].append((row, path))
 
-        def unusable(folder: bytes) -> list[Fault]:
-            sizes = self.sizes(folder)
+        def unusable(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
+            sizes = {path.rpartition(b"/")[2]: size for path, size in self.sizes(folder).items()}
             absent = "the image is missing" if sizes else "the image's folder is missing"
             return [
-                (row, "the image is empty" if path in sizes else absent)
-                for row, path in folders[folder]
-                if not sizes.get(path)
+                (row, "the image is empty" if name in sizes else absent)
+                for name, row in rows.items()
+                if not sizes.get(name)
             ]
 
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return sorted(chain.from_iterable(pool.map(unusable, folders)))
+        return faults_by_folder(paths, unusable, _THREADS)
 
     def _download(self, path: bytes) -> Callable[[float], bytes]:
         key = _key(self.name(path), os.fsdecode(path))

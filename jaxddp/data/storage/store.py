@@ -1,6 +1,8 @@
 """Where encoded images are stored, and what every such store can do."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,3 +37,15 @@ class Store(Protocol):
     def faults(self, paths: np.ndarray) -> list[Fault]:
         """The rows of bytes 'S'[N] whose image is seen to be missing or empty, in their order, without opening any."""
         ...
+
+
+def faults_by_folder(
+    paths: np.ndarray, look: Callable[[bytes, dict[bytes, int]], Iterable[Fault]], threads: int
+) -> list[Fault]:
+    """What `look` finds in each folder of bytes 'S'[N], no two of them equal; it is given the rows by name of file."""
+    folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
+    for row, path in enumerate(paths.tolist()):
+        folder, _, name = path.rpartition(b"/")
+        folders[folder][name] = row
+    with ThreadPoolExecutor(threads) as pool:
+        return sorted(fault for found in pool.map(lambda item: list(look(*item)), folders.items()) for fault in found)
