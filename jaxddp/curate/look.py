@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.data.images.header import ImageHeader, parse_header
-from jaxddp.data.images.markers import EOI, SOS, Segment, segments
-from jaxddp.data.images.pillow import open_sound
-from jaxddp.data.images.verify import verify
+from jaxddp.data.images.header import EOI, SOS, ImageHeader, Segment, parse_header, segments
+from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 

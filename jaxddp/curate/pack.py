@@ -18,8 +18,7 @@ from PIL import Image
 import jaxddp.files as files
 from jaxddp.curate.check import CheckProgress
 from jaxddp.data.formats.packed import FEATURE, MANIFEST, PackedSplit
-from jaxddp.data.images.pillow import open_sound
-from jaxddp.data.images.verify import verify
+from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 

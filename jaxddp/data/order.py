@@ -26,11 +26,7 @@ class Shard(NamedTuple):
     count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def of(self, values: np.ndarray) -> np.ndarray:
-        """This part of a global batch's values.
-
-        Raises:
-            InputError: the batch does not divide by `count`, or there is no part `index`.
-        """
+        """This part of a batch's values. Raises `InputError` where there is none, or the batch does not divide."""
         size, rest = divmod(len(values), self.count)
         if rest:
             sizes = f"{size * self.count} or {(size + 1) * self.count}" if size else f"{self.count}"
@@ -67,10 +63,6 @@ class SampleOrder:
                 f"batch size {self.batch_size}: the batch is larger than the data set of {self.num_examples} examples; "
                 f"use at most {self.num_examples}"
             )
-
-    def steps(self, epochs: int) -> int:
-        """The number of steps after which `epochs` epochs have been seen: ceil(epochs * N / B)."""
-        return -(-epochs * self.num_examples // self.batch_size)
 
     def rows(self, step: int) -> np.ndarray:
         """The rows of the global batch, int64[batch_size]."""

@@ -21,12 +21,11 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.images.decode import decodes, verified
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import example_keys
-from jaxddp.data.memory import keep_freed_memory
 from jaxddp.data.order import Order, Shard
 from jaxddp.data.source import check_order, columns
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
-from jaxddp.data.tensorflow_cpu import tf
+from jaxddp.data.tensorflow_cpu import keep_freed_memory, tf
 from jaxddp.errors import InputError, Unreachable
 
 PREFETCH_BATCHES = 2

@@ -134,11 +134,8 @@ class ExampleTable:
     ) -> Iterator[Batch]:
         """As `Source.train_batches`, with images of uint8[B, S, S, 3], S being `data.image_size`.
 
-        Each file is read to its last pixel the first time that a process meets it.
-
-        Raises:
-            InputError: as `Source.train_batches`.
-            Unreachable: from the iterator, where the store gave no answer within its deadline.
+        Each file is read to its last pixel the first time that a process meets it. The iterator raises `Unreachable`
+        where the store gave no answer within its deadline.
         """
         from jaxddp.data.images.decode import train_image
         from jaxddp.data.images.windows import crop_area
