@@ -95,8 +95,7 @@ def abandon(reason: str, code: int) -> None:
 
 def is_first() -> bool:
     """Whether this is process 0, which writes and prints for all."""
-    state = _coordination()
-    return state.client is None or state.process_id == 0
+    return _coordination().client is None or _coordination().process_id == 0
 
 
 def agree(values: Mapping[str, str]) -> None:
@@ -118,8 +117,7 @@ def agree(values: Mapping[str, str]) -> None:
 def exchange(name: str, value: str) -> list[str]:
     """The values of all processes, in order of their ids. Needs no device; all processes must call it alike.
 
-    Raises:
-        InputError: a process gives none in time.
+    Raises `InputError` where a process gives none in time.
     """
     state = _coordination()
     if state.client is None:
@@ -147,13 +145,16 @@ def _coordination() -> Any:
 
 def _versions() -> dict[str, str]:
     """The versions that must agree for the processes to compile the same program."""
-    versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
-    for package in ("jaxddp", "jax", "jaxlib", "flax", "optax"):
-        try:
-            versions[f"{package}'s version"] = version(package)
-        except PackageNotFoundError:
-            versions[f"{package}'s version"] = "not installed"
-    return versions
+    packages = ("jaxddp", "jax", "jaxlib", "flax", "optax")
+    versions = {f"{package}'s version": installed_version(package) or "not installed" for package in packages}
+    return {"Python": ".".join(platform.python_version_tuple()[:2])} | versions
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 @contextlib.contextmanager
