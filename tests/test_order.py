@@ -30,7 +30,7 @@ def test_permutation_is_the_one_that_earlier_releases_made():
 def test_each_example_once_an_epoch(sizes: tuple[int, int], seed: int, epochs: int):
     num_examples, batch_size = sizes
     order = SampleOrder(num_examples, batch_size, seed)
-    stop = -(-epochs * num_examples // batch_size)
+    stop = order.steps(epochs)
     assert (stop - 1) * batch_size < epochs * num_examples <= stop * batch_size
     rows = stream(order, stop)[: epochs * num_examples].reshape(epochs, num_examples)
     assert (np.sort(rows, axis=1) == np.arange(num_examples)).all()

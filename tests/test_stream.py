@@ -544,7 +544,7 @@ list(small.train_batches(SampleOrder(8, 4, 0), data, range(2)))
 path = np.resize(small.path, 1_281_167)
 table = dataclasses.replace(small, id=path, path=path, labels=np.resize(small.labels, len(path)))
 order, before = SampleOrder(len(table), 256, 0), peak()
-middle = -(-len(table) // 256)
+middle = order.steps(1)
 for batch in table.train_batches(order, data, range(middle - 3, middle + 3)):
     assert batch.image.shape == (256, 16, 16, 3)
 assert set(order.epochs(middle - 1)) == {{0, 1}}

@@ -17,7 +17,7 @@ from PIL import Image
 
 import jaxddp.files as files
 from jaxddp.curate.check import CheckProgress
-from jaxddp.data.formats.packed import FEATURE, MANIFEST, PackedSplit
+from jaxddp.data.formats.packed import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
@@ -87,8 +87,7 @@ def pack(
 def packed_image(data: bytes, packing: Packing) -> bytes:
     """An encoded image as JPEG, its shorter side reduced to `packing.short_side` with an antialiasing filter.
 
-    Raises:
-        InputError: the image cannot be used.
+    Raises `InputError` where the image cannot be used.
     """
     header = verify(data)
     with open_sound(data) as image:
@@ -122,7 +121,8 @@ def _pack_split(
                 record = _example(tf, image, int(source.labels[row]), ids[row])
                 shard[row], offset[row] = shards.write(record.SerializeToString())
                 packed()
-        PackedSplit(np.array(ids), source.labels, shard, offset).save(folder / f"{split}.npz")
+        columns = {"id": np.array(ids), "label": source.labels, "shard": shard, "offset": offset}
+        np.savez(folder / f"{split}.npz", **columns)
         sizes = {name: (folder / name).stat().st_size for name in shards.names}
     except (tf.errors.OpError, OSError) as error:
         reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error

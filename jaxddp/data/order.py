@@ -64,6 +64,10 @@ class SampleOrder:
                 f"use at most {self.num_examples}"
             )
 
+    def steps(self, epochs: int) -> int:
+        """The number of steps after which `epochs` epochs have been seen: ceil(epochs * N / B)."""
+        return -(-epochs * self.num_examples // self.batch_size)
+
     def rows(self, step: int) -> np.ndarray:
         """The rows of the global batch, int64[batch_size]."""
         epochs, places = np.divmod(_positions(step, self.batch_size), self.num_examples)

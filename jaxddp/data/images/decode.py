@@ -40,9 +40,8 @@ def train_image(data: Any, key: Any, area: Area | None, image_size: int) -> Any:
 def eval_image(data: Any, image_size: int, resize: int) -> Any:
     """One evaluation example, uint8[image_size, image_size, 3]: the short side resized to `resize`, then the center.
 
-    Both steps in one: the central square whose side is `image_size / resize` of the short side is decoded alone and
-    resized to `image_size`, which samples the same pixels at the same scale, up to the rounding of the square to whole
-    pixels.
+    Both in one: the central square of `image_size / resize` of the short side is decoded alone and resized, which
+    samples the same pixels at the same scale, up to the rounding of the square to whole pixels.
     """
     return fitted_window(data, lambda size: center_window(size, image_size, resize), image_size)
 
@@ -86,24 +85,20 @@ def decode_window(data: Any, window: Window, least: int | None = None, *, exact:
 
 
 def _is_jpeg(data: Any) -> Any:
-    """Whether it is a JPEG, bool scalar; an error for what is neither JPEG nor PNG, or not whole."""
+    """Bool scalar; an error for what is neither JPEG nor PNG, or not whole."""
     # Nearly every file passes this look at both ends; only the others are checked in Python, which is slow here.
     plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
     return tf.cond(plain_jpeg, lambda: True, lambda: tf.numpy_function(_parses_as_jpeg, [data], tf.bool))
 
 
 def _parses_as_jpeg(data: bytes | np.ndarray) -> np.bool_:
-    return np.bool_(parse_header(_bytes(data)).kind == "jpeg")
-
-
-def _verified(data: bytes | np.ndarray) -> bytes:
-    verify(_bytes(data))
-    return _bytes(data)
-
-
-def _bytes(data: bytes | np.ndarray) -> bytes:
     # Bytes in a graph, an array that holds them outside of one.
-    return np.asarray(data, object).item()
+    return np.bool_(parse_header(np.asarray(data, object).item()).kind == "jpeg")
+
+
+def _verified(data: bytes) -> bytes:
+    verify(data)
+    return data
 
 
 def _checked_window(data: Any, window: Window) -> Any:

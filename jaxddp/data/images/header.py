@@ -49,8 +49,7 @@ def parse_header(data: bytes) -> ImageHeader:
     are accepted, as every decoder does (cameras append data of their own); one inside an embedded thumbnail does not
     count. A PNG is whole when it holds its closing IEND chunk.
 
-    Raises:
-        InputError: empty, cut short, larger than `MAX_PIXELS`, or neither JPEG nor PNG.
+    Raises `InputError`: empty, cut short, larger than `MAX_PIXELS`, or neither JPEG nor PNG.
     """
     if not data:
         raise InputError(f"empty file; {AGAIN}")

@@ -23,17 +23,13 @@ class CachedStore:
     """A store, and a folder where each image that it gave is kept for the next time.
 
     A file is the image followed by a SHA-256 of the image's name and bytes, so a damaged file is detected and the image
-    fetched again. Several processes may share the folder: a file is renamed into it when it is complete.
+    fetched again. Several processes may share the folder, which is made where it does not exist.
 
     Files are never removed, nor compared with the store again: the folder needs room for the data set, and must be
     emptied when images change under their names. Where nothing more can be written, as on a full disk, the log says so
     once, and reading continues.
 
-    Args:
-        folder: made where it does not exist.
-
-    Raises:
-        InputError: the folder cannot be made.
+    Raises `InputError` where the folder cannot be made.
     """
 
     def __init__(self, store: Store, folder: str | PathLike[str]):

@@ -50,11 +50,7 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, patience: Patience = PATIENCE) -> "Objects":
-        """No request is made yet.
-
-        Raises:
-            InputError: not such a URL, or obstore is not installed.
-        """
+        """No request is made yet. Raises `InputError` where it is no such URL, or obstore is not installed."""
         scheme, mark, rest = url.partition("://")
         store = cls(scheme + mark + rest.rstrip("/"), patience)
         place, *prefix = rest.rstrip("/").split("/")
@@ -90,11 +86,9 @@ class Objects:
             raise InputError(f"{self.name(path)}: missing image; upload it or remove its row") from None
 
     def read_text(self, path: bytes) -> bytes:
-        """A text file, which may be a thousand times as large as an image, with ten times an image's deadline.
+        """A text file, which may be large, with ten times an image's deadline.
 
-        Raises:
-            FileNotFoundError: there is no such object.
-            InputError, Unreachable: as `read`.
+        Raises `FileNotFoundError` where there is no such object; otherwise as `read`.
         """
         return self._insist(self.name(path), self._download(path), _LARGE * self.patience.deadline)
 

@@ -47,8 +47,7 @@ def kept_index(
         files: their names in the folder.
         about: what else the index depends on.
 
-    Raises:
-        InputError: a file is missing, or what `build` raises. Where the index cannot be kept, that is only logged.
+    Raises `InputError` where a file is missing. Where the index cannot be kept, that is only logged.
     """
     stamp = json.dumps([_FORMAT, about, [_state(folder / file) for file in files]])
     folder_hash = hashlib.sha256(os.path.realpath(os.fsencode(folder))).hexdigest()[:16]
