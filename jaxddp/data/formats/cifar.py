@@ -74,10 +74,9 @@ def read_cifar(folder: Path, split: Split) -> ArrayTable:
     if not places:
         folders = " or ".join(version.folder for version in _VERSIONS)
         raise InputError(f"{folder}: no CIFAR in its binary version; give the folder {folders}, or the one around it")
-    if len(places) > 1:
-        found = " and ".join(str(place) for place, _ in places)
-        raise InputError(f"{folder}: two data sets, {found}; give one of these folders")
-    place, version = places[0]
+    (place, version), *others = places
+    if others:
+        raise InputError(f"{folder}: two data sets, {place} and {others[0][0]}; give one of these folders")
     names = read_names(place / version.names)
     parts = [_read(place / name, version.label_bytes, len(names)) for name in version.files[split]]
     images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))

@@ -61,8 +61,8 @@ def _faults(root: Path, paths: np.ndarray, look: Callable[..., Iterator[Fault]])
 
     def found(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
         place = os.path.join(top, folder)
-        if target := _outside(place, home):
-            return [(row, _leads_out(target)) for row in rows.values()]
+        if fault := link_out(place, home):
+            return [(row, fault) for row in rows.values()]
         return list(look(place, rows, home))
 
     return faults_by_folder(paths, found, _THREADS)
@@ -71,8 +71,8 @@ def _faults(root: Path, paths: np.ndarray, look: Callable[..., Iterator[Fault]])
 def _leaving(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fault]:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name in rows and entry.is_symlink() and (target := _outside(entry.path, home)):
-                yield rows[entry.name], _leads_out(target)
+            if entry.name in rows and entry.is_symlink() and (fault := link_out(entry.path, home)):
+                yield rows[entry.name], fault
 
 
 def _unusable(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fault]:
@@ -91,8 +91,8 @@ def _unusable(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fa
 
 
 def _fault(entry: os.DirEntry[bytes], home: bytes) -> str | None:
-    if entry.is_symlink() and (target := _outside(entry.path, home)):
-        return _leads_out(target)
+    if entry.is_symlink() and (fault := link_out(entry.path, home)):
+        return fault
     try:
         status = entry.stat()
     except OSError as error:
@@ -102,11 +102,9 @@ def _fault(entry: os.DirEntry[bytes], home: bytes) -> str | None:
     return None if status.st_size else "the image is empty"
 
 
-def _outside(path: bytes, home: bytes) -> bytes | None:
-    """Returns what a path really is, links followed, where that is not below home."""
+def link_out(path: bytes, home: bytes) -> str | None:
+    """Where a path really leads, as a fault, if links lead it out of home, a real path."""
     target = os.path.realpath(path)
-    return None if target == home or target.startswith(os.path.join(home, b"")) else target
-
-
-def _leads_out(target: bytes) -> str:
+    if target == home or target.startswith(os.path.join(home, b"")):
+        return None
     return f"a symbolic link leads out of the data set, to {os.fsdecode(target)!r}"
