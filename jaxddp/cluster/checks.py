@@ -115,11 +115,7 @@ def settings(file: RecipeFile | None, directory: Path | None) -> Finding:
 
 
 def work_directory(directory: Path, needed: int | None) -> Finding:
-    """Create the directory as training does, write into it, and compare the free space; the value is the directory.
-
-    Args:
-        needed: the most bytes that the checkpoints of a run take, where known.
-    """
+    """Create and write into a directory, and compare what is free with the bytes needed; the value is the directory."""
     files.create(directory)
     with files.readable_errors(directory), tempfile.TemporaryFile(dir=directory) as file:
         file.write(b"\0" * 4096)

@@ -28,8 +28,7 @@ class ArrayTable:
             (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all.
         labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32.
 
-    Raises:
-        InputError: as `check_images` and `check_labels`.
+    Raises `InputError` as `check_images` and `check_labels`.
     """
 
     images: np.ndarray

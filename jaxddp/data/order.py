@@ -47,8 +47,7 @@ class SampleOrder:
     Nothing is dropped: a batch may begin in one epoch and end in the next, and every example appears exactly once in
     each epoch's stretch of `num_examples` places.
 
-    Raises:
-        InputError: a size below 1, a batch larger than the data set, a seed out of 0..2**63-1.
+    Raises `InputError` for a size below 1, a batch larger than the data set, or a seed out of 0..2**63-1.
     """
 
     num_examples: int
@@ -86,8 +85,7 @@ class SampleOrder:
 class EvalOrder:
     """The evaluation order: every row once, in the table's order, the last batch filled up with -1.
 
-    Raises:
-        InputError: a size below 1; a batch may be larger than the data set.
+    A batch may be larger than the data set. Raises `InputError` for a size below 1.
     """
 
     num_examples: int

@@ -72,8 +72,7 @@ class _Starter:
 def find_job(environ: Environ | None = None) -> Job | None:
     """Read the job from the environment (by default that of this process); None for a single process.
 
-    Raises:
-        InputError: only some of address, count and id are set (names the missing ones), or one cannot be used.
+    Raises `InputError` where only some of address, count and id are set, or one cannot be used; names these.
     """
     environ = os.environ if environ is None else environ
     starters = [starter for starter in _STARTERS if starter.sign is None or _look(environ, starter.sign)]

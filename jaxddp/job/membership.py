@@ -49,8 +49,7 @@ def join(job: Job | None, limits: Limits | None = None) -> None:
 
     From then on this process ends within `limits.silence` and a few seconds when another one is lost.
 
-    Raises:
-        InputError: the processes do not reach each other, or differ where they must not; see `rendezvous.meet`.
+    Raises `InputError` where the processes do not reach each other, or differ where they must not; see `meet`.
     """
     global _watch, _limits
     if job is None or jax.distributed.is_initialized():
@@ -61,19 +60,27 @@ def join(job: Job | None, limits: Limits | None = None) -> None:
     meeting = meet(job, _versions(), _limits.start)
     _watch = Watch(meeting, silence=_limits.silence)
     sys.excepthook = _on_exception
-    with _without_proxies(), _before_any_device():
-        jax.distributed.initialize(
-            meeting.jax_address,
-            job.num_processes,
-            job.process_id,
-            local_device_ids=job.local_device_ids,
-            cluster_detection_method="deactivate",
-            initialization_timeout=int(_limits.start),
-            # The watch must detect a loss first: it can name the process.
-            heartbeat_timeout_seconds=int(_limits.silence) * 3,
-            shutdown_timeout_seconds=int(_limits.shutdown),
-            coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
-        )
+    try:
+        with _without_proxies():
+            jax.distributed.initialize(
+                meeting.jax_address,
+                job.num_processes,
+                job.process_id,
+                local_device_ids=job.local_device_ids,
+                cluster_detection_method="deactivate",
+                initialization_timeout=int(_limits.start),
+                # The watch must detect a loss first: it can name the process.
+                heartbeat_timeout_seconds=int(_limits.silence) * 3,
+                shutdown_timeout_seconds=int(_limits.shutdown),
+                coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
+            )
+    except RuntimeError as error:
+        if "before any JAX" not in str(error):
+            raise
+        raise InputError(
+            "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
+            "file use JAX inside its functions only"
+        ) from error
     # Runs before JAX's own shutdown, whose barrier may wait for processes that still compute.
     atexit.register(_watch.close)
 
@@ -99,11 +106,7 @@ def is_first() -> bool:
 
 
 def agree(values: Mapping[str, str]) -> None:
-    """Check that all processes have the same values, before anything is computed from them.
-
-    Raises:
-        InputError: names the first value that differs, the processes, and both values.
-    """
+    """See that all processes have the same values; an `InputError` names the first that differs, and who has what."""
     for process, text in enumerate(exchange("agree", json.dumps(dict(values)))):
         theirs = json.loads(text)
         for name, value in values.items():
@@ -165,19 +168,6 @@ def _without_proxies() -> Iterator[None]:
         yield
     finally:
         os.environ.update(hidden)
-
-
-@contextlib.contextmanager
-def _before_any_device() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if "before any JAX" not in str(error):
-            raise
-        raise InputError(
-            "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
-            "file use JAX inside its functions only"
-        ) from error
 
 
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -56,7 +56,7 @@ def parse_header(data: bytes) -> ImageHeader:
     if data.startswith(JPEG_START):
         header, end = _scan_jpeg(data)
     elif data.startswith(PNG_START):
-        header = ImageHeader("png", height=number(data[20:24]), width=number(data[16:20]))
+        header = ImageHeader("png", height=int.from_bytes(data[20:24]), width=int.from_bytes(data[16:20]))
         end = None if PNG_END in data else "IEND chunk"
     else:
         found = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
@@ -77,7 +77,7 @@ def _scan_jpeg(data: bytes) -> tuple[ImageHeader, str | None]:
         if marker == EOI:
             return ImageHeader("jpeg", height, width), None if scanned else "image data"
         if marker in FRAMES:
-            height, width = number(data[body + 3 : body + 5]), number(data[body + 5 : body + 7])
+            height, width = int.from_bytes(data[body + 3 : body + 5]), int.from_bytes(data[body + 5 : body + 7])
         scanned = scanned or marker == SOS
     return ImageHeader("jpeg", height, width), "end-of-image marker"
 
@@ -99,7 +99,7 @@ def segments(data: bytes) -> Iterator[Segment]:
     position = 0
     while (match := _MARKER.search(data, position)) is not None:
         marker, body = data[match.end() - 1], match.end()
-        position = body if marker == EOI else body + number(data[body : body + 2])
+        position = body if marker == EOI else body + int.from_bytes(data[body : body + 2])
         yield Segment(marker, match.start(), body, position)
         if marker == EOI:
             return
@@ -139,8 +139,3 @@ def has_every_scan(data: bytes, found: Iterable[Segment]) -> bool:
                 bits = bits_left.get(component, [])
                 bits[sent] = [low if progressive else 0] * len(bits[sent])
     return all(not any(bit != 0 for bit in bits) for bits in bits_left.values())
-
-
-def number(data: bytes) -> int:
-    """A big-endian number, as JPEG and PNG write them."""
-    return int.from_bytes(data, "big")

@@ -22,11 +22,7 @@ Area = tuple[float, float]
 
 
 def crop_area(data: DataConfig) -> Area | None:
-    """The area of a config's training crops; None where images stay whole, for crops on the device.
-
-    Raises:
-        InputError: an unknown kind of crops, or bounds that are out of order.
-    """
+    """The area of a config's training crops; None where images stay whole. Raises: InputError."""
     if data.crop == "whole":
         return None
     if data.crop != "random_area":
