@@ -42,9 +42,8 @@ def keep_freed_memory() -> None:
     """Keep up to half a gigabyte of freed memory for the next images, instead of returning it after each one.
 
     TensorFlow's first generator data set makes glibc map every buffer above 128 kB anew and unmap it after use: 304
-    page faults an image, and 650 images/s in one process. With these settings there are 13 page faults an image, and
-    1,000 images/s (2 cores). It must be called after that data set has started, and has an effect once. Other C
-    libraries have no such call and are left as they are.
+    page faults an image, and 650 images/s in one process. With these settings there are 13, and 1,000 images/s (2
+    cores). It must be called after that data set has started. Other C libraries are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -37,8 +37,8 @@ def train_solutions(
     """Reads the training examples, whose images lie in one folder a synset.
 
     Args:
-        root: the directory of Kaggle's archive, or its URL: `s3://bucket/imagenet`, `gs://…` or `https://…`; see
-            `jaxddp.data.storage.objects` for keys and endpoints.
+        root: the directory of Kaggle's archive, or its URL: `s3://bucket/imagenet`, `gs://…` or `https://…`; for keys
+            and endpoints see docs/data.md.
         csv: the solution file, in the root unless it is an absolute path.
         classes: as in `ExampleTable.select`.
         cache: a folder of this machine where images of a URL are kept after they were fetched; see `CachedStore`.

@@ -2,15 +2,7 @@
 
 obstore makes each request; `Patience` decides whether one that fails is tried again, so that there is one deadline.
 
-Keys and endpoints come from the environment, as obstore reads them:
-
-    s3://    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION; AWS_ENDPOINT_URL for a store that
-             is not Amazon's, with AWS_ALLOW_HTTP=true where that is plain http; AWS_SKIP_SIGNATURE=true for a public
-             bucket. The files of `aws configure` are not read: `aws configure export-credentials --format env`.
-    gs://    GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT, the path of a key file
-    https:// none; plain http:// is taken as well
-
-On a cloud's own machines both also ask the machine for its keys.
+Keys and endpoints come from the environment, as obstore reads them; docs/data.md names the variables.
 """
 
 import os
