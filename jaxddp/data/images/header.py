@@ -105,15 +105,15 @@ def segments(data: bytes) -> Iterator[Segment]:
             return
 
 
-def essence(data: bytes, found: Sequence[Segment], keep: int | None = None) -> bytes:
+def essence(data: bytes, found: Sequence[Segment], *, adobe: bool = False) -> bytes:
     """The same image without what no pixel depends on: metadata, bytes between segments and after the end.
 
-    Args:
-        keep: the marker of metadata to keep all the same.
+    Adobe's marker, which says the color space, stays only where `adobe`.
     """
     parts = [data[:2]]
     for segment, following in zip(found, [*found[1:], None], strict=True):
-        if segment.marker != keep and (APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT):
+        metadata = APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT
+        if metadata and not (adobe and segment.marker == APP14):
             continue
         end = following.start if following and segment.marker == SOS else segment.end
         parts.append(data[segment.start : end])

@@ -9,16 +9,7 @@ import zlib
 import simplejpeg
 from PIL import Image
 
-from jaxddp.data.images.header import (
-    AGAIN,
-    APP14,
-    JPEG_END,
-    ImageHeader,
-    essence,
-    has_every_scan,
-    parse_header,
-    segments,
-)
+from jaxddp.data.images.header import AGAIN, JPEG_END, ImageHeader, essence, has_every_scan, parse_header, segments
 from jaxddp.errors import InputError
 
 # Bytes after the last of the image data: some of ImageNet's files have them, and every pixel is there.
@@ -71,7 +62,7 @@ def open_sound(data: bytes) -> Image.Image:
     except OSError:
         found = [*segments(data)]
     try:
-        return Image.open(io.BytesIO(essence(data, found, keep=APP14)))
+        return Image.open(io.BytesIO(essence(data, found, adobe=True)))
     except OSError:
         return Image.open(io.BytesIO(essence(data, found)))
 
