@@ -14,6 +14,7 @@ since small crops are quick.
 import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,17 +26,15 @@ from typing import Any
 
 import numpy as np
 from harness import Figures, alternate, compare, machine, table
-from input_recipe import AREA, ASPECT, BATCH, SIZE, WORKERS
+from input_recipe import AREA, BATCH, SIZE, WORKERS
 
 from jaxddp.config import DataConfig
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed import read_packed
 from jaxddp.data.images.resize import resize
-from jaxddp.data.images.windows import Crop, example_keys, random_area_window
+from jaxddp.data.images.windows import example_keys, random_area_window
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.storage.local import LocalFiles
-from jaxddp.data.stream import train_batches
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
 
@@ -65,7 +64,13 @@ class Contenders:
         self.turns += 1
         order = SampleOrder(len(images), BATCH, seed=self.turns)
         data, steps = DataConfig(image_size=SIZE, crop_area=AREA), range(self.batches + 1)
-        return self._timed(train_batches(images, order, data, steps, threads=WORKERS))
+        cores = os.sched_getaffinity(0)
+        # The stream has a thread for each core that it may use.
+        os.sched_setaffinity(0, sorted(cores)[:WORKERS])
+        try:
+            return self._timed(images.train_batches(order, data, steps))
+        finally:
+            os.sched_setaffinity(0, cores)
 
     def first_read(self) -> float:
         """The same for files that this process has not read yet, each of which is read to its last pixel once."""
@@ -74,15 +79,14 @@ class Contenders:
     def bare_map(self, resized: Callable[[Any, int], Any]) -> float:
         """Read, decode a crop drawn as ours are, resize."""
         self.turns += 1
-        store, count = self.photographs.store, (self.batches + 1) * BATCH
-        assert isinstance(store, LocalFiles)
+        count = (self.batches + 1) * BATCH
         rows = np.random.default_rng(self.turns).integers(0, len(self.photographs), count, np.int32)
         keys = example_keys(self.turns, np.zeros(count, np.int32), rows)
-        paths, crop = store.locate(self.photographs.path[rows]), Crop(area=AREA, aspect=ASPECT)
+        paths = [self.photographs.name(row) for row in rows.tolist()]
 
         def load(path: Any, key: Any) -> Any:
             data = tf.io.read_file(path)
-            window = random_area_window(tf.image.extract_jpeg_shape(data)[:2], key, crop)
+            window = random_area_window(tf.image.extract_jpeg_shape(data)[:2], key, AREA)
             image = tf.image.decode_and_crop_jpeg(data, window, channels=3)
             return resized(image, SIZE)
 
@@ -119,10 +123,10 @@ def aliased(image: Any, image_size: int) -> Any:
 
 def mean_area(photographs: ExampleTable) -> float:
     """The mean area, in pixels, of the crops that the stream draws in some epochs."""
-    crop, rows = Crop(area=AREA, aspect=ASPECT), np.tile(np.arange(len(photographs), dtype=np.int32), EPOCHS)
+    rows = np.tile(np.arange(len(photographs), dtype=np.int32), EPOCHS)
     keys = example_keys(0, np.repeat(np.arange(EPOCHS, dtype=np.int32), len(photographs)), rows)
     sizes = [tf.image.extract_jpeg_shape(photographs.read(row))[:2] for row in rows.tolist()]
-    windows = [random_area_window(size, key, crop).numpy() for size, key in zip(sizes, keys, strict=True)]
+    windows = [random_area_window(size, key, AREA).numpy() for size, key in zip(sizes, keys, strict=True)]
     return float(np.mean([height * width for _, _, height, width in windows]))
 
 

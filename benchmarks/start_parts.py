@@ -68,7 +68,7 @@ def with_tensorflow(open_tables: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def import_tensorflow() -> None:
-    import jaxddp.data.stream  # noqa: F401
+    import jaxddp.data.pipeline  # noqa: F401
 
 
 def first_timed(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:

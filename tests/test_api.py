@@ -382,10 +382,10 @@ class Generated:
     num_classes, labelled = 5, True
 
     def __init__(self, size: int):
-        self.num_examples, self.labels = size, (np.arange(size) % 5).astype(np.int32)
+        self.labels = (np.arange(size) % 5).astype(np.int32)
 
     def __len__(self):
-        return self.num_examples
+        return len(self.labels)
 
     def default_data(self):
         return jaxddp.DataConfig()

@@ -6,7 +6,7 @@ import pytest
 from ilsvrc import write_tree
 
 from jaxddp.config import DataConfig
-from jaxddp.data.catalog import DatasetEntry, resolve
+from jaxddp.data.catalog import CATALOG_VARIABLE, DatasetEntry, resolve
 from jaxddp.data.opening import open_splits
 from jaxddp.errors import InputError
 
@@ -35,19 +35,25 @@ def catalog(tmp_path) -> Path:
     return file
 
 
+def resolved(name: str, file: Path) -> DatasetEntry:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CATALOG_VARIABLE, str(file))
+        return resolve(name)
+
+
 def message(name: str, file: Path) -> str:
     with pytest.raises(InputError) as error:
-        resolve(name, file=file)
+        resolved(name, file)
     return str(error.value)
 
 
 def test_entries(catalog):
-    assert resolve("imagenet", file=catalog) == DatasetEntry("imagenet", "/data/imagenet")
+    assert resolved("imagenet", catalog) == DatasetEntry("imagenet", "/data/imagenet")
     digits = DatasetEntry("digits", f"{catalog.parent}/sets/digits", "mine.csv", "other.csv", "0:5")
-    assert resolve("digits", file=catalog) == digits
-    assert resolve("bucket", file=str(catalog)).path == "s3://bucket/imagenet"
+    assert resolved("digits", catalog) == digits
+    assert resolved("bucket", catalog).path == "s3://bucket/imagenet"
     # A URL as anywhere else; what is wrong with it is said where it is opened.
-    assert resolve("shouted", file=catalog).path == "S3://bucket/imagenet"
+    assert resolved("shouted", catalog).path == "S3://bucket/imagenet"
 
 
 def test_where_solution_files_are_not_named_they_have_the_usual_names(tmp_path: Path):
@@ -71,13 +77,13 @@ def test_the_variable_comes_before_the_working_directory(catalog, tmp_path, monk
     elsewhere.write_bytes(b"\xef\xbb\xbf[digits]\r\npath = '../d'\r\n")
     monkeypatch.setenv("JAXDDP_DATASETS", str(elsewhere))
     assert resolve("digits").path == f"{tmp_path}/elsewhere/../d"
-    assert resolve("digits", file=catalog).path == f"{tmp_path}/sets/digits"
+    assert resolved("digits", catalog).path == f"{tmp_path}/sets/digits"
 
 
 def test_home_is_expanded(catalog, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     catalog.write_text('[a]\npath = "~/data"\n')
-    assert resolve("a", file=catalog).path == "/home/somebody/data"
+    assert resolved("a", catalog).path == "/home/somebody/data"
 
 
 def test_unknown_names(catalog):

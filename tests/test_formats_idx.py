@@ -89,7 +89,7 @@ def test_names_come_from_classes_txt(tmp_path):
 def test_the_plain_file_comes_before_the_packed_one(tmp_path):
     write(tmp_path)
     (tmp_path / f"{TRAIN_IMAGES}.gz").write_bytes(b"never opened")
-    assert read_idx(tmp_path, "train").num_examples == 5
+    assert len(read_idx(tmp_path, "train")) == 5
 
 
 def test_the_content_tells_what_is_packed(tmp_path):

@@ -1,6 +1,5 @@
-"""TFRecord files at random: every record is found, a label is read without its image, and damage gets one line."""
+"""TFRecord files at random: every record and its label is found, and damage gets one line."""
 
-import contextlib
 import json
 import os
 import struct
@@ -18,9 +17,8 @@ from test_stream import encode, picture
 from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.config import DataConfig
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.storage.example_fields import integer_of
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
-from jaxddp.data.storage.records import RecordFiles, record_integers, record_offsets
+from jaxddp.data.storage.records import RecordFiles, record_offsets
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
@@ -128,68 +126,11 @@ LABELS = st.one_of(st.sampled_from([-1, 0, 999, -(2**63), 2**63 - 1]), st.intege
 @given(others=st.dictionaries(NAMES, VALUES, max_size=5), labels=st.lists(LABELS, min_size=1))
 @example(others={"Label": 3, "imago": b"no", "label": 4}, labels=[-1, 7])
 def test_one_value_is_found_among_others(tmp_path_factory: pytest.TempPathFactory, others: dict, labels: list[int]):
-    """Whatever stands beside it and wherever: as a file's record, in parts, and as the whole in memory."""
+    """Whatever stands beside it and wherever."""
     records = [serialized(**others | {"label": label, "image": b"picture %d" % label}) for label in labels]
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
-    assert record_integers(file, record_offsets(file), "label").tolist() == labels
-    for record, label in zip(records, labels, strict=True):
-        assert integer_of(lambda start, stop, data=record: data[start:stop], len(record), "label") == label
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_any_bytes_hold_a_value_or_none(data: st.DataObject):
-    """Damage is a ValueError, and nothing is read beyond the bytes that there are."""
-    content = bytearray(serialized(image=b"picture" * 3, label=5))
-    for _ in range(data.draw(st.integers(0, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    content = bytes(content[: data.draw(st.integers(0, len(content)))])
-
-    def read(start: int, stop: int) -> bytes:
-        assert 0 <= start <= stop <= len(content)
-        return content[start:stop]
-
-    with contextlib.suppress(ValueError):
-        assert isinstance(integer_of(read, len(content), "label"), int)
-
-
-def test_unpacked_numbers_are_read_too():
-    """Writers of proto2 put a tag before each number of a list."""
-    numbers = b"\x08\x07\x08\x09"
-    feature = b"\x1a" + bytes([len(numbers)]) + numbers
-    entry = b"\x0a\x01a\x12" + bytes([len(feature)]) + feature
-    features = b"\x0a" + bytes([len(entry)]) + entry
-    record = b"\x0a" + bytes([len(features)]) + features
-    assert tf.train.Example.FromString(record).features.feature["a"].int64_list.value == [7, 9]
-    assert integer_of(lambda start, stop: record[start:stop], len(record), "a") == 7
-
-
-def test_labels_are_read_without_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file = write_records(tmp_path / "some", [serialized(image=b"x" * 10**6, label=row) for row in range(5)])
-    offsets, got, plain_open = record_offsets(file), [], Path.open
-
-    def watched(path: Path, *arguments, **options):
-        opened = plain_open(path, *arguments, **options)
-
-        class Watched:
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *error):
-                opened.close()
-
-            def __getattr__(self, name):
-                return getattr(opened, name)
-
-            def read(self, size):
-                got.append(size)
-                return opened.read(size)
-
-        return Watched()
-
-    monkeypatch.setattr(Path, "open", watched)
-    assert record_integers(file, offsets, "label").tolist() == list(range(5))
-    assert 0 < sum(got) < 5 * 4000
+    offsets, found = RecordFiles(file.parent).labels(b"some", len(labels), "label")
+    assert found.tolist() == labels and offsets.tolist() == record_offsets(file).tolist()
 
 
 def test_batches_are_the_images_of_the_records(table: ExampleTable):
@@ -279,7 +220,7 @@ def test_a_record_without_the_feature_is_named(table: ExampleTable, tmp_path: Pa
         with pytest.raises(InputError, match="record at byte 0: holds no single value of the feature 'image'"):
             only.read(0)
         with pytest.raises(InputError, match="record at byte 0: no value of the feature 'no'|no serialized Example"):
-            record_integers(tmp_path / "0.tfrecord", record_offsets(tmp_path / "0.tfrecord"), "no")
+            RecordFiles(tmp_path).labels(b"0.tfrecord", 1, "no")
     with pytest.raises(InputError, match="record at byte 0: holds no single value of the feature 'image'"):
         list(only.eval_batches(EvalOrder(1, 1), DATA))
 

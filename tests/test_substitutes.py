@@ -14,9 +14,8 @@ from test_stream import DATA, SIZE, encode, part_of, picture, table_of
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.decode import train_image
 from jaxddp.data.images.header import parse_header
-from jaxddp.data.images.windows import Crop, example_keys
+from jaxddp.data.images.windows import example_keys
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
-from jaxddp.data.stream import train_batches
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
@@ -69,7 +68,7 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 def batches(table: ExampleTable, steps: range = range(6), shard: Shard = WHOLE) -> list[Batch]:
     order = SampleOrder(NUM_EXAMPLES, BATCH, SEED)
-    return list(train_batches(table, order, DATA, steps, shard, Substitutes(table), threads=2))
+    return list(table.train_batches(order, DATA, steps, shard, Substitutes(table)))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,7 @@ def test_the_next_sound_row_of_the_class_is_substituted_and_counted(spoiled, who
         assert batch.substituted.tolist() == [row in BAD for row in batch.row.tolist()]
         keys = example_keys(SEED, batch.epoch, batch.row)
         for image, row, key in zip(batch.image, batch.row.tolist(), keys, strict=True):
-            expected = train_image(table.read(substitute(row, BAD)), key, Crop(), SIZE)
+            expected = train_image(table.read(substitute(row, BAD)), key, DATA.crop_area, SIZE)
             np.testing.assert_array_equal(image, expected)
 
 

@@ -33,11 +33,7 @@ def contributions(topology: Topology, size: int) -> jax.Array:
 
 
 def check_sum(topology: Topology, total: jax.Array) -> None:
-    """Compare the sum of `contributions`, on each device of this process, with the expected one.
-
-    Raises:
-        InputError: names the first element that differs, its device, and both values.
-    """
+    """Compare the sum of `contributions`, on each device of this process, with the expected one. Raises: InputError."""
     cycle = [sum((i + j) % _CYCLE for i in range(topology.num_devices)) for j in range(_CYCLE)]
     expected = np.resize(np.array(cycle, np.float32), total.shape)
     for shard in total.addressable_shards:

@@ -42,12 +42,10 @@ class Checklist:
         try:
             found = look(*arguments)
         except JaxddpError as error:
-            self.rows.append(CheckRow(check, "fail", str(error)))
-            return None
+            found = Finding(str(error), verdict="fail")
         except Exception as error:
             reason = " ".join(str(error).split())[:_LONGEST_REASON]
-            self.rows.append(CheckRow(check, "fail", f"{type(error).__name__}: {reason}"))
-            return None
+            found = Finding(f"{type(error).__name__}: {reason}", verdict="fail")
         self.rows.append(CheckRow(check, found.verdict, found.detail))
         return found.value
 
@@ -72,7 +70,10 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
         setup = _rehearse(report, file, topology, process) if file else None
         if workdir is not None:
             _look_at_directory(report, file, workdir, setup, topology)
-    return _merged(report.rows, topology)
+    if topology is None:
+        return report.rows
+    words = exchange("doctor: rows", json.dumps([(row.check, row.verdict, row.detail) for row in report.rows]))
+    return merge([[CheckRow(*each) for each in json.loads(word)] for word in words])
 
 
 def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, process: int) -> Any | None:
@@ -108,23 +109,15 @@ def _all_can(topology: Topology | None, ready: bool) -> bool:
     return topology is not None and all(word == str(True) for word in exchange("doctor: ready", str(ready)))
 
 
-def _merged(rows: Sequence[CheckRow], topology: Topology | None) -> list[CheckRow]:
-    if topology is None:
-        return list(rows)
-    words = exchange("doctor: rows", json.dumps([(row.check, row.verdict, row.detail) for row in rows]))
-    return merge([[CheckRow(*each) for each in json.loads(word)] for word in words])
-
-
 def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
     """The rows of process 0, and below each what the same check reported in other processes."""
-    first, merged = reports[0], []
-    names = dict.fromkeys(row.check for rows in reports for row in rows)
-    for name in names:
-        own = [row for row in first if row.check == name]
+    merged = []
+    for name in dict.fromkeys(row.check for rows in reports for row in rows):
+        own, *others = ([row for row in rows if row.check == name] for rows in reports)
         elsewhere: dict[CheckRow, list[str]] = {}
-        for process, rows in enumerate(reports[1:], start=1):
+        for process, rows in enumerate(others, start=1):
             for row in rows:
-                if row.check == name and row.verdict != "ok" and row not in own:
+                if row.verdict != "ok" and row not in own:
                     elsewhere.setdefault(row, []).append(str(process))
         merged += own
         for row, processes in elsewhere.items():

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from jaxddp.errors import InputError
 from jaxddp.experiment.resources import join_job
 from jaxddp.experiment.session import check_shared
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.membership import agree
+from jaxddp.job.membership import agree, installed_version
 from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
@@ -63,10 +62,10 @@ def devices(parallel: ParallelConfig) -> Finding:
     each = f", {size(memory)} of memory each" if memory else ""
     over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
     found = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
-    unseen = local_gpus()
+    unseen = len(local_gpus())
     if unseen and topology.platform == "cpu":
         advice = "install jaxddp[cuda12], or set JAX_PLATFORMS=cpu"
-        return Finding(f"{found}; JAX does not see the {len(unseen)} GPUs here: {advice}", topology, "warn")
+        return Finding(f"{found}; JAX does not see the {unseen} GPUs here: {advice}", topology, "warn")
     return Finding(found, topology)
 
 
@@ -81,18 +80,12 @@ def versions() -> Finding:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         names = ("tensorflow", "tensorflow-cpu") if package == "tensorflow" else (package,)
-        found[package] = next(filter(None, map(_version, names)), "not installed")
+        absent = "(a checkout)" if package == "jaxddp" else "not installed"
+        found[package] = next(filter(None, map(installed_version, names)), absent)
     detail = ", ".join(f"{name} {number}" for name, number in found.items())
     if found["tensorflow"] == "not installed":
         return Finding(f"{detail}: without TensorFlow only arrays in memory can be trained on", verdict="warn")
     return Finding(detail)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "(a checkout)" if package == "jaxddp" else None
 
 
 def all_reduce(topology: Topology) -> Finding:
@@ -122,25 +115,20 @@ def settings(file: RecipeFile | None, directory: Path | None) -> Finding:
 
 
 def work_directory(directory: Path, needed: int | None) -> Finding:
-    """Create the directory as training does, write into it, and compare the free space; the value is the directory.
-
-    Args:
-        needed: the most bytes that the checkpoints of a run take, where known.
-    """
+    """Create and write into a directory, and compare what is free with the bytes needed; the value is the directory."""
     files.create(directory)
     with files.readable_errors(directory), tempfile.TemporaryFile(dir=directory) as file:
         file.write(b"\0" * 4096)
         file.flush()
         os.fsync(file.fileno())
     free = shutil.disk_usage(directory).free
-    if needed is None:
-        return Finding(f"{directory}: writable, {size(free)} free", directory)
-    if needed > free:
+    if needed is not None and needed > free:
         raise InputError(
             f"{directory}: {size(free)} free, and checkpoints will take up to {size(needed)}; free some space there, "
             "or lower checkpoint.keep"
         )
-    return Finding(f"{directory}: writable, {size(free)} free, checkpoints up to {size(needed)}", directory)
+    taken = "" if needed is None else f", checkpoints up to {size(needed)}"
+    return Finding(f"{directory}: writable, {size(free)} free{taken}", directory)
 
 
 def shared(directory: Path) -> Finding:

@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import count, zip_longest
 from pathlib import Path
@@ -59,8 +59,7 @@ class Launch:
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments of the launcher and the command, which the first `--` separates.
 
-    Raises:
-        InputError: there is no command, and the launcher's arguments do not ask for help.
+    Raises `InputError` where there is no command, and the launcher's arguments do not ask for help.
     """
     words = list(arguments)
     own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
@@ -89,19 +88,17 @@ def launch(options: Launch, command: Sequence[str]) -> int:
     gpus, cores = _shares(options)
     logs = options.logs or _default_logs(command)
     first_rank = (options.nr or 0) * len(gpus)
-    with caught_signals() as received, WorkerGroup(options.grace, options.save_grace) as group:
+    with caught_signals() as received, closing(WorkerGroup(options.grace, options.save_grace)) as group:
         # Closed here once process 0 holds it: otherwise others could still connect to it after process 0 ended.
         with _listener(options) or nullcontext() as listener:
             shared = _job_environment(options, len(gpus), listener)
-            total = _counted(int(shared["JAX_NUM_PROCESSES"]), "process", "es")
+            total = _counted(options.nodes * len(gpus), "process", "es")
             machines = f" on {options.nodes} machines" if options.nodes > 1 else ""
-            address = shared["JAX_COORDINATOR_ADDRESS"]
-            say(f"jaxddp launch: {total}{machines}, coordinator {address}, output in {logs}")
+            say(f"jaxddp launch: {total}{machines}, coordinator {shared['JAX_COORDINATOR_ADDRESS']}, output in {logs}")
             for rank, own_gpus, own_cores in zip(count(first_rank), gpus, cores, strict=False):
-                own_listener = listener if rank == 0 else None
-                environ = shared | _own_environment(options, rank, own_gpus, own_listener)
+                inherited = [listener.fileno()] if listener and rank == 0 else []
+                environ = shared | _own_environment(options, rank, own_gpus, inherited)
                 log = logs / f"process-{rank}.log"
-                inherited = [own_listener.fileno()] if own_listener else []
                 group.workers.append(Worker.start(rank, program, environ, log, cores=own_cores, pass_fds=inherited))
         return group.watch(received)
 
@@ -200,11 +197,11 @@ def _job_environment(options: Launch, processes: int, listener: socket.socket | 
     }
 
 
-def _own_environment(options: Launch, rank: int, gpus: Sequence[str], listener: socket.socket | None) -> dict[str, str]:
+def _own_environment(options: Launch, rank: int, gpus: Sequence[str], inherited: Sequence[int]) -> dict[str, str]:
     """The environment of one process, beside the shared one."""
     environ = {"JAX_PROCESS_ID": str(rank)}
-    if listener:
-        environ["JAXDDP_COORDINATOR_FD"] = str(listener.fileno())
+    if inherited:
+        environ["JAXDDP_COORDINATOR_FD"] = str(inherited[0])
     if gpus:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     elif options.gpus == 0:

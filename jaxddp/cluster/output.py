@@ -88,22 +88,15 @@ class Output:
         self.ended = True
         self._show(self._lines.finish())
         self._pipe.close()
-        self._drop_log()
+        with contextlib.suppress(OSError):
+            self._log.close()
 
     def _keep(self, data: bytes) -> None:
-        if self._log is None:
-            return
         try:
             self._log.write(data)
         except OSError as error:
             say(f"jaxddp launch: {self.path}: cannot be written ({error.strerror}); the run continues without it")
-            self._drop_log()
-
-    def _drop_log(self) -> None:
-        if self._log is not None:
-            with contextlib.suppress(OSError):
-                self._log.close()
-            self._log = None
+            self._log = open(os.devnull, "wb")  # noqa: SIM115
 
     def _show(self, lines: list[str]) -> None:
         prefixed = [f"[{self._rank}] {line}" for line in lines]

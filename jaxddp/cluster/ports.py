@@ -11,11 +11,7 @@ _WAITING = 4096
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """("host0", 1234) of `host0:1234`; an IPv6 address is in brackets.
-
-    Raises:
-        InputError: the host is missing, or the port is not from 1 to 65535.
-    """
+    """("host0", 1234) of `host0:1234`; an IPv6 address is in brackets. Raises: InputError."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         raise InputError(f"--coordinator {address}: expected HOST:PORT with a port from 1 to 65535, as in host0:1234")
@@ -28,10 +24,9 @@ def listen_anywhere() -> socket.socket:
 
 
 def listen_at(address: str) -> socket.socket:
-    """A socket that listens at `host:port`, which must be an address of this machine, and on no other interface.
+    """A socket that listens at `host:port`, and on no other interface.
 
-    Raises:
-        InputError: the port is taken or not permitted, or the host is unknown or another machine.
+    Raises `InputError` where the port is taken or not permitted, or the host is unknown or another machine.
     """
     host, port = split_address(address)
     try:

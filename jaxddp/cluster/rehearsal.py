@@ -60,11 +60,7 @@ def recipe(file: RecipeFile) -> Finding:
 
 
 def step(setup: RunSetup) -> Finding:
-    """Compile the training step and report its memory and FLOPs.
-
-    Raises:
-        InputError: a device has less memory than the step needs.
-    """
+    """Compile the training step and report its memory and FLOPs; raises `InputError` where they exceed a device's."""
     made: Any = setup.step()
     begin = time.perf_counter()
     _, cost = compile_with_cost(made, setup.state, abstract_batch(setup))

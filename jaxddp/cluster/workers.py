@@ -44,11 +44,8 @@ class Worker:
     ) -> "Worker":
         """Start a process on `cores` (empty: all), as a direct child of this one.
 
-        Call it from the main thread: on Linux the kernel kills the process when the thread that started it ends. It
-        does not kill the children of the process.
-
-        Raises:
-            InputError: the log cannot be written.
+        Call it from the main thread: on Linux the kernel kills the process, but not its children, when the thread that
+        started it ends. Raises `InputError` where the log cannot be written.
         """
         # Isolated: the user's PYTHON* variables and site packages are for the command, not for the starter.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
@@ -73,9 +70,8 @@ class Worker:
     def __str__(self) -> str:
         if self.code is None:
             return f"process {self.rank}: running"
-        return f"process {self.rank}: " + (
-            f"exit code {self.code}" if self.code >= 0 else f"killed by {_signal_name(-self.code)}"
-        )
+        end = f"exit code {self.code}" if self.code >= 0 else f"killed by {_signal_name(-self.code)}"
+        return f"process {self.rank}: {end}"
 
     def poll(self) -> int | None:
         """Its code, or None while it runs. It stays a zombie, so that the number of its group is not reused."""
@@ -99,7 +95,7 @@ class Worker:
 
 @dataclass
 class WorkerGroup:
-    """The workers of one machine, watched until all have ended. None of them outlives the `with` block."""
+    """The workers of one machine, watched until all have ended; `close` ends them."""
 
     grace: float
     """Seconds between SIGTERM and SIGKILL after a failure."""
@@ -109,12 +105,6 @@ class WorkerGroup:
     _failed: Worker | None = None
     _asked: signal.Signals | None = None
     _plan: list[tuple[float, signal.Signals]] = field(default_factory=list)
-
-    def __enter__(self) -> "WorkerGroup":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def watch(self, received: list[signal.Signals]) -> int:
         """Wait until all have ended, and report each that did not end with 0.
@@ -148,11 +138,11 @@ class WorkerGroup:
             worker.end()
         # Only a process that left its group can still hold the pipe.
         give_up = time.monotonic() + _DRAIN_SECONDS
-        for output in (worker.output for worker in self.workers):
-            while not output.ended and time.monotonic() < give_up:
-                if not output.read():
+        for worker in self.workers:
+            while not worker.output.ended and time.monotonic() < give_up:
+                if not worker.output.read():
                     time.sleep(_POLL_SECONDS)
-            output.close()
+            worker.output.close()
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.code is None]

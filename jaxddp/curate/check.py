@@ -22,15 +22,11 @@ _LEAST_THREADS = 8
 
 
 class CheckProgress(Protocol):
-    """An observer of a check's progress."""
+    """An observer: how many images were looked at, and how many cannot be used; which one cannot, and why."""
 
-    def advance(self, looked: int, faults: int) -> None:
-        """How many images have been looked at, and how many of them cannot be used."""
-        ...
+    def advance(self, looked: int, faults: int) -> None: ...
 
-    def fault(self, line: str) -> None:
-        """An image that cannot be used, and why."""
-        ...
+    def fault(self, line: str) -> None: ...
 
 
 def check(
@@ -45,8 +41,7 @@ def check(
         sources: the splits by name, such as train and val, in the order in which duplicates are assigned.
         threads: by default twice the cores, since some of them wait for the disk; at least 8.
 
-    Raises:
-        InputError: no split, or fewer than one thread.
+    Raises `InputError` for no split, or fewer than one thread.
     """
     if not sources:
         raise InputError("nothing to check: give at least one split")
@@ -58,8 +53,7 @@ def check(
         # Pillow warns of images near its limit of pixels; images beyond the limit are faults here.
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")
         for name, source in sources.items():
-            split = CheckedSplit(name, source)
-            splits.append(split)
+            splits.append(split := CheckedSplit(name, source))
             with closing(_looks(source, threads)) as looks:
                 for row, look in enumerate(looks):
                     split.add(row, look)
@@ -68,7 +62,7 @@ def check(
                         if look.fault is not None:
                             progress.fault(f"{split.name_of(row)}: {look.fault}")
                         progress.advance(looked, faults)
-    return CheckReport.of(splits)
+    return CheckReport(splits)
 
 
 def _looks(source: Source, threads: int) -> Generator[Look]:

@@ -2,14 +2,13 @@
 
 import hashlib
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.data.images.header import ImageHeader, parse_header
-from jaxddp.data.images.markers import EOI, SOS, Segment, segments
-from jaxddp.data.images.pillow import open_sound
-from jaxddp.data.images.verify import verify
+from jaxddp.data.images.header import EOI, SOS, Segment, parse_header, segments
+from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 
@@ -42,19 +41,18 @@ class Look:
 
 
 def look_at(source: Source, row: int) -> Look:
-    """A row's image, read, hashed and verified.
-
-    Raises:
-        Unreachable: its store gave no answer.
-    """
+    """A row's image, read, hashed and verified. Raises `Unreachable` where its store gave no answer."""
     name = source.name(row)
     try:
         data = source.read(row)
     except InputError as error:
         return Look(fault=str(error).removeprefix(f"{name}: "))
-    if source.pixel_shape is not None:
-        return _look_at_pixels(np.frombuffer(data, np.uint8).reshape(source.pixel_shape))
-    return look_at_file(data, name)
+    if source.pixel_shape is None:
+        return look_at_file(data, name)
+    image = np.frombuffer(data, np.uint8).reshape(source.pixel_shape)
+    height, width, channels = image.shape
+    notes = ("constant: every pixel is the same",) if (image == image[0, 0]).all() else ()
+    return Look(hashlib.sha256(data).digest(), len(data), "array", height, width, str(channels), notes)
 
 
 def look_at_file(data: bytes, name: str) -> Look:
@@ -66,31 +64,20 @@ def look_at_file(data: bytes, name: str) -> Look:
         return Look(digest, size, fault=str(error))
     found: dict = {"kind": header.kind, "height": header.height, "width": header.width}
     try:
-        if header.height * header.width > LARGE:
-            with _large:
-                verify(data)
-        else:
+        with _large if header.height * header.width > LARGE else nullcontext():
             verify(data)
     except InputError as error:
         return Look(digest, size, **found, fault=str(error))
-    mode, notes = _describe(data, header)
-    return Look(digest, size, **found, mode=mode, notes=(*_misnamed(name, header), *notes))
-
-
-def _look_at_pixels(image: np.ndarray) -> Look:
-    height, width, channels = image.shape
-    notes = ("constant: every pixel is the same",) if (image == image[0, 0]).all() else ()
-    return Look(hashlib.sha256(image.data).digest(), image.nbytes, "array", height, width, str(channels), notes)
-
-
-def _misnamed(name: str, header: ImageHeader) -> list[str]:
+    mode, notes = _describe(data)
     suffix = name[name.rfind(".") :]
-    if _SUFFIXES.get(suffix.lower(), header.kind) == header.kind:
-        return []
-    return [f"{header.kind.upper()} named {suffix}: decoded by its content"]
+    if _SUFFIXES.get(suffix.lower(), header.kind) != header.kind:
+        notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded by its content")
+    if header.kind == "jpeg":
+        notes += _stray_bytes(data)
+    return Look(digest, size, **found, mode=mode, notes=tuple(notes))
 
 
-def _describe(data: bytes, header: ImageHeader) -> tuple[str, list[str]]:
+def _describe(data: bytes) -> tuple[str, list[str]]:
     """The color space of a sound image, and what is unusual about it."""
     with open_sound(data) as image:
         mode, info = image.mode, image.info
@@ -111,7 +98,7 @@ def _describe(data: bytes, header: ImageHeader) -> tuple[str, list[str]]:
         notes.append("transparency: dropped")
     if orientation not in (0, 1):
         notes.append(f"EXIF orientation: {orientation}, which is ignored; trains as stored")
-    return mode, notes + (_stray_bytes(data) if header.kind == "jpeg" else [])
+    return mode, notes
 
 
 def _stray_bytes(data: bytes) -> list[str]:

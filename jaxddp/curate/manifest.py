@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ VERSION = 1
 def manifest_place(root: Path, wanted: Path | None) -> Path:
     """The place of a data set's manifest: as wanted, otherwise in the working directory, named after the root.
 
-    Raises:
-        InputError: it cannot be written there, or would be inside the data set without being wanted there.
+    Raises `InputError` where it cannot be written, or would be inside the data set without being wanted there.
     """
     place = (wanted or Path(f"{root.resolve().name or 'data'}.manifest.jsonl")).absolute()
     if wanted is None and place.resolve().is_relative_to(root.resolve()):
@@ -41,10 +41,9 @@ def write_manifest(report: CheckReport, place: Path) -> None:
 
 
 def _lines(report: CheckReport) -> Iterator[bytes]:
-    yield _line({"manifest": VERSION, "splits": report.summary()})
-    for split in report.splits:
-        for row in range(len(split.source)):
-            yield _line(_image(split, row))
+    images = (_image(split, row) for split in report.splits for row in range(len(split.source)))
+    for line in chain([{"manifest": VERSION, "splits": report.summary()}], images):
+        yield json.dumps(line).encode() + b"\n"
 
 
 def _image(split: CheckedSplit, row: int) -> dict[str, Any]:
@@ -63,7 +62,3 @@ def _image(split: CheckedSplit, row: int) -> dict[str, Any]:
         "notes": split.notes.get(row, ()),
         "fault": split.faults.get(row),
     }
-
-
-def _line(value: dict[str, Any]) -> bytes:
-    return json.dumps(value).encode() + b"\n"

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from PIL import Image
 
 import jaxddp.files as files
 from jaxddp.curate.check import CheckProgress
-from jaxddp.data.formats.packed import FEATURE, MANIFEST, PackedSplit
-from jaxddp.data.images.pillow import open_sound
-from jaxddp.data.images.verify import verify
+from jaxddp.data.formats.packed import FEATURE, MANIFEST
+from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 
@@ -88,8 +87,7 @@ def pack(
 def packed_image(data: bytes, packing: Packing) -> bytes:
     """An encoded image as JPEG, its shorter side reduced to `packing.short_side` with an antialiasing filter.
 
-    Raises:
-        InputError: the image cannot be used.
+    Raises `InputError` where the image cannot be used.
     """
     header = verify(data)
     with open_sound(data) as image:
@@ -117,44 +115,27 @@ def _pack_split(
 
     ids = [os.fsencode(str(source.record(row).id)) for row in range(len(source))]
     shard, offset = np.zeros(len(source), np.int32), np.zeros(len(source), np.int64)
+    names: list[str] = []
+    writer, end = None, SHARD_BYTES
     try:
-        with closing(_ShardWriter(tf, folder, split)) as shards:
+        with ExitStack() as opened:
             for row, image in enumerate(_packed_images(source, packing)):
-                record = _example(tf, image, int(source.labels[row]), ids[row])
-                shard[row], offset[row] = shards.write(record.SerializeToString())
+                if writer is None or end >= SHARD_BYTES:
+                    opened.close()
+                    names.append(f"{split}-{len(names):05d}.tfrecord")
+                    writer, end = opened.enter_context(tf.io.TFRecordWriter(str(folder / names[-1]))), 0
+                record = _example(tf, image, int(source.labels[row]), ids[row]).SerializeToString()
+                writer.write(record)
+                shard[row], offset[row] = len(names) - 1, end
+                end += len(record) + _RECORD_OVERHEAD
                 packed()
-        PackedSplit(np.array(ids), source.labels, shard, offset).save(folder / f"{split}.npz")
-        sizes = {name: (folder / name).stat().st_size for name in shards.names}
+        columns = {"id": np.array(ids), "label": source.labels, "shard": shard, "offset": offset}
+        np.savez(folder / f"{split}.npz", **columns)
+        sizes = {name: (folder / name).stat().st_size for name in names}
     except (tf.errors.OpError, OSError) as error:
         reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
         raise InputError(f"{folder.parent}: cannot be written ({reason}); free some space there") from None
     return {"examples": len(source), "fingerprint": source.fingerprint, "files": sizes}
-
-
-class _ShardWriter:
-    """The record files of a split; a new one begins when one is full."""
-
-    def __init__(self, tf: Any, folder: Path, split: str):
-        self._tf, self._folder, self._split = tf, folder, split
-        self._writer: Any = None
-        self._position = SHARD_BYTES
-        self.names: list[str] = []
-
-    def write(self, record: bytes) -> tuple[int, int]:
-        """Returns which file the record is in, and at which byte it begins."""
-        if self._position >= SHARD_BYTES:
-            self.close()
-            self.names.append(f"{self._split}-{len(self.names):05d}.tfrecord")
-            self._writer = self._tf.io.TFRecordWriter(str(self._folder / self.names[-1]))
-            self._position = 0
-        self._writer.write(record)
-        position = self._position
-        self._position += len(record) + _RECORD_OVERHEAD
-        return len(self.names) - 1, position
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
 
 
 def _packed_images(source: Source, packing: Packing) -> Iterator[bytes]:

@@ -11,11 +11,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class ProgressBar(AbstractContextManager["ProgressBar"]):
-    """A bar where standard error is a terminal, otherwise a plain line every few seconds.
-
-    Args:
-        total: how many images there are in all.
-    """
+    """A bar where standard error is a terminal, otherwise a plain line every few seconds; `total` is of images."""
 
     def __init__(self, total: int):
         self._total = total

@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -66,23 +65,15 @@ class CheckedSplit:
         """Images a class, int64[K], faulty ones among them."""
         return np.bincount(self.source.labels[self.source.labels >= 0], minlength=self.source.num_classes)
 
-    def kinds_of_notes(self) -> Counter[str]:
-        """How many images have a note of each kind."""
-        return Counter(kind for notes in self.notes.values() for kind in {note.partition(":")[0] for note in notes})
 
-
-@dataclass(frozen=True)
 class CheckReport:
-    """All splits, with a note on each image that has the same content as an earlier one.
+    """Splits in which every row was looked at, with a note on each image of the same content as an earlier one.
 
     A `duplicate` lies in the same split and class; a `contradiction` is of another class; a `leak` of another split.
     """
 
-    splits: tuple[CheckedSplit, ...]
-
-    @classmethod
-    def of(cls, splits: Sequence[CheckedSplit]) -> "CheckReport":
-        """The report of splits in which every row was looked at."""
+    def __init__(self, splits: Sequence[CheckedSplit]):
+        self.splits = tuple(splits)
         for split, row, first_split, first_row in _repeats(splits):
             found, before = split.class_of(row), first_split.class_of(first_row)
             where = f"the same content as {first_split.name_of(first_row)}"
@@ -92,7 +83,6 @@ class CheckReport:
                 split.add_note(row, f"{LEAK}: {where}, of split {first_split.name}")
             elif found == before:
                 split.add_note(row, f"{DUPLICATE}: {where}")
-        return cls(tuple(splits))
 
     @property
     def num_faults(self) -> int:
@@ -124,6 +114,7 @@ def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, Ch
 
 def _summary(split: CheckedSplit) -> dict[str, Any]:
     kinds, counts = np.unique(split.columns["kind"], return_counts=True)
+    noted = Counter(kind for notes in split.notes.values() for kind in {note.partition(":")[0] for note in notes})
     per_class = split.per_class
     found: dict[str, Any] = {
         "examples": len(split.source),
@@ -131,7 +122,7 @@ def _summary(split: CheckedSplit) -> dict[str, Any]:
         "bytes": int(split.columns["bytes"].sum()),
         "faults": len(split.faults),
         "kinds": {os.fsdecode(kind): int(n) for kind, n in zip(kinds, counts, strict=True) if kind},
-        "notes": dict(split.kinds_of_notes().most_common()),
+        "notes": dict(noted.most_common()),
         "classes": len(per_class),
     }
     if len(per_class):

@@ -22,8 +22,7 @@ def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
     Args:
         step: from 1, as in metrics.jsonl.
 
-    Raises:
-        InputError: a step or a count below 1, or an error in config or data.
+    Raises `InputError` for a step or a count below 1, or an error in config or data.
     """
     if step < 1:
         raise InputError(f"--step {step}: steps count from 1")

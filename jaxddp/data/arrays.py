@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard
+from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.source import Record, check_order, columns
 from jaxddp.data.subset import ClassSelection, balanced_rows, selected
 from jaxddp.data.substitutes import Substitutes
@@ -28,8 +28,7 @@ class ArrayTable:
             (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all.
         labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32.
 
-    Raises:
-        InputError: as `check_images` and `check_labels`.
+    Raises `InputError` as `check_images` and `check_labels`.
     """
 
     images: np.ndarray
@@ -48,10 +47,6 @@ class ArrayTable:
         object.__setattr__(self, "class_names", tuple(self.class_names))
 
     def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def num_examples(self) -> int:
         return len(self.images)
 
     @property
@@ -118,7 +113,7 @@ class ArrayTable:
 
     def train_batches(
         self,
-        order: SampleOrder,
+        order: Order,
         data: DataConfig,
         steps: range,
         shard: Shard = WHOLE,
@@ -136,8 +131,7 @@ class ArrayTable:
 
     @property
     def pixel_shape(self) -> tuple[int, int, int]:
-        _, height, width, channels = self.images.shape
-        return height, width, channels
+        return self.images.shape[1:]
 
     def read(self, row: int) -> bytes:
         return self.images[row].tobytes()
@@ -150,20 +144,17 @@ class ArrayTable:
 
     def _batches(self, order: Order, steps: range, shard: Shard) -> Iterator[Batch]:
         check_order(self, order, shard)
-        return (self._with_images(columns(self.labels, order, step, shard)) for step in steps)
 
-    def _with_images(self, batch: Batch) -> Batch:
-        images = self.images[batch.row]
-        images[batch.mask == 0] = 0
-        return batch._replace(image=images)
+        def with_images(batch: Batch) -> Batch:
+            images = self.images[batch.row]
+            images[batch.mask == 0] = 0
+            return batch._replace(image=images)
+
+        return (with_images(columns(self.labels, order, step, shard)) for step in steps)
 
 
 def check_images(images: np.ndarray) -> None:
-    """Refuses what are not images of an `ArrayTable`; no pixel is read.
-
-    Raises:
-        InputError: a shape that is not [N, H, W, C], a dtype that is not uint8, or nothing there.
-    """
+    """Raises `InputError` where images are not uint8[N, H, W, C], or none; no pixel is read."""
     if images.ndim != 4:
         raise InputError(f"images of shape {images.shape}: give [N, H, W, C], with C = 1 for gray")
     if images.dtype != np.uint8:
@@ -173,11 +164,7 @@ def check_images(images: np.ndarray) -> None:
 
 
 def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> None:
-    """Refuses what are not labels of an `ArrayTable`.
-
-    Raises:
-        InputError: not one integer for each example, or one that is neither in 0..num_classes-1 nor -1.
-    """
+    """Raises `InputError` where labels are not one integer for each example, in 0..num_classes-1 or -1."""
     if labels.shape != (num_examples,):
         raise InputError(f"labels of shape {labels.shape} for {num_examples} images: give one label per image")
     if not np.issubdtype(labels.dtype, np.integer):

@@ -11,7 +11,6 @@ import os
 import re
 import tomllib
 from dataclasses import dataclass, fields
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +33,13 @@ class DatasetEntry:
     classes: str | None = None
 
 
-def resolve(name: str, *, file: str | PathLike[str] | None = None) -> DatasetEntry:
-    """Looks a data set up by its heading. Its directory is not looked at.
-
-    Args:
-        file: the catalog; by default what JAXDDP_DATASETS names, else datasets.toml in the working directory.
+def resolve(name: str) -> DatasetEntry:
+    """Looks a data set up by its heading, in the file that JAXDDP_DATASETS names, else ./datasets.toml.
 
     Raises:
         InputError: a catalog that is missing or not TOML, an unknown name or key, or a value that is not a string.
     """
-    catalog = Path(file or os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).expanduser().absolute()
+    catalog = Path(os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).expanduser().absolute()
     tables = _load(catalog)
     if name not in tables:
         known = ", ".join(tables) or "none"
@@ -52,7 +48,10 @@ def resolve(name: str, *, file: str | PathLike[str] | None = None) -> DatasetEnt
     if not isinstance(table, dict):
         raise InputError(f'{catalog}: {name} is {show(table)}; write a heading [{name}] and below it path = "..."')
     _check_keys(table, f"{catalog}: {name}")
-    return DatasetEntry(name=name, **table | {"path": _absolute(table["path"], catalog.parent)})
+    path = table["path"]
+    if not is_address(path):
+        path = str(catalog.parent / Path(path).expanduser())
+    return DatasetEntry(**table | {"name": name, "path": path})
 
 
 def _load(catalog: Path) -> dict[str, Any]:
@@ -81,9 +80,3 @@ def _check_keys(table: dict[str, Any], where: str) -> None:
             raise InputError(f"{where}.{key}: is {show(value)}; give a string that is not empty")
     if "path" not in table:
         raise InputError(f'{where}: no path; add path = "DIRECTORY"')
-
-
-def _absolute(path: str, folder: Path) -> str:
-    if is_address(path):
-        return path
-    return str(folder / Path(path).expanduser())

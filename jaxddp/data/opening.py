@@ -15,11 +15,7 @@ from jaxddp.registry import FORMATS
 
 
 def open_tables(data: DataConfig) -> tuple[Source, Source]:
-    """The training and the validation source that a config names, after checking that every image is there.
-
-    Raises:
-        InputError: as `open_splits`, or an image that is missing.
-    """
+    """The training and the validation source of a config, checked. Raises: as `open_splits` and `Source.check`."""
     train, val = open_splits(data).values()
     if data.limit is not None:
         train = train.take(data.limit)
@@ -32,8 +28,7 @@ def open_tables(data: DataConfig) -> tuple[Source, Source]:
 def open_splits(data: DataConfig) -> dict[str, Source]:
     """The sources of "train" and "val", with the selected classes; images are not checked.
 
-    Raises:
-        InputError: neither a path nor a name, both, or whatever is wrong with the data.
+    Raises `InputError` for neither a path nor a name, both, or whatever is wrong with the data.
     """
     place = _place(data)
     known = _format_of(place)

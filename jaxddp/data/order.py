@@ -6,7 +6,7 @@ resumes by asking for the next step, and any number of hosts divide the same bat
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,20 +19,6 @@ MAX_EXAMPLES = 2**31 - 1
 """Rows fit an int32, as they travel in a `Batch`."""
 
 
-class Order(Protocol):
-    """What a source of batches needs to know: the rows of a step's global batch, and the epoch of each."""
-
-    @property
-    def num_examples(self) -> int: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    def rows(self, step: int) -> np.ndarray: ...
-
-    def epochs(self, step: int) -> np.ndarray: ...
-
-
 class Shard(NamedTuple):
     """Which of `count` equal contiguous parts of every global batch a process gets; all of it by default."""
 
@@ -40,11 +26,7 @@ class Shard(NamedTuple):
     count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def of(self, values: np.ndarray) -> np.ndarray:
-        """This part of a global batch's values.
-
-        Raises:
-            InputError: the batch does not divide by `count`, or there is no part `index`.
-        """
+        """This part of a batch's values. Raises `InputError` where there is none, or the batch does not divide."""
         size, rest = divmod(len(values), self.count)
         if rest:
             sizes = f"{size * self.count} or {(size + 1) * self.count}" if size else f"{self.count}"
@@ -65,15 +47,12 @@ class SampleOrder:
     Nothing is dropped: a batch may begin in one epoch and end in the next, and every example appears exactly once in
     each epoch's stretch of `num_examples` places.
 
-    Raises:
-        InputError: a size below 1, a batch larger than the data set, a seed out of 0..2**63-1.
+    Raises `InputError` for a size below 1, a batch larger than the data set, or a seed out of 0..2**63-1.
     """
 
     num_examples: int
     batch_size: int
     seed: int
-    shuffle: bool = True
-    """False keeps the table's order in every epoch."""
 
     def __post_init__(self) -> None:
         _check_sizes(self.num_examples, self.batch_size)
@@ -91,8 +70,6 @@ class SampleOrder:
     def rows(self, step: int) -> np.ndarray:
         """The rows of the global batch, int64[batch_size]."""
         epochs, places = np.divmod(_positions(step, self.batch_size), self.num_examples)
-        if not self.shuffle:
-            return places
         rows = np.empty_like(places)
         for epoch in np.unique(epochs):
             here = epochs == epoch
@@ -108,12 +85,13 @@ class SampleOrder:
 class EvalOrder:
     """The evaluation order: every row once, in the table's order, the last batch filled up with -1.
 
-    Raises:
-        InputError: a size below 1; a batch may be larger than the data set.
+    A batch may be larger than the data set. Raises `InputError` for a size below 1.
     """
 
     num_examples: int
     batch_size: int
+    seed: ClassVar[int] = 0
+    """Nothing is drawn in evaluation."""
 
     def __post_init__(self) -> None:
         _check_sizes(self.num_examples, self.batch_size)
@@ -130,6 +108,9 @@ class EvalOrder:
 
     def epochs(self, step: int) -> np.ndarray:
         return np.zeros(self.batch_size, np.int64)
+
+
+Order = SampleOrder | EvalOrder
 
 
 @lru_cache(maxsize=4)

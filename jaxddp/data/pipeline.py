@@ -8,7 +8,9 @@ substituted, the pipeline starts again at the step that had it.
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,37 +18,27 @@ from typing import Any
 import numpy as np
 
 from jaxddp.data.batch import Batch
-from jaxddp.data.image_reader import ImageReader, image_reader
 from jaxddp.data.images.decode import decodes, verified
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import example_keys
-from jaxddp.data.memory import keep_freed_memory
 from jaxddp.data.order import Order, Shard
 from jaxddp.data.source import check_order, columns
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
-from jaxddp.data.tensorflow_cpu import tf
+from jaxddp.data.tensorflow_cpu import keep_freed_memory, tf
 from jaxddp.errors import InputError, Unreachable
 
 PREFETCH_BATCHES = 2
 """How many finished batches wait for the consumer, besides the one in preparation: it bounds the stream's memory."""
 
+FETCH_THREADS = 32
+"""How many images are fetched at once from a store that the graph cannot read."""
+
+BATCHES_AHEAD = 2
+"""How many batches of encoded images are fetched beyond the one that is being decoded."""
+
 _SOUND: "weakref.WeakKeyDictionary[ExampleTable, np.ndarray]" = weakref.WeakKeyDictionary()
 """Which rows this process has read to their last pixel, bool[N]: no file is verified twice."""
-
-
-@dataclass(frozen=True)
-class Loading:
-    """How an encoded image becomes pixels; the seed is that of the keys."""
-
-    image_size: int
-    load: Callable[[Any, Any], Any]
-    """From an encoded image, a string scalar, and a key, int64[2], to uint8[S, S, 3], in TensorFlow ops."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise InputError(f"image size {self.image_size}: use at least 1 pixel")
 
 
 @dataclass(frozen=True)
@@ -55,28 +47,33 @@ class Pipeline:
 
     table: ExampleTable
     order: Order
+    """Its seed is also that of the keys from which crops are drawn."""
+    image_size: int
+    load: Callable[[Any, Any], Any]
+    """From an encoded image, a string scalar, and a key, int64[2], to uint8[S, S, 3], in TensorFlow ops."""
     steps: range
     shard: Shard
-    loading: Loading
     substitutes: Substitutes | None = None
     lost: list[Unreachable] = field(default_factory=list)
     """The error of a store that does not answer, as the producer got it: TensorFlow passes on only its text."""
 
-    def __post_init__(self) -> None:
+    def batches(self) -> Generator[Batch]:
+        """The shard's batches. The work begins at once, in the background."""
         check_order(self.table, self.order, self.shard)
-
-    def batches(self, threads: int | None) -> Generator[Batch]:
-        """The shard's batches. `threads` are by default as many as the cores that this process may use."""
-        reader = image_reader(self.table)
+        if self.image_size < 1:
+            raise InputError(f"image size {self.image_size}: use at least 1 pixel")
+        in_graph = self.table.store.in_graph()
+        places = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)][: 2 if in_graph else 1]
         key, look = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool)
 
         # Traced once: tracing again at each start would take longer than reading the batch.
-        @tf.function(input_signature=(key, look, *reader.signature), autograph=False)
+        @tf.function(input_signature=(key, look, *places), autograph=False)
         def load(key: Any, look: Any, *place: Any) -> Any:
-            return self.loading.load(verified(reader.read(*place), look), key)
+            image = in_graph(*place) if in_graph else place[0]
+            return self.load(verified(image, look), key)
 
         def start(step: int) -> Iterator[np.ndarray]:
-            return self._images(reader, load, self.steps[self.steps.index(step) :], threads or _usable_cores())
+            return self._images(load, self.steps[self.steps.index(step) :])
 
         images = [start(self.steps[0])] if self.steps else []
         batches = self._consume(images, start)
@@ -85,9 +82,9 @@ class Pipeline:
         weakref.finalize(batches, images.clear)
         return batches
 
-    def _images(self, reader: ImageReader, load: Any, steps: range, threads: int) -> Iterator[np.ndarray]:
+    def _images(self, load: Any, steps: range) -> Iterator[np.ndarray]:
         """The pixels of one shard's batches, uint8[b, S, S, 3], b being the number of its real examples."""
-        options = tf.data.Options()
+        threads, options = _usable_cores(), tf.data.Options()
         options.threading.private_threadpool_size = threads
         # Parallel over images, and not within one as well.
         options.threading.max_intra_op_parallelism = 1
@@ -95,7 +92,7 @@ class Pipeline:
         options.autotune.enabled = False
         signature = tuple(tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in load.input_signature)
         dataset = (
-            tf.data.Dataset.from_generator(lambda: self._produce(reader, steps), output_signature=signature)
+            tf.data.Dataset.from_generator(lambda: self._produce(steps), output_signature=signature)
             .unbatch()
             # More calls than threads, because finished images wait in order behind a slow one.
             .map(load, num_parallel_calls=2 * threads, deterministic=True)
@@ -105,17 +102,23 @@ class Pipeline:
         )
         return dataset.as_numpy_iterator()
 
-    def _produce(self, reader: ImageReader, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
+    def _produce(self, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
         batches = ((batch, *self._images_of(batch)) for batch in map(self._columns, steps))
         # A store is asked for images some batches before they are used.
         ahead, here = itertools.tee(batches)
         try:
-            for (batch, real, rows), places in zip(here, reader.batches(rows for _, _, rows in ahead), strict=True):
-                keys = example_keys(self.loading.seed, batch.epoch[real], batch.row[real])
+            for (batch, real, rows), places in zip(here, self._places(rows for _, _, rows in ahead), strict=True):
+                keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real])
                 yield keys, ~self._sound[rows], *places
         except Unreachable as error:
             self.lost.append(error)
             raise
+
+    def _places(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
+        """For each batch of rows, int64[b], the graph's further arguments: paths and offsets, or images."""
+        if self.table.store.in_graph() is None:
+            return _fetched(self.table, batches)
+        return map(self.table.places, batches)
 
     def _consume(self, images: list[Any], start: Callable[[int], Iterator[np.ndarray]]) -> Generator[Batch]:
         try:
@@ -131,7 +134,7 @@ class Pipeline:
     def _next(self, images: Iterator[np.ndarray], batch: Batch) -> np.ndarray | None:
         """The pixels of a batch's real examples; None after bad images were found and substituted."""
         if not batch.mask.any():
-            return np.zeros((0, self.loading.image_size, self.loading.image_size, 3), np.uint8)
+            return np.zeros((0, self.image_size, self.image_size, 3), np.uint8)
         try:
             pixels = next(images)
         except (tf.errors.OpError, UnicodeDecodeError):
@@ -188,6 +191,26 @@ class Pipeline:
     @cached_property
     def _sound(self) -> np.ndarray:
         return _SOUND.setdefault(self.table, np.zeros(len(self.table), bool))
+
+
+def _fetched(table: ExampleTable, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray]]:
+    """The encoded images of one batch after the other, fetched ahead in threads, which end with the iterator."""
+    pending: deque[list[Future[bytes]]] = deque()
+
+    def oldest() -> tuple[np.ndarray]:
+        return (np.array([image.result() for image in pending.popleft()], object),)
+
+    pool = ThreadPoolExecutor(FETCH_THREADS)
+    try:
+        for rows in batches:
+            pending.append([pool.submit(table.read, row) for row in rows.tolist()])
+            if len(pending) > BATCHES_AHEAD:
+                yield oldest()
+        while pending:
+            yield oldest()
+    finally:
+        # Closing the stream does not wait for a store that does not answer.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _usable_cores() -> int:

@@ -69,30 +69,20 @@ class Source(Protocol):
         ...
 
     @property
-    def num_examples(self) -> int: ...
-
-    @property
     def num_classes(self) -> int: ...
 
     def __len__(self) -> int: ...
 
     def select(self, classes: ClassSelection) -> "Source":
-        """The examples of some classes, in their order, with labels made dense; all examples for None.
+        """The examples of some classes, in their order; all examples for None.
 
-        Dense labels follow the order of `class_ids`, however the selection is written, so a train and a validation
-        source that select the same classes agree.
-
-        Raises:
-            InputError: an unknown class, a range out of bounds, or a selection that leaves nothing.
+        Labels are made dense in the order of `class_ids`, however the selection is written, so that train and
+        validation agree. Raises `InputError` for an unknown class, or where nothing is left.
         """
         ...
 
     def take(self, limit: int) -> "Source":
-        """At most `limit` examples, in their order, in which each class keeps its share; see `balanced_rows`.
-
-        Raises:
-            InputError: a limit below 1.
-        """
+        """At most `limit` examples (from 1), in their order, in each class its share of them; see `balanced_rows`."""
         ...
 
     # --- A config and these images ---
@@ -106,23 +96,18 @@ class Source(Protocol):
         ...
 
     def check(self, data: DataConfig) -> None:
-        """Checks that every image is there and that the config's sizes and crops suit them; no image is opened.
+        """Checks that every image is there, and suits the config's sizes and crops; no image is opened.
 
-        Raises:
-            InputError: names the first image that cannot be used, or the key.
+        Raises `InputError`, which names the first image that cannot be used, or the key. So do the other checks.
         """
         ...
 
     def check_evaluation(self, data: DataConfig) -> None:
-        """Checks that the config's evaluation suits these images. Raises `InputError`, which names the key."""
+        """Checks that the config's evaluation suits these images."""
         ...
 
     def check_resident(self, data: DataConfig) -> None:
-        """Checks that training sees the same images in every epoch, so that devices can keep them (`data.cache`).
-
-        Raises:
-            InputError: it does not; names the key.
-        """
+        """Checks that training sees the same images in every epoch, so that devices can keep them (`data.cache`)."""
         ...
 
     # --- Batches ---
@@ -154,11 +139,7 @@ class Source(Protocol):
     def whole_batches(
         self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, substitutes: "Substitutes | None" = None
     ) -> Iterator[Batch]:
-        """Every example once, with the pixels that training sees where images are not cropped at random.
-
-        Raises:
-            InputError: as `train_batches`.
-        """
+        """Every example once, with the pixels of training without random crops. Raises: as `train_batches`."""
         ...
 
     # --- Single images ---
@@ -216,24 +197,20 @@ def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -
 
 
 def stacked_columns(labels: np.ndarray, order: Order, steps: range, length: int, shard: Shard = WHOLE) -> Batch:
-    """The `columns` of several steps side by side, each [B, length]: step `steps[k]` is column k.
+    """The `columns` of several steps side by side, each [B, length]: step `steps[k]` is column k, the rest is 0.
 
-    The rest of `length` is 0. The batch's axis is the first, so that `Topology.place` shards it as it does a batch.
+    The batch's axis is the first, so that `Topology.place` shards it as it does a batch.
     """
     each = [columns(labels, order, step, shard) for step in steps]
 
-    def stacked(parts: tuple[Any, ...]) -> np.ndarray | None:
-        if parts[0] is None:
-            return None
-        whole = np.zeros((len(parts[0]), length), parts[0].dtype)
-        whole[:, : len(parts)] = np.stack(parts, axis=1)
-        return whole
+    def stacked(*parts: np.ndarray) -> np.ndarray | None:
+        return None if parts[0] is None else np.pad(np.stack(parts, axis=1), ((0, 0), (0, length - len(parts))))
 
-    return Batch(*map(stacked, zip(*each, strict=True)))
+    return Batch(*map(stacked, *each))
 
 
 def check_order(source: Source, order: Order, shard: Shard) -> None:
     """Raises `InputError` where an order is for another number of examples, or as `Shard.of`."""
-    if order.num_examples != source.num_examples:
-        raise InputError(f"an order of {order.num_examples} examples for {source.num_examples}: make an order of these")
+    if order.num_examples != len(source):
+        raise InputError(f"an order of {order.num_examples} examples for {len(source)}: make an order of these")
     shard.of(order.rows(0))

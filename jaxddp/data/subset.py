@@ -20,8 +20,7 @@ _TAKE_KEY = 0x7A6B65
 def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str]) -> np.ndarray:
     """The indices of the chosen classes, int64[K], in the order of `class_ids` however they were written.
 
-    Raises:
-        InputError: for an unknown class id, an index out of bounds, a class named twice, or no class at all.
+    Raises `InputError` for an unknown class id, an index out of bounds, a class named twice, or no class at all.
     """
     where = f"classes {show(classes)}"
     items = _items(classes, where)
@@ -47,8 +46,7 @@ def selected(
         labels: int32[N], -1 where the class is unknown.
         first: what a person calls the first example.
 
-    Raises:
-        InputError: as `chosen_classes`, or no example is of these classes.
+    Raises `InputError` as `chosen_classes`, or where no example is of these classes.
     """
     chosen = chosen_classes(classes, class_ids)
     # One more slot than classes: it is where an unknown label, -1, looks itself up.
@@ -67,13 +65,10 @@ def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:
     """`limit` row numbers, int64, ascending, in which each class keeps its share as nearly as whole rows allow.
 
     The choice depends on the labels and the limit alone, and a smaller limit chooses a subset of a larger one's rows.
-    Where all classes are equally large, their counts differ by at most one.
-
     The m rows of a class, in a fixed pseudo-random order, get the places 1/2m, 3/2m, 5/2m, ...; the rows with the
-    smallest places are taken (Webster's method of apportionment). All N are returned where there are no more.
+    smallest places are taken (Webster's method of apportionment), all N where there are no more.
 
-    Raises:
-        InputError: a limit below 1.
+    Raises `InputError` for a limit below 1.
     """
     if limit < 1:
         raise InputError(f"limit {limit}: selects no example; give a limit of 1 or more")

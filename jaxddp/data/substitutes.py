@@ -28,11 +28,7 @@ class Substitutes:
         return np.array([self._substitute(row) for row in rows.tolist()], rows.dtype)
 
     def refuse(self, row: int, fault: str) -> None:
-        """Replaces a row's image from now on, and logs the fault, once for each row.
-
-        Raises:
-            InputError: no image of the class is left.
-        """
+        """Replaces a row's image from now on, and logs the fault. Raises `InputError` where no image can replace it."""
         self._refused.add(row)
         substitute = self._substitute(row)
         if substitute in self._refused:

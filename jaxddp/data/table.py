@@ -4,13 +4,14 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
+from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.source import Record
 from jaxddp.data.storage.store import Store
 from jaxddp.data.subset import ClassSelection, balanced_rows, selected
@@ -40,10 +41,6 @@ class ExampleTable:
 
     def __len__(self) -> int:
         return len(self.id)
-
-    @property
-    def num_examples(self) -> int:
-        return len(self)
 
     @property
     def num_classes(self) -> int:
@@ -125,31 +122,52 @@ class ExampleTable:
     def substitutes(self, data: DataConfig) -> Substitutes | None:
         return None if data.bad_images == "fail" else Substitutes(self)
 
-    # TensorFlow takes seconds to import, so the stream is imported where it is used.
+    # TensorFlow takes seconds to import, so what needs it is imported where it is used.
 
     def train_batches(
         self,
-        order: SampleOrder,
+        order: Order,
         data: DataConfig,
         steps: range,
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        from jaxddp.data import stream
+        """As `Source.train_batches`, with images of uint8[B, S, S, 3], S being `data.image_size`.
 
-        return stream.train_batches(self, order, data, steps, shard, substitutes)
+        Each file is read to its last pixel the first time that a process meets it. The iterator raises `Unreachable`
+        where the store gave no answer within its deadline.
+        """
+        from jaxddp.data.images.decode import train_image
+        from jaxddp.data.images.windows import crop_area
+        from jaxddp.data.pipeline import Pipeline
+
+        load = partial(train_image, area=crop_area(data), image_size=data.image_size)
+        return Pipeline(self, order, data.image_size, load, steps, shard, substitutes).batches()
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
-        from jaxddp.data import stream
+        """Every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
 
-        return stream.eval_batches(self, order, data, shard)
+        With `data.resize == data.image_size`, square images stay whole. Bad images are never replaced: the metrics
+        would be those of another data set. Raises: as `train_batches` and `check_evaluation`.
+        """
+        from jaxddp.data.images.decode import eval_image
+        from jaxddp.data.pipeline import Pipeline
+
+        self.check_evaluation(data)
+
+        def load(encoded: Any, _: Any) -> Any:
+            return eval_image(encoded, data.image_size, data.resize)
+
+        return Pipeline(self, order, data.image_size, load, range(order.num_batches), shard).batches()
 
     def whole_batches(
         self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, substitutes: Substitutes | None = None
     ) -> Iterator[Batch]:
-        from jaxddp.data import stream
+        return self.train_batches(order, replace(data, crop="whole"), range(order.num_batches), shard, substitutes)
 
-        return stream.whole_batches(self, order, data, shard, substitutes)
+    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where in the store the images of int[n] rows are: paths, bytes 'S'[n], and offsets, int64[n]."""
+        return self.path[rows], np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
 
     def _rows(self, rows: np.ndarray) -> "ExampleTable":
         offset = None if self.offset is None else self.offset[rows]

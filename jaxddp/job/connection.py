@@ -28,9 +28,7 @@ class Peer:
     def receive(self, timeout: float) -> dict[str, Any] | None:
         """The next message; None where the connection has ended.
 
-        Raises:
-            TimeoutError: none arrived in time.
-            ValueError: what arrived is not a message.
+        Raises `TimeoutError` where none arrived in time, `ValueError` where what arrived is not a message.
         """
         give_up = time.monotonic() + timeout
         while b"\n" not in self._buffer:
@@ -41,10 +39,9 @@ class Peer:
             poll.register(self._socket, select.POLLIN)
             if not poll.poll(1000 * max(give_up - time.monotonic(), 0)):
                 raise TimeoutError
-            try:
+            received = b""
+            with contextlib.suppress(ConnectionError):
                 received = self._socket.recv(4096)
-            except ConnectionError:
-                return None
             if not received:
                 return None
             self._buffer += received

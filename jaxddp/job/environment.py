@@ -63,8 +63,8 @@ class _Starter:
     address: Callable[[Environ], Found | None] = lambda environ: None
     local: str | None = None
     """This process's number on its host, where each process has its own accelerator."""
-    locals: Callable[[Environ], str | None] = lambda environ: None
-    """How many processes share the host."""
+    locals: str | None = None
+    """How many processes share the host; of SLURM's `2(x3),1`, the first number."""
     sign: str | None = None
     """The other variables count only where this one is set."""
 
@@ -72,14 +72,13 @@ class _Starter:
 def find_job(environ: Environ | None = None) -> Job | None:
     """Read the job from the environment (by default that of this process); None for a single process.
 
-    Raises:
-        InputError: only some of address, count and id are set (names the missing ones), or one cannot be used.
+    Raises `InputError` where only some of address, count and id are set, or one cannot be used; names these.
     """
     environ = os.environ if environ is None else environ
     starters = [starter for starter in _STARTERS if starter.sign is None or _look(environ, starter.sign)]
-    address = _first(starter.address(environ) for starter in starters)
-    count = _first(_look(environ, starter.count) for starter in starters)
-    process = _first(_look(environ, starter.process) for starter in starters)
+    address = next(filter(None, (starter.address(environ) for starter in starters)), None)
+    count = next(filter(None, (_look(environ, starter.count) for starter in starters)), None)
+    process = next(filter(None, (_look(environ, starter.process) for starter in starters)), None)
     if not (address or count or process):
         return None
     num_processes = _number(count, least=1) if count else None
@@ -121,7 +120,8 @@ def _local_devices(environ: Environ, starters: Iterable[_Starter]) -> Found | No
             continue
         # A scheduler that shows each process one device has already assigned it.
         chosen = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
-        return None if chosen or starter.locals(environ) in (None, "1") else local
+        shared = re.match(r"\d+", environ.get(starter.locals or "", ""))
+        return None if chosen or shared is None or shared[0] == "1" else local
     return None
 
 
@@ -133,10 +133,6 @@ def _look(environ: Environ, variable: str | None) -> Found | None:
     """An empty variable counts as not set."""
     value = environ.get(variable, "").strip() if variable else ""
     return Found(value, variable) if value and variable else None
-
-
-def _first(found: Iterable[Found | None]) -> Found | None:
-    return next((each for each in found if each is not None), None)
 
 
 def _missing(address: Found | None, count: Found | None, process: Found | None) -> InputError:
@@ -177,10 +173,7 @@ def _open_mpi_address(environ: Environ) -> Found | None:
 
 
 def _slurm_address(environ: Environ) -> Found | None:
-    """The first node of the step, which runs its process 0, and a port derived from the step.
-
-    Concurrent steps of one job would share a port derived from the job, and connect to each other.
-    """
+    """The first node of the step, which runs its process 0, and a port of the step's own: a job may have several."""
     first = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environ.get("SLURM_STEP_NODELIST", ""))
     if first is None:
         return None
@@ -206,31 +199,26 @@ def _port_of(job: str) -> int:
     return 10000 + int(hashlib.sha256(job.encode()).hexdigest(), 16) % 20000
 
 
-def _slurm_tasks_here(environ: Environ) -> str | None:
-    counts = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    return counts[0] if counts else None
-
-
 # Open MPI before SLURM: inside an allocation, mpirun passes SLURM's variables of its own helper processes to the ranks.
 # SLURM's variables count only within a step of srun: a batch script is one process, whatever is allocated to it.
 _STARTERS = (
     _Starter("JAX_PROCESS_ID", "JAX_NUM_PROCESSES", lambda environ: _look(environ, "JAX_COORDINATOR_ADDRESS")),
-    _Starter("RANK", "WORLD_SIZE", _torchrun_address, "LOCAL_RANK", lambda environ: environ.get("LOCAL_WORLD_SIZE")),
+    _Starter("RANK", "WORLD_SIZE", _torchrun_address, "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     _Starter(
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         _open_mpi_address,
         "OMPI_COMM_WORLD_LOCAL_RANK",
-        lambda environ: environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     _Starter(
         "SLURM_PROCID",
         "SLURM_STEP_NUM_TASKS",
         _slurm_address,
         "SLURM_LOCALID",
-        _slurm_tasks_here,
+        "SLURM_STEP_TASKS_PER_NODE",
         sign="SLURM_STEP_NUM_TASKS",
     ),
-    _Starter("PMI_RANK", "PMI_SIZE", _pmi_address, "MPI_LOCALRANKID", lambda environ: environ.get("MPI_LOCALNRANKS")),
+    _Starter("PMI_RANK", "PMI_SIZE", _pmi_address, "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     _Starter("JOB_COMPLETION_INDEX"),
 )

@@ -49,8 +49,7 @@ def join(job: Job | None, limits: Limits | None = None) -> None:
 
     From then on this process ends within `limits.silence` and a few seconds when another one is lost.
 
-    Raises:
-        InputError: the processes do not reach each other, or differ where they must not; see `rendezvous.meet`.
+    Raises `InputError` where the processes do not reach each other, or differ where they must not; see `meet`.
     """
     global _watch, _limits
     if job is None or jax.distributed.is_initialized():
@@ -61,19 +60,27 @@ def join(job: Job | None, limits: Limits | None = None) -> None:
     meeting = meet(job, _versions(), _limits.start)
     _watch = Watch(meeting, silence=_limits.silence)
     sys.excepthook = _on_exception
-    with _without_proxies(), _before_any_device():
-        jax.distributed.initialize(
-            meeting.jax_address,
-            job.num_processes,
-            job.process_id,
-            local_device_ids=job.local_device_ids,
-            cluster_detection_method="deactivate",
-            initialization_timeout=int(_limits.start),
-            # The watch must detect a loss first: it can name the process.
-            heartbeat_timeout_seconds=int(_limits.silence) * 3,
-            shutdown_timeout_seconds=int(_limits.shutdown),
-            coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
-        )
+    try:
+        with _without_proxies():
+            jax.distributed.initialize(
+                meeting.jax_address,
+                job.num_processes,
+                job.process_id,
+                local_device_ids=job.local_device_ids,
+                cluster_detection_method="deactivate",
+                initialization_timeout=int(_limits.start),
+                # The watch must detect a loss first: it can name the process.
+                heartbeat_timeout_seconds=int(_limits.silence) * 3,
+                shutdown_timeout_seconds=int(_limits.shutdown),
+                coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
+            )
+    except RuntimeError as error:
+        if "before any JAX" not in str(error):
+            raise
+        raise InputError(
+            "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
+            "file use JAX inside its functions only"
+        ) from error
     # Runs before JAX's own shutdown, whose barrier may wait for processes that still compute.
     atexit.register(_watch.close)
 
@@ -95,16 +102,11 @@ def abandon(reason: str, code: int) -> None:
 
 def is_first() -> bool:
     """Whether this is process 0, which writes and prints for all."""
-    state = _coordination()
-    return state.client is None or state.process_id == 0
+    return _coordination().client is None or _coordination().process_id == 0
 
 
 def agree(values: Mapping[str, str]) -> None:
-    """Check that all processes have the same values, before anything is computed from them.
-
-    Raises:
-        InputError: names the first value that differs, the processes, and both values.
-    """
+    """See that all processes have the same values; an `InputError` names the first that differs, and who has what."""
     values, own = dict(values), _coordination().process_id
     for process, text in enumerate(exchange("agree", json.dumps(values))):
         theirs = json.loads(text)
@@ -119,8 +121,7 @@ def agree(values: Mapping[str, str]) -> None:
 def exchange(name: str, value: str) -> list[str]:
     """The values of all processes, in order of their ids. Needs no device; all processes must call it alike.
 
-    Raises:
-        InputError: a process gives none in time.
+    Raises `InputError` where a process gives none in time.
     """
     state = _coordination()
     if state.client is None:
@@ -148,13 +149,16 @@ def _coordination() -> Any:
 
 def _versions() -> dict[str, str]:
     """The versions that must agree for the processes to compile the same program."""
-    versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
-    for package in ("jaxddp", "jax", "jaxlib", "flax", "optax"):
-        try:
-            versions[f"{package}'s version"] = version(package)
-        except PackageNotFoundError:
-            versions[f"{package}'s version"] = "not installed"
-    return versions
+    packages = ("jaxddp", "jax", "jaxlib", "flax", "optax")
+    versions = {f"{package}'s version": installed_version(package) or "not installed" for package in packages}
+    return {"Python": ".".join(platform.python_version_tuple()[:2])} | versions
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 @contextlib.contextmanager
@@ -165,19 +169,6 @@ def _without_proxies() -> Iterator[None]:
         yield
     finally:
         os.environ.update(hidden)
-
-
-@contextlib.contextmanager
-def _before_any_device() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if "before any JAX" not in str(error):
-            raise
-        raise InputError(
-            "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
-            "file use JAX inside its functions only"
-        ) from error
 
 
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

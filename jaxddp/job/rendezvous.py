@@ -208,7 +208,7 @@ def _mismatch(mine: dict[str, Any], said: dict[str, Any], hellos: dict[int, dict
 
 def _absent(job: Job, hellos: dict[int, Any], timeout: float, listening: str) -> str:
     missing = [str(process) for process in range(job.num_processes) if process not in hellos]
-    who = f"process {missing[0]}" if len(missing) == 1 else f"processes {', '.join(missing[:8])}"
+    who = f"process{'es' * (len(missing) > 1)} {', '.join(missing[:8])}"
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
     return (
         f"coordinator {job.coordinator}: {who}{more} of {job.num_processes} did not join in {timeout:g} s; "

@@ -128,10 +128,7 @@ class Watch:
 
 
 def _end_process(loss: Loss) -> None:
-    """Give the main thread a moment to fail by itself with this reason; then end the process at once.
-
-    A normal exit would wait at JAX's shutdown barrier for the process that is gone.
-    """
+    # The main thread may fail by itself with this reason. A normal exit would wait at JAX's shutdown barrier.
     time.sleep(_GRACE_SECONDS)
     end_now(str(loss), loss.code)
 

@@ -63,11 +63,7 @@ def check_length(found: int, promised: int) -> None:
 
 
 def read_names(file: Path) -> tuple[str, ...]:
-    """The names of the classes from a text file, one a line; blank lines may follow the last.
-
-    Raises:
-        InputError: no such file, one that is not UTF-8, no name, or a blank line between two.
-    """
+    """The names of the classes from a UTF-8 file, one a line; blank lines may follow the last. Raises: InputError."""
     with errors_of(file):
         names = [line.strip() for line in file.read_text(encoding="utf-8-sig").rstrip().splitlines()]
         if not names:
@@ -80,8 +76,7 @@ def read_names(file: Path) -> tuple[str, ...]:
 def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
     """ "0", "1", ... up to the largest label of any of the arrays, for data that do not name their classes.
 
-    Raises:
-        InputError: labels so large that they cannot count classes.
+    Raises `InputError` for labels so large that they cannot count classes.
     """
     # `check_labels` refuses labels of another kind.
     integers = (each for each in labels if np.issubdtype(each.dtype, np.integer))

@@ -8,8 +8,8 @@ A file is records of a label's byte (CIFAR-100: the coarse label's, then the fin
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,34 +24,23 @@ _PLANES = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
 
 
-@dataclass(frozen=True)
-class _Version:
-    """One published archive."""
+class _Version(NamedTuple):
+    """A published archive: its folder, its files, the one that names the classes, and the bytes of a record's label."""
 
     folder: str
-    files: Mapping[Split, tuple[str, ...]]
+    files: Mapping[str, tuple[str, ...]]
     names: str
-    """The file that names the classes."""
     label_bytes: int
-    """Before the pixels of a record; the last of them is the label."""
 
     def lies_in(self, folder: Path) -> bool:
         return folder.is_dir() and (folder.name == self.folder or (folder / self.names).is_file())
 
 
+_CIFAR10 = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "val": ("test_batch.bin",)}
+_CIFAR100 = {"train": ("train.bin",), "val": ("test.bin",)}
 _VERSIONS = (
-    _Version(
-        folder="cifar-10-batches-bin",
-        files={"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "val": ("test_batch.bin",)},
-        names="batches.meta.txt",
-        label_bytes=1,
-    ),
-    _Version(
-        folder="cifar-100-binary",
-        files={"train": ("train.bin",), "val": ("test.bin",)},
-        names="fine_label_names.txt",
-        label_bytes=2,
-    ),
+    _Version("cifar-10-batches-bin", _CIFAR10, "batches.meta.txt", label_bytes=1),
+    _Version("cifar-100-binary", _CIFAR100, "fine_label_names.txt", label_bytes=2),
 )
 
 
@@ -63,21 +52,17 @@ def holds_cifar(folder: Path) -> bool:
 def read_cifar(folder: Path, split: Split) -> ArrayTable:
     """Reads one split: images uint8[N, 32, 32, 3] of CIFAR-10's classes, or of CIFAR-100's fine ones.
 
-    Args:
-        folder: the unpacked folder, or the one that it is in.
-
     Raises:
-        InputError: neither or both of the archives, a missing file, one that is not whole records, a label without a
-            name.
+        InputError: neither or both of the archives in the folder and the one around it, a missing file, one that is not
+            whole records, a label without a name.
     """
     places = _places(folder)
     if not places:
         folders = " or ".join(version.folder for version in _VERSIONS)
         raise InputError(f"{folder}: no CIFAR in its binary version; give the folder {folders}, or the one around it")
-    if len(places) > 1:
-        found = " and ".join(str(place) for place, _ in places)
-        raise InputError(f"{folder}: two data sets, {found}; give one of these folders")
-    place, version = places[0]
+    (place, version), *others = places
+    if others:
+        raise InputError(f"{folder}: two data sets, {place} and {others[0][0]}; give one of these folders")
     names = read_names(place / version.names)
     parts = [_read(place / name, version.label_bytes, len(names)) for name in version.files[split]]
     images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))

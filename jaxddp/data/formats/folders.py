@@ -8,14 +8,13 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.source import Split
-from jaxddp.data.storage.local import LocalFiles
+from jaxddp.data.storage.local import LocalFiles, link_out
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
@@ -30,13 +29,12 @@ _FOREIGN = frozenset({".bmp", ".gif", ".tif", ".tiff", ".webp", ".heic", ".avif"
 _THREADS = 16
 
 
-def holds_folders(root: str | PathLike[str]) -> bool:
+def holds_folders(root: Path) -> bool:
     """Whether a directory looks like such a tree: it has a folder `train` with folders in it."""
-    train = Path(root).expanduser() / "train"
-    return train.is_dir() and bool(_visible_folders(train))
+    return (root / "train").is_dir() and bool(_visible_folders(root / "train"))
 
 
-def read_folders(root: str | PathLike[str], split: Split) -> ExampleTable:
+def read_folders(root: Path, split: Split) -> ExampleTable:
     """Reads the examples of one split. No image is opened.
 
     Classes are the names of the folders in `train`, sorted, for both splits; an id is the image's path without its
@@ -48,7 +46,7 @@ def read_folders(root: str | PathLike[str], split: Split) -> ExampleTable:
             link that leads out of the root or into a folder above itself; two images of one id; an image of a kind that
             is not read.
     """
-    home = Path(root).expanduser().absolute()
+    home = root.absolute()
     names = tuple(_class_names(_split_folder(home, "train")))
     folder = _split_folder(home, split)
     present = _class_names(folder)
@@ -61,8 +59,7 @@ def read_folders(root: str | PathLike[str], split: Split) -> ExampleTable:
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda name: _class_images(home, folder / name), present))
     path = np.array([_encoded(home, path) for paths in found for path in paths])
-    place = {name: label for label, name in enumerate(names)}
-    label = np.repeat(np.array([place[name] for name in present], np.int32), [len(paths) for paths in found])
+    label = np.repeat(np.searchsorted(names, present).astype(np.int32), [len(paths) for paths in found])
     return ExampleTable(LocalFiles(home), _ids(home, path), path, label, names, names, tuple(range(len(names))))
 
 
@@ -122,20 +119,17 @@ def _images(home: Path, folder: Path, above: tuple[str, ...]) -> Iterator[str]:
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    suffix = os.path.splitext(entry.name)[1].lower()
-    if suffix in _FOREIGN and not entry.name.startswith("."):
+    suffix = "" if entry.name.startswith(".") else os.path.splitext(entry.name)[1].lower()
+    if suffix in _FOREIGN:
         raise InputError(f"{entry.path}: an image of a kind that is not read; convert it to JPEG or PNG, or remove it")
-    return suffix in _IMAGES and not entry.name.startswith(".")
+    return suffix in _IMAGES
 
 
 def _within(home: Path, path: Path) -> str:
     """The real path, links followed. Raises: InputError where it is outside the real root."""
-    real, top = os.path.realpath(path), os.path.realpath(home)
-    if real != top and not real.startswith(os.path.join(top, "")):
-        raise InputError(
-            f"{path}: a symbolic link leads out of the data set, to {real!r}; put the files themselves into the root"
-        )
-    return real
+    if fault := link_out(os.fsencode(path), os.path.realpath(os.fsencode(home))):
+        raise InputError(f"{path}: {fault}; put the files themselves into the root")
+    return os.path.realpath(path)
 
 
 def _encoded(home: Path, path: str) -> bytes:

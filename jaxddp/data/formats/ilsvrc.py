@@ -7,7 +7,6 @@ Images are expected where the archive puts them:
 """
 
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 
@@ -38,8 +37,8 @@ def train_solutions(
     """Reads the training examples, whose images lie in one folder a synset.
 
     Args:
-        root: the directory of Kaggle's archive, or its URL: `s3://bucket/imagenet`, `gs://…` or `https://…`; see
-            `jaxddp.data.storage.objects` for keys and endpoints.
+        root: the directory of Kaggle's archive, or its URL: `s3://bucket/imagenet`, `gs://…` or `https://…`; for keys
+            and endpoints see docs/data.md.
         csv: the solution file, in the root unless it is an absolute path.
         classes: as in `ExampleTable.select`.
         cache: a folder of this machine where images of a URL are kept after they were fetched; see `CachedStore`.
@@ -71,7 +70,7 @@ def test_listing(
     home = open_root(root, SYNSET_MAPPING, cache)
     solutions = read_solutions(home.file(csv), None)
     folder = np.array([f"{_IMAGES}/test/".encode()])
-    return _within(home.folder, _table(home, solutions, folder, {}), solutions)
+    return _table(home, solutions, folder, {})
 
 
 def _labelled(
@@ -85,18 +84,17 @@ def _labelled(
     mapping = read_mapping(home.file(SYNSET_MAPPING))
     solutions = read_solutions(home.file(csv), tuple(mapping))
     folders = np.array([folder.format(synset=synset).encode() for synset in mapping])
-    return _within(home.folder, _table(home, solutions, folders, mapping).select(classes), solutions)
+    return _table(home, solutions, folders, mapping, classes)
 
 
-def _table(home: Home, solutions: Solutions, folders: np.ndarray, mapping: dict[str, str]) -> ExampleTable:
+def _table(
+    home: Home, solutions: Solutions, folders: np.ndarray, mapping: dict[str, str], classes: ClassSelection = None
+) -> ExampleTable:
+    """The examples of some classes. No row may reach files out of the root through a symbolic link."""
     path = np.strings.add(folders[solutions.label], np.strings.add(solutions.image_id, b".JPEG"))
     ids, names, indices = tuple(mapping), tuple(mapping.values()), tuple(range(len(mapping)))
-    return ExampleTable(home.store, solutions.image_id, path, solutions.label, ids, names, indices)
-
-
-def _within(root: Path | None, table: ExampleTable, solutions: Solutions) -> ExampleTable:
-    """Refuses a table in which a symbolic link leads an image out of the root: no row may reach other files."""
-    if root and (faults := links_out(root, table.path)):
+    table = ExampleTable(home.store, solutions.image_id, path, solutions.label, ids, names, indices).select(classes)
+    if home.folder and (faults := links_out(home.folder, table.path)):
         row, fault = faults[0]
         raise InputError(
             f"{solutions.where(table.id[row])}: ImageId {show(table.id[row].decode())}: {fault}; put the file itself "

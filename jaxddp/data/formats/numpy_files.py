@@ -91,18 +91,16 @@ def _mapped(file: Path) -> np.ndarray:
 
 def _unpacked(path: Path, name: str) -> np.ndarray:
     # np.load would allocate what the array's header says before it reads the first byte.
-    with zipfile.ZipFile(path) as archive, _open_member(archive, f"{name}.npy") as stream:
-        shape, column_major, dtype = _header(stream)
-        data = read_rest(stream, math.prod(shape) * dtype.itemsize)
+    with zipfile.ZipFile(path) as archive:
+        try:
+            stream = cast(zipfile.ZipExtFile, archive.open(f"{name}.npy"))
+        except RuntimeError as error:
+            # It is encrypted, or compressed with a method that this Python does not have.
+            raise InputError(f"{error}; save it again with np.savez") from None
+        with stream:
+            shape, column_major, dtype = _header(stream)
+            data = read_rest(stream, math.prod(shape) * dtype.itemsize)
     return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")
-
-
-def _open_member(archive: zipfile.ZipFile, member: str) -> zipfile.ZipExtFile:
-    try:
-        return cast(zipfile.ZipExtFile, archive.open(member))
-    except RuntimeError as error:
-        # It is encrypted, or compressed with a method that this Python does not have.
-        raise InputError(f"{error}; save it again with np.savez") from None
 
 
 def _header(stream: IO[bytes] | zipfile.ZipExtFile) -> tuple[tuple[int, ...], bool, np.dtype]:

@@ -10,10 +10,9 @@ its boxes name. Files are UTF-8, with or without a byte order mark, lines end in
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 
 import numpy as np
 
@@ -51,8 +50,7 @@ class Solutions:
 def read_mapping(file: TextFile) -> dict[str, str]:
     """Reads `LOC_synset_mapping.txt`: synset -> readable name, in the file's order, which is the order of the labels.
 
-    Raises:
-        InputError: for a missing or empty file, bytes that are not UTF-8, a synset given twice or not fit for a folder.
+    Raises `InputError`: a missing or empty file, one that is not UTF-8, a synset given twice or not fit for a folder.
     """
     names: dict[str, str] = {}
     lines: dict[str, int] = {}
@@ -132,10 +130,10 @@ def _records(file: TextFile, columns: Sequence[str]) -> Iterator[list]:
         reader = csv.reader(text, strict=True)
         try:
             header = [name.strip() for name in next(reader, ())]
-            fields = _selector(file, header, columns)
+            places = _places(file, header, columns)
             for row in reader:
                 if len(row) == len(header):
-                    yield [reader.line_num, *fields(row)]
+                    yield [reader.line_num, *[row[place] for place in places]]
                 elif row:
                     raise InputError(
                         f"{file}:{reader.line_num}: {len(row)} of {len(header)} fields in {show(','.join(row))}; "
@@ -145,18 +143,14 @@ def _records(file: TextFile, columns: Sequence[str]) -> Iterator[list]:
             raise InputError(f"{file}:{reader.line_num}: {error}; correct the quotes of this row") from None
 
 
-def _selector(
-    file: TextFile, header: Sequence[str], columns: Sequence[str]
-) -> Callable[[Sequence[str]], Sequence[str]]:
+def _places(file: TextFile, header: Sequence[str], columns: Sequence[str]) -> list[int]:
     if not header:
         raise InputError(f"{file}: no header line; give the columns {','.join(columns)}")
     for name in columns:
         if name not in header:
             found = show(",".join(header))
             raise InputError(f"{file}:1: no column {name}, found {found}; give the columns {','.join(columns)}")
-    places = [header.index(name) for name in columns]
-    # The slice keeps one column a sequence, which an itemgetter of one index would not.
-    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+    return [header.index(name) for name in columns]
 
 
 def _refuse_duplicates(solutions: Solutions) -> None:

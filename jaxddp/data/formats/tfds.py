@@ -9,7 +9,7 @@ files are read at the offset of a record, ArrayRecord files through the library'
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ import numpy as np
 
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
-from jaxddp.data.storage.array_records import ArrayRecords
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
-from jaxddp.data.storage.records import RecordFiles
+from jaxddp.data.storage.records import ArrayRecords, RecordFiles
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
@@ -128,13 +127,11 @@ def _shards(builder: Any, split: Split) -> _Shards:
         raise InputError(f"{root}: no split {wanted}; the set has: {found}; choose a set with one")
     info = splits[own]
     # The file of a shard without records need not exist.
-    both = zip(info.filenames, info.shard_lengths, strict=True)
-    files = [(str(file), int(length)) for file, length in both if length]
-    if not files:
+    lengths = {str(file): int(n) for file, n in zip(info.filenames, info.shard_lengths, strict=True) if n}
+    if not lengths:
         raise InputError(f"{root}: the split {own} holds no example; prepare the set again")
-    names, lengths = zip(*files, strict=True)
     class_names = tuple(builder.info.features[label].names)
-    return _Shards(builder, own, root, names, lengths, image, label, class_names)
+    return _Shards(builder, own, root, tuple(lengths), tuple(lengths.values()), image, label, class_names)
 
 
 def _features(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
@@ -172,20 +169,16 @@ def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
 
     with ThreadPoolExecutor(_THREADS) as pool:
         offsets, labels = zip(*pool.map(look, shards.files, shards.lengths), strict=True)
-    index = RecordIndex(np.array(shards.lengths), np.concatenate(offsets), np.concatenate(labels))
-    _check_labels(shards, store, index)
-    return replace(index, label=index.label.astype(np.int32))
-
-
-def _check_labels(shards: _Shards, store: RecordFiles | ArrayRecords, index: RecordIndex) -> None:
-    wrong = np.flatnonzero((index.label < 0) | (index.label >= len(shards.class_names)))
+    offset, label = np.concatenate(offsets), np.concatenate(labels)
+    wrong = np.flatnonzero((label < 0) | (label >= len(shards.class_names)))
     if len(wrong):
-        place = int(np.searchsorted(np.cumsum(index.count), wrong[0], side="right"))
-        name = store.name(os.fsencode(shards.files[place]), int(index.offset[wrong[0]]))
+        place = int(np.searchsorted(np.cumsum(shards.lengths), wrong[0], side="right"))
+        name = store.name(os.fsencode(shards.files[place]), int(offset[wrong[0]]))
         raise InputError(
-            f"{name}: the label {index.label[wrong[0]]} is not one of the {len(shards.class_names)} classes "
+            f"{name}: the label {label[wrong[0]]} is not one of the {len(shards.class_names)} classes "
             f"({len(wrong)} such records); choose a split with labels"
         )
+    return RecordIndex(np.array(shards.lengths), offset, label.astype(np.int32))
 
 
 class PreparedSets:

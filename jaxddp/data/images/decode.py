@@ -12,7 +12,7 @@ import numpy as np
 from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, parse_header
 from jaxddp.data.images.resize import resize
 from jaxddp.data.images.verify import verify
-from jaxddp.data.images.windows import Crop, center_window, random_area_window, whole_window
+from jaxddp.data.images.windows import Area, center_window, random_area_window
 from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
 
@@ -26,19 +26,22 @@ _SCALES = (8, 4, 2)
 _EXACT, _COARSE = "INTEGER_ACCURATE", "INTEGER_FAST"
 
 
-def train_image(data: Any, key: Any, crop: Crop, image_size: int) -> Any:
-    """One training example, uint8[image_size, image_size, 3], of an encoded image and a row of `example_keys`."""
-    if crop.kind == "whole":
-        return fitted_window(data, whole_window, image_size)
-    return fitted_window(data, lambda size: random_area_window(size, key, crop), image_size, exact=False)
+def train_image(data: Any, key: Any, area: Area | None, image_size: int) -> Any:
+    """One training example, uint8[image_size, image_size, 3], of an encoded image and a row of `example_keys`.
+
+    Args:
+        area: of the random crop; the image stays whole where absent.
+    """
+    if area is None:
+        return fitted_window(data, lambda size: tf.stack([0, 0, size[0], size[1]]), image_size)
+    return fitted_window(data, lambda size: random_area_window(size, key, area), image_size, exact=False)
 
 
 def eval_image(data: Any, image_size: int, resize: int) -> Any:
     """One evaluation example, uint8[image_size, image_size, 3]: the short side resized to `resize`, then the center.
 
-    Both steps in one: the central square whose side is `image_size / resize` of the short side is decoded alone and
-    resized to `image_size`, which samples the same pixels at the same scale, up to the rounding of the square to whole
-    pixels.
+    Both in one: the central square of `image_size / resize` of the short side is decoded alone and resized, which
+    samples the same pixels at the same scale, up to the rounding of the square to whole pixels.
     """
     return fitted_window(data, lambda size: center_window(size, image_size, resize), image_size)
 
@@ -82,24 +85,20 @@ def decode_window(data: Any, window: Window, least: int | None = None, *, exact:
 
 
 def _is_jpeg(data: Any) -> Any:
-    """Whether it is a JPEG, bool scalar; an error for what is neither JPEG nor PNG, or not whole."""
+    """Bool scalar; an error for what is neither JPEG nor PNG, or not whole."""
     # Nearly every file passes this look at both ends; only the others are checked in Python, which is slow here.
     plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
     return tf.cond(plain_jpeg, lambda: True, lambda: tf.numpy_function(_parses_as_jpeg, [data], tf.bool))
 
 
 def _parses_as_jpeg(data: bytes | np.ndarray) -> np.bool_:
-    return np.bool_(parse_header(_bytes(data)).kind == "jpeg")
-
-
-def _verified(data: bytes | np.ndarray) -> bytes:
-    verify(_bytes(data))
-    return _bytes(data)
-
-
-def _bytes(data: bytes | np.ndarray) -> bytes:
     # Bytes in a graph, an array that holds them outside of one.
-    return np.asarray(data, object).item()
+    return np.bool_(parse_header(np.asarray(data, object).item()).kind == "jpeg")
+
+
+def _verified(data: bytes) -> bytes:
+    verify(data)
+    return data
 
 
 def _checked_window(data: Any, window: Window) -> Any:

@@ -9,8 +9,7 @@ import zlib
 import simplejpeg
 from PIL import Image
 
-from jaxddp.data.images.header import AGAIN, JPEG_END, ImageHeader, parse_header
-from jaxddp.data.images.markers import essence, has_every_scan, segments
+from jaxddp.data.images.header import AGAIN, JPEG_END, ImageHeader, essence, has_every_scan, parse_header, segments
 from jaxddp.errors import InputError
 
 # Bytes after the last of the image data: some of ImageNet's files have them, and every pixel is there.
@@ -49,6 +48,23 @@ def verify(data: bytes) -> ImageHeader:
     if not has_every_scan(data, found):
         raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
     return header
+
+
+def open_sound(data: bytes) -> Image.Image:
+    """Opens what `verify` has found sound as a Pillow image, for work that is done once: describing and packing.
+
+    Pillow refuses a JPEG over broken metadata on which no pixel depends, such as a color profile of no bytes. Decoders
+    that train ignore it, so it is left out here; Adobe's marker, which says the color space, is left out only if it is
+    broken itself.
+    """
+    try:
+        return Image.open(io.BytesIO(data))
+    except OSError:
+        found = [*segments(data)]
+    try:
+        return Image.open(io.BytesIO(essence(data, found, adobe=True)))
+    except OSError:
+        return Image.open(io.BytesIO(essence(data, found)))
 
 
 def _read_jpeg(data: bytes) -> None:

@@ -5,41 +5,34 @@ every host.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from jaxddp.config import DataConfig
 from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
 
 CROP_TRIES = 10
+ASPECT = (3 / 4, 4 / 3)
+"""The least and the most width / height of a crop of random area."""
+
+Area = tuple[float, float]
+"""The least and the most part of the image's area that a crop covers, within 0..1."""
 
 
-@dataclass(frozen=True)
-class Crop:
-    """Which part of a training image is kept before it is resized.
-
-    Raises:
-        InputError: an unknown kind, or bounds that are out of order.
-    """
-
-    kind: Literal["random_area", "whole"] = "random_area"
-    """A part of random area and aspect, another one in every epoch; or the image, for crops on the device."""
-    area: tuple[float, float] = (0.08, 1.0)
-    """The least and the most part of the image's area, within 0..1."""
-    aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    """The least and the most width / height of the part."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("random_area", "whole"):
-            raise InputError(f"crop kind {self.kind!r}: use 'random_area' or 'whole'")
-        if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise InputError(
-                f"crop area {self.area}: give the least and most part of the image, 0 < least <= most <= 1"
-            )
-        if not 0 < self.aspect[0] <= self.aspect[1]:
-            raise InputError(f"crop aspect {self.aspect}: give the least and most width / height, 0 < least <= most")
+def crop_area(data: DataConfig) -> Area | None:
+    """The area of a config's training crops; None where images stay whole. Raises: InputError."""
+    if data.crop == "whole":
+        return None
+    if data.crop != "random_area":
+        raise InputError(f"crop kind {data.crop!r}: use 'random_area' or 'whole'")
+    least, most = data.crop_area
+    if not 0 < least <= most <= 1:
+        raise InputError(
+            f"crop area {data.crop_area}: give the least and most part of the image, 0 < least <= most <= 1"
+        )
+    return least, most
 
 
 def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -47,20 +40,20 @@ def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:
     return np.stack([np.full(len(row), seed, np.int64), epoch.astype(np.int64) << 32 | row.astype(np.int64)], axis=1)
 
 
-def random_area_window(size: Any, key: Any, crop: Crop) -> Any:
+def random_area_window(size: Any, key: Any, area: Area) -> Any:
     """A random part of the image, int32[4] (top, left, height, width): the crop of Inception's training.
 
-    The area is uniform in `crop.area` times the image's, the aspect log-uniform in `crop.aspect`, the place uniform
-    among those where the part lies within the image. The first of `CROP_TRIES` draws that fits is taken; if none does,
+    Its area is uniform in `area` times the image's, its aspect log-uniform in `ASPECT`, its place uniform among those
+    where it lies within the image. The first of `CROP_TRIES` draws that fits is taken; if none does,
     the largest central part whose aspect lies within bounds. (Szegedy et al., "Going deeper with convolutions", CVPR
     2015, section 6; the tries and what follows them are those of torchvision's RandomResizedCrop.)
     """
-    bounds = tf.constant([crop.area, tuple(map(math.log, crop.aspect)), (0, 1), (0, 1)], tf.float32)
+    bounds = tf.constant([area, tuple(map(math.log, ASPECT)), (0, 1), (0, 1)], tf.float32)
     # A named algorithm: the default may differ between devices and releases.
     draws = tf.random.stateless_uniform([4, CROP_TRIES], key, alg="philox")
-    area, log_aspect, top, left = tf.unstack(bounds[:, :1] + draws * (bounds[:, 1:] - bounds[:, :1]))
+    part, log_aspect, top, left = tf.unstack(bounds[:, :1] + draws * (bounds[:, 1:] - bounds[:, :1]))
     full_height, full_width = tf.unstack(tf.cast(size, tf.float32))
-    side, stretch = tf.sqrt(area * full_height * full_width), tf.exp(log_aspect / 2)
+    side, stretch = tf.sqrt(part * full_height * full_width), tf.exp(log_aspect / 2)
     height, width = tf.round(side / stretch), tf.round(side * stretch)
     fits = (height >= 1) & (height <= full_height) & (width >= 1) & (width <= full_width)
 
@@ -70,7 +63,7 @@ def random_area_window(size: Any, key: Any, crop: Crop) -> Any:
     # Falling weights, because argmax may name any of several equal ones.
     first = tf.argmax(tf.cast(fits, tf.int32) * tf.range(CROP_TRIES, 0, -1))
     drawn = tf.cast(tf.stack([top, left, height, width])[:, first], tf.int32)
-    return tf.where(fits[first], drawn, _fallback_window(full_height, full_width, crop))
+    return tf.where(fits[first], drawn, _fallback_window(full_height, full_width))
 
 
 def center_window(size: Any, image_size: int, resize: int) -> Any:
@@ -80,12 +73,7 @@ def center_window(size: Any, image_size: int, resize: int) -> Any:
     return tf.stack([(size[0] - side) // 2, (size[1] - side) // 2, side, side])
 
 
-def whole_window(size: Any) -> Any:
-    """All of the image, int32[4] (top, left, height, width)."""
-    return tf.stack([0, 0, size[0], size[1]])
-
-
-def _fallback_window(full_height: Any, full_width: Any, crop: Crop) -> Any:
-    height = tf.minimum(full_height, tf.maximum(tf.round(full_width / crop.aspect[0]), 1))
-    width = tf.minimum(full_width, tf.maximum(tf.round(full_height * crop.aspect[1]), 1))
+def _fallback_window(full_height: Any, full_width: Any) -> Any:
+    height = tf.minimum(full_height, tf.maximum(tf.round(full_width / ASPECT[0]), 1))
+    width = tf.minimum(full_width, tf.maximum(tf.round(full_height * ASPECT[1]), 1))
     return tf.cast(tf.stack([(full_height - height) // 2, (full_width - width) // 2, height, width]), tf.int32)

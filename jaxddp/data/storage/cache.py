@@ -23,17 +23,13 @@ class CachedStore:
     """A store, and a folder where each image that it gave is kept for the next time.
 
     A file is the image followed by a SHA-256 of the image's name and bytes, so a damaged file is detected and the image
-    fetched again. Several processes may share the folder: a file is renamed into it when it is complete.
+    fetched again. Several processes may share the folder, which is made where it does not exist.
 
     Files are never removed, nor compared with the store again: the folder needs room for the data set, and must be
     emptied when images change under their names. Where nothing more can be written, as on a full disk, the log says so
     once, and reading continues.
 
-    Args:
-        folder: made where it does not exist.
-
-    Raises:
-        InputError: the folder cannot be made.
+    Raises `InputError` where the folder cannot be made.
     """
 
     def __init__(self, store: Store, folder: str | PathLike[str]):
@@ -70,14 +66,9 @@ class CachedStore:
         return self.store.faults(paths)
 
     def _keep(self, file: Path, content: bytes) -> None:
-        unfinished = file.with_name(f".{uuid.uuid4().hex}")
         try:
-            file.parent.mkdir(exist_ok=True)
-            unfinished.write_bytes(content)
-            unfinished.rename(file)
+            put(file, content)
         except OSError as error:
-            with suppress(OSError):
-                unfinished.unlink()
             with _warning:
                 first, self._writing = self._writing, False
             if first:
@@ -87,6 +78,19 @@ class CachedStore:
                     self.folder,
                     error.strerror,
                 )
+
+
+def put(file: Path, content: bytes) -> None:
+    """Writes a whole file, which other processes may write or read at once. Raises: OSError."""
+    unfinished = file.with_name(f".{uuid.uuid4().hex}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+        os.replace(unfinished, file)
+    finally:
+        # After the rename it no longer exists.
+        with suppress(OSError):
+            unfinished.unlink()
 
 
 def _digest(name: bytes, data: bytes) -> bytes:

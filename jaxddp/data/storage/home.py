@@ -39,12 +39,19 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Home:
-    """A data set's root; `folder` is None where that is a URL."""
+    """A data set's root: a folder, or a URL, which has objects."""
 
     store: Store
     folder: Path | None
-    file: Callable[[str | PathLike[str]], TextFile]
-    """From a name relative to the root, or an absolute path on this machine, to a text file."""
+    objects: Objects | None = None
+
+    def file(self, name: str | PathLike[str]) -> TextFile:
+        """A text file, by its name relative to the root or its absolute path on this machine."""
+        path = Path(self.folder or "/", name)
+        if self.objects is None or Path(name).is_absolute():
+            return TextFile(str(path), lambda: path.open("rb"), lambda: _elsewhere(path))
+        objects, key = self.objects, os.fsencode(name)
+        return TextFile(objects.name(key), lambda: io.BytesIO(objects.read_text(key)), lambda: _near(objects, key))
 
 
 def is_url(root: str) -> bool:
@@ -83,25 +90,14 @@ def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] 
     if is_url(os.fspath(root)):
         objects = Objects.open(os.fspath(root))
         images = objects if cache is None else CachedStore(objects, cache)
-        return Home(images, None, lambda name: _remote_file(objects, name))
+        return Home(images, None, objects)
     path = Path(root).expanduser().absolute()
     if not path.is_dir():
         state = "is not a directory" if path.exists() else "no such directory"
         raise InputError(f"{path}: {state}; give the directory that holds {holds}{nearest_beside(path)}")
     if cache is not None:
         raise InputError(f"{path}: images of a directory are read where they are; leave out the cache {cache}")
-    return Home(LocalFiles(path), path, lambda name: _local_file(path / name))
-
-
-def _local_file(path: Path) -> TextFile:
-    return TextFile(str(path), lambda: path.open("rb"), lambda: _elsewhere(path))
-
-
-def _remote_file(objects: Objects, name: str | PathLike[str]) -> TextFile:
-    if Path(name).is_absolute():
-        return _local_file(Path(name))
-    path = os.fsencode(name)
-    return TextFile(objects.name(path), lambda: io.BytesIO(objects.read_text(path)), lambda: _near(objects, path))
+    return Home(LocalFiles(path), path)
 
 
 def _elsewhere(path: Path) -> str:

@@ -2,17 +2,15 @@
 
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from jaxddp.data.storage.store import Fault, InGraph
+from jaxddp.data.storage.store import Fault, faults_by_folder
 from jaxddp.errors import InputError
 
 # Listing folders mostly waits for the disk or for a server.
@@ -25,12 +23,8 @@ class LocalFiles:
 
     root: Path
 
-    def locate(self, paths: np.ndarray) -> np.ndarray:
-        """Absolute paths, bytes 'S'[N], encoded as the file system does."""
-        return np.strings.add(os.fsencode(self.root) + b"/", paths)
-
     def name(self, path: bytes, offset: int = 0) -> str:
-        return os.fsdecode(self.locate(np.array([path]))[0])
+        return f"{self.root}/{os.fsdecode(path)}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         name = self.name(path)
@@ -41,24 +35,15 @@ class LocalFiles:
         except OSError as error:
             raise InputError(f"{name}: cannot be read ({error.strerror}); make it a readable image file") from None
 
-    def in_graph(self) -> InGraph:
+    def in_graph(self) -> Callable[[Any, Any], Any]:
         from jaxddp.data.tensorflow_cpu import tf
 
-        return InGraph(lambda paths, _: (self.locate(paths),), tf.io.read_file)
+        top = os.fsencode(self.root) + b"/"
+        return lambda path, offset: tf.io.read_file(top + path)
 
     def faults(self, paths: np.ndarray) -> list[Fault]:
-        """No path may be there twice. An image is also at fault where it is no regular file, or outside the root."""
-        top, home = os.fsencode(self.root), os.path.realpath(os.fsencode(self.root))
-        folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
-        for row, path in enumerate(paths.tolist()):
-            folder, _, name = path.rpartition(b"/")
-            folders[folder][name] = row
-
-        def unusable(item: tuple[bytes, dict[bytes, int]]) -> list[Fault]:
-            return list(_unusable(os.path.join(top, item[0]), item[1], home))
-
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return sorted(chain.from_iterable(pool.map(unusable, folders.items())))
+        """As every store's, and images that are no regular file or outside the root. No path may be there twice."""
+        return _faults(self.root, paths, _unusable)
 
 
 def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
@@ -67,38 +52,30 @@ def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
     The root itself may be a link, and links within it may lead anywhere within it. Missing files are ignored.
     This costs one listing for each folder, which tells links from files without another system call.
     """
+    return _faults(root, paths, _leaving)
+
+
+def _faults(root: Path, paths: np.ndarray, look: Callable[..., Iterator[Fault]]) -> list[Fault]:
+    """What `look` finds in each folder that lies within the root, given its path, its rows, and the real root."""
     top, home = os.fsencode(root), os.path.realpath(os.fsencode(root))
 
-    def leaving(folder: bytes) -> list[tuple[bytes, bytes]]:
-        return list(_leaving(top, folder, home))
+    def found(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
+        place = os.path.join(top, folder)
+        if fault := link_out(place, home):
+            return [(row, fault) for row in rows.values()]
+        return list(look(place, rows, home))
 
-    folders = {path.rpartition(b"/")[0] for path in paths.tolist()}
-    with ThreadPoolExecutor(_THREADS) as pool:
-        targets = dict(chain.from_iterable(pool.map(leaving, folders)))
-    return [
-        (row, _leads_out(targets[name]))
-        for row, path in enumerate(paths.tolist())
-        for name in (path.rpartition(b"/")[0], path)
-        if name in targets
-    ]
+    return faults_by_folder(paths, found, _THREADS)
 
 
-def _leaving(top: bytes, folder: bytes, home: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields (path below top, target) of the folder, or else of each entry in it, that leads out of home."""
-    place = os.path.join(top, folder)
-    if target := _outside(place, home):
-        yield folder, target
-        return
-    with suppress(OSError), os.scandir(place) as entries:
+def _leaving(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fault]:
+    with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_symlink() and (target := _outside(entry.path, home)):
-                yield os.path.join(folder, entry.name), target
+            if entry.name in rows and entry.is_symlink() and (fault := link_out(entry.path, home)):
+                yield rows[entry.name], fault
 
 
 def _unusable(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fault]:
-    if target := _outside(folder, home):
-        yield from ((row, _leads_out(target)) for row in rows.values())
-        return
     absent, missing = "the image is missing", dict(rows)
     try:
         with os.scandir(folder) as entries:
@@ -114,8 +91,8 @@ def _unusable(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fa
 
 
 def _fault(entry: os.DirEntry[bytes], home: bytes) -> str | None:
-    if entry.is_symlink() and (target := _outside(entry.path, home)):
-        return _leads_out(target)
+    if entry.is_symlink() and (fault := link_out(entry.path, home)):
+        return fault
     try:
         status = entry.stat()
     except OSError as error:
@@ -125,11 +102,9 @@ def _fault(entry: os.DirEntry[bytes], home: bytes) -> str | None:
     return None if status.st_size else "the image is empty"
 
 
-def _outside(path: bytes, home: bytes) -> bytes | None:
-    """Returns what a path really is, links followed, where that is not below home."""
+def link_out(path: bytes, home: bytes) -> str | None:
+    """Where a path really leads, as a fault, if links lead it out of home, a real path."""
     target = os.path.realpath(path)
-    return None if target == home or target.startswith(os.path.join(home, b"")) else target
-
-
-def _leads_out(target: bytes) -> str:
+    if target == home or target.startswith(os.path.join(home, b"")):
+        return None
     return f"a symbolic link leads out of the data set, to {os.fsdecode(target)!r}"

@@ -2,31 +2,20 @@
 
 obstore makes each request; `Patience` decides whether one that fails is tried again, so that there is one deadline.
 
-Keys and endpoints come from the environment, as obstore reads them:
-
-    s3://    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION; AWS_ENDPOINT_URL for a store that
-             is not Amazon's, with AWS_ALLOW_HTTP=true where that is plain http; AWS_SKIP_SIGNATURE=true for a public
-             bucket. The files of `aws configure` are not read: `aws configure export-credentials --format env`.
-    gs://    GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT, the path of a key file
-    https:// none; plain http:// is taken as well
-
-On a cloud's own machines both also ask the machine for its keys.
+Keys and endpoints come from the environment, as obstore reads them; docs/data.md names the variables.
 """
 
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from jaxddp.data.storage.patience import PATIENCE, Cut, Patience, Refused, T, cause
-from jaxddp.data.storage.store import Fault
+from jaxddp.data.storage.store import Fault, faults_by_folder
 from jaxddp.errors import InputError
 from jaxddp.wording import choices, show
 
@@ -53,11 +42,7 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, patience: Patience = PATIENCE) -> "Objects":
-        """No request is made yet.
-
-        Raises:
-            InputError: not such a URL, or obstore is not installed.
-        """
+        """No request is made yet. Raises `InputError` where it is no such URL, or obstore is not installed."""
         scheme, mark, rest = url.partition("://")
         store = cls(scheme + mark + rest.rstrip("/"), patience)
         place, *prefix = rest.rstrip("/").split("/")
@@ -93,11 +78,9 @@ class Objects:
             raise InputError(f"{self.name(path)}: missing image; upload it or remove its row") from None
 
     def read_text(self, path: bytes) -> bytes:
-        """A text file, which may be a thousand times as large as an image, with ten times an image's deadline.
+        """A text file, which may be large, with ten times an image's deadline.
 
-        Raises:
-            FileNotFoundError: there is no such object.
-            InputError, Unreachable: as `read`.
+        Raises `FileNotFoundError` where there is no such object; otherwise as `read`.
         """
         return self._insist(self.name(path), self._download(path), _LARGE * self.patience.deadline)
 
@@ -123,21 +106,17 @@ class Objects:
         """
         if not self.can_list:
             return []
-        folders: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
-        for row, path in enumerate(paths.tolist()):
-            folders[path.rpartition(b"/")[0]].append((row, path))
 
-        def unusable(folder: bytes) -> list[Fault]:
-            sizes = self.sizes(folder)
+        def unusable(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
+            sizes = {path.rpartition(b"/")[2]: size for path, size in self.sizes(folder).items()}
             absent = "the image is missing" if sizes else "the image's folder is missing"
             return [
-                (row, "the image is empty" if path in sizes else absent)
-                for row, path in folders[folder]
-                if not sizes.get(path)
+                (row, "the image is empty" if name in sizes else absent)
+                for name, row in rows.items()
+                if not sizes.get(name)
             ]
 
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return sorted(chain.from_iterable(pool.map(unusable, folders)))
+        return faults_by_folder(paths, unusable, _THREADS)
 
     def _download(self, path: bytes) -> Callable[[float], bytes]:
         key = _key(self.name(path), os.fsdecode(path))

@@ -45,10 +45,8 @@ class Patience:
             attempt: is told the time.monotonic() of the deadline, at which it should end by itself.
             deadline: instead of the attribute, for what is larger or smaller than an image.
 
-        Raises:
-            FileNotFoundError: as the attempt raises it.
-            Refused: another try would not help; says why.
-            Unreachable: no tries or no time are left.
+        Raises the attempt's `FileNotFoundError`, `Refused` where another try would not help, and `Unreachable` where no
+        tries or no time are left.
         """
         began, tries = time.monotonic(), 0
         while True:

@@ -10,15 +10,14 @@ import io
 import json
 import logging
 import os
-import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
+from jaxddp.data.storage.cache import put
 from jaxddp.errors import InputError
 
 _FORMAT = 1
@@ -48,8 +47,7 @@ def kept_index(
         files: their names in the folder.
         about: what else the index depends on.
 
-    Raises:
-        InputError: a file is missing, or what `build` raises. Where the index cannot be kept, that is only logged.
+    Raises `InputError` where a file is missing. Where the index cannot be kept, that is only logged.
     """
     stamp = json.dumps([_FORMAT, about, [_state(folder / file) for file in files]])
     folder_hash = hashlib.sha256(os.path.realpath(os.fsencode(folder))).hexdigest()[:16]
@@ -99,12 +97,4 @@ def _load(place: Path, stamp: str) -> RecordIndex | None:
 def _save(place: Path, index: RecordIndex, stamp: str) -> None:
     content = io.BytesIO()
     np.savez(content, stamp=np.array(stamp), count=index.count, offset=index.offset, label=index.label)
-    partial = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        partial.write_bytes(hashlib.sha256(content.getvalue()).digest() + content.getvalue())
-        os.replace(partial, place)
-    finally:
-        # After the rename it no longer exists.
-        with suppress(OSError):
-            partial.unlink()
+    put(place, hashlib.sha256(content.getvalue()).digest() + content.getvalue())

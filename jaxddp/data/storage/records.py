@@ -1,29 +1,27 @@
-"""Images that are records of TFRecord files, found by the offset of each record.
+"""Images that are records of TFRecord or ArrayRecord files; a record is a tf.train.Example.
 
-A record is its length (8 bytes, little-endian), a checksum of these (4), the data, and a checksum of it (4); the data
-is a tf.train.Example, one feature of which is the encoded image.
+In a TFRecord file a record is its length (8 bytes, little-endian), a checksum of these (4), the data, and a checksum of
+it (4), and is found by the byte where it begins. In an ArrayRecord file it is found by its number.
 """
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from jaxddp.data.storage.example_fields import Read, integer_of
 from jaxddp.data.storage.local import LocalFiles
-from jaxddp.data.storage.store import Fault, InGraph
+from jaxddp.data.storage.store import Fault
 from jaxddp.errors import InputError
 
 AGAIN = "make the files again, or remove the index of them"
+_MAKE_AGAIN = "make the files again"
 
 _HEAD, _TAIL = 12, 4
-# Reading this much of a record usually finds every field but the image.
-_LOOK = 1024
 
 
 @dataclass(frozen=True)
@@ -45,17 +43,15 @@ class RecordFiles:
             # TensorFlow allocates whatever length a header claims, so it is compared with the file's size first.
             _end(records, offset, file)
         try:
-            return _image_reader(self.feature)(os.fsencode(file), offset).numpy()
+            return _record_image(os.fsencode(file), tf.constant(offset, tf.int64), self.feature).numpy()
         except tf.errors.DataLossError:
             raise InputError(f"{name}: damaged, its checksum is wrong; {AGAIN}") from None
         except tf.errors.InvalidArgumentError:
             raise InputError(f"{name}: holds no single value of the feature {self.feature!r}; {AGAIN}") from None
 
-    def in_graph(self) -> InGraph:
-        files = LocalFiles(self.root)
-        return InGraph(
-            lambda paths, offsets: (files.locate(paths), offsets), partial(record_image, feature=self.feature)
-        )
+    def in_graph(self) -> Callable[[Any, Any], Any]:
+        top = os.fsencode(self.root) + b"/"
+        return lambda path, offset: _record_image(top + path, offset, self.feature)
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
         """The offset and an integer feature of each record of a file, int64[length] each. Raises: InputError."""
@@ -63,32 +59,58 @@ class RecordFiles:
         offsets = record_offsets(file)
         if len(offsets) != length:
             raise InputError(f"{file}: {len(offsets)} records, where the set's description has {length}; {AGAIN}")
-        return offsets, record_integers(file, offsets, feature)
+        labels = np.empty(length, np.int64)
+        with _opened(file) as records:
+            for row, offset in enumerate(offsets.tolist()):
+                end = _end(records, offset, file)
+                data = records.read(end - offset - _HEAD - _TAIL)
+                labels[row] = _value(data, feature, "int64_list", self.name(path, offset), AGAIN)
+        return offsets, labels
 
     def faults(self, paths: np.ndarray) -> list[Fault]:
-        return missing_files(self.root, paths)
+        return _missing_files(self.root, paths)
 
 
-def record_image(path: Any, offset: Any, feature: str) -> Any:
-    """The image of the record at a byte of a TFRecord file, in TensorFlow's graph: a string scalar.
+@dataclass(frozen=True)
+class ArrayRecords:
+    """ArrayRecord files below a directory. An offset is a record's number in its file."""
 
-    One record is read, and its checksums are checked. An error of TensorFlow's says that there is no whole record, or
-    no such feature in it.
-    """
-    from jaxddp.data.tensorflow_cpu import tf
+    root: Path
+    source: Any
+    """The serialized Examples of all files, by number; several threads may ask at once."""
+    first: Mapping[bytes, int]
+    """The number in the source of each file's first record."""
+    feature: str = "image"
+    """Which feature of a record is the encoded image."""
 
-    records = tf.raw_ops.TFRecordDatasetV2(
-        filenames=[path], compression_type="", buffer_size=0, byte_offsets=offset[None]
-    )
-    kinds: dict[str, Any] = {"output_types": [tf.string], "output_shapes": [[]]}
-    first = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **kinds)
-    (serialized,) = tf.raw_ops.DatasetToSingleElement(dataset=first, **kinds)
-    parsed = tf.io.parse_single_example(serialized, {feature: tf.io.FixedLenFeature([], tf.string)})
-    return parsed[feature]
+    def name(self, path: bytes, offset: int = 0) -> str:
+        return f"{self.root / os.fsdecode(path)}, record {offset}"
+
+    def read(self, path: bytes, offset: int = 0) -> bytes:
+        return self._value(path, offset, self.feature, "bytes_list")
+
+    # TensorFlow does not read ArrayRecord files.
+    def in_graph(self) -> None: ...
+
+    def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
+        """As those of `RecordFiles`."""
+        return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
+
+    def faults(self, paths: np.ndarray) -> list[Fault]:
+        return _missing_files(self.root, paths)
+
+    def _value(self, path: bytes, offset: int, feature: str, kind: Literal["bytes_list", "int64_list"]) -> Any:
+        name = self.name(path, offset)
+        try:
+            data = self.source[self.first[path] + offset]
+        # The reader, which is written in C++, raises it for everything that is wrong with a file.
+        except RuntimeError as error:
+            raise InputError(f"{name}: cannot be read ({error}); {_MAKE_AGAIN}") from None
+        return _value(data, feature, kind, name, _MAKE_AGAIN)
 
 
 def record_offsets(file: Path) -> np.ndarray:
-    """Where each record of a file begins, int64[N], from the records' headers alone. Raises: InputError."""
+    """Where each record of a TFRecord file begins, int64[N], from the records' headers alone. Raises: InputError."""
     offsets, offset = [], 0
     with _opened(file) as records:
         size = os.fstat(records.fileno()).st_size
@@ -98,29 +120,41 @@ def record_offsets(file: Path) -> np.ndarray:
     return np.array(offsets, np.int64)
 
 
-def record_integers(file: Path, offsets: np.ndarray, feature: str) -> np.ndarray:
-    """An integer feature of each record, int64[N], read without the records' images; see `record_offsets`.
+def _record_image(file: Any, offset: Any, feature: str) -> Any:
+    """The image of the record at a byte of a TFRecord file, by TensorFlow's ops: a string scalar.
 
-    Raises:
-        InputError: the file cannot be read, or a record holds no such feature.
+    One record is read, and its checksums are checked. An error of TensorFlow's says that there is no whole record, or
+    no such feature in it.
     """
-    values = np.empty(len(offsets), np.int64)
-    with _opened(file) as records:
-        look = _looking(records)
-        ends = np.append(offsets[1:], os.fstat(records.fileno()).st_size)
-        for row, (offset, end) in enumerate(zip(offsets.tolist(), ends.tolist(), strict=True)):
+    from jaxddp.data.tensorflow_cpu import tf
 
-            def read(start: int, stop: int, data: int = offset + _HEAD) -> bytes:
-                return look(data + start, data + stop)
-
-            try:
-                values[row] = integer_of(read, end - offset - _HEAD - _TAIL, feature)
-            except (OSError, ValueError) as error:
-                raise InputError(f"{file}, record at byte {offset}: {error}; {AGAIN}") from None
-    return values
+    records = tf.raw_ops.TFRecordDatasetV2(
+        filenames=[file], compression_type="", buffer_size=0, byte_offsets=offset[None]
+    )
+    kinds: dict[str, Any] = {"output_types": [tf.string], "output_shapes": [[]]}
+    first = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **kinds)
+    (serialized,) = tf.raw_ops.DatasetToSingleElement(dataset=first, **kinds)
+    return tf.io.parse_single_example(serialized, {feature: tf.io.FixedLenFeature([], tf.string)})[feature]
 
 
-def missing_files(root: Path, paths: np.ndarray) -> list[Fault]:
+def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"], name: str, advice: str) -> Any:
+    """The first value of a feature of a serialized Example."""
+    # Where there are records there is TensorFlow, but it takes seconds to import.
+    from google.protobuf.message import DecodeError
+
+    from jaxddp.data.tensorflow_cpu import tf
+
+    try:
+        example = tf.train.Example.FromString(data)
+    except DecodeError:
+        raise InputError(f"{name}: no serialized Example; {advice}") from None
+    values = getattr(example.features.feature[feature], kind).value
+    if not values:
+        raise InputError(f"{name}: no value of the feature {feature!r}; {advice}")
+    return values[0]
+
+
+def _missing_files(root: Path, paths: np.ndarray) -> list[Fault]:
     """The rows of bytes 'S'[N] whose file, one of many rows, is missing, empty or outside the root."""
     files, inverse = np.unique(paths, return_inverse=True)
     # `LocalFiles` takes each file for an image.
@@ -129,13 +163,10 @@ def missing_files(root: Path, paths: np.ndarray) -> list[Fault]:
 
 
 def _end(records: BinaryIO, offset: int, file: Path) -> int:
-    """Where the record at an offset ends, by its header."""
-    try:
-        size = os.fstat(records.fileno()).st_size
-        records.seek(offset)
-        head = records.read(_HEAD)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); {AGAIN}") from None
+    """Where the record at an offset ends, by its header, after which the file is read on."""
+    size = os.fstat(records.fileno()).st_size
+    records.seek(offset)
+    head = records.read(_HEAD)
     length = struct.unpack("<Q", head[:8])[0] if len(head) == _HEAD else size
     end = offset + _HEAD + length + _TAIL
     if end > size:
@@ -143,30 +174,11 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
     return end
 
 
-def _looking(file: BinaryIO) -> Read:
-    """Reads nearby parts of a file with few system calls."""
-    held, begin = b"", 0
-
-    def look(start: int, stop: int) -> bytes:
-        nonlocal held, begin
-        if not begin <= start <= stop <= begin + len(held):
-            file.seek(start)
-            held, begin = file.read(max(_LOOK, stop - start)), start
-        return held[start - begin : stop - begin]
-
-    return look
-
-
-def _opened(file: Path) -> BinaryIO:
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
     try:
-        return file.open("rb", buffering=0)
+        # A header is followed by megabytes that need not be read.
+        with file.open("rb", buffering=0) as records:
+            yield records
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror}); {AGAIN}") from None
-
-
-@cache
-def _image_reader(feature: str) -> Callable[[bytes, int], Any]:
-    from jaxddp.data.tensorflow_cpu import tf
-
-    signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)]
-    return tf.function(lambda path, offset: record_image(path, offset, feature), input_signature=signature)

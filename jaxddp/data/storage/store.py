@@ -1,23 +1,14 @@
 """Where encoded images are stored, and what every such store can do."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 
 Fault = tuple[int, str]
 """A row, and what is wrong with its image, as a clause."""
-
-
-@dataclass(frozen=True)
-class InGraph:
-    """How TensorFlow's graph reads a store's images by itself, which is faster than reading them in Python."""
-
-    names: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, ...]]
-    """From paths, bytes 'S'[n], and offsets, int64[n], to arrays of n values each, which name the images."""
-    read: Callable[..., Any]
-    """TensorFlow ops from one value of each array to the encoded image, a string scalar."""
 
 
 class Store(Protocol):
@@ -36,10 +27,25 @@ class Store(Protocol):
         """
         ...
 
-    def in_graph(self) -> InGraph | None:
-        """How TensorFlow reads the images; None where threads have to fetch them with `read`."""
+    def in_graph(self) -> Callable[[Any, Any], Any] | None:
+        """TensorFlow ops from path and offset to the encoded image, which are faster than `read`.
+
+        A string and an int64 scalar to a string scalar; None where threads have to fetch the images with `read`.
+        """
         ...
 
     def faults(self, paths: np.ndarray) -> list[Fault]:
         """The rows of bytes 'S'[N] whose image is seen to be missing or empty, in their order, without opening any."""
         ...
+
+
+def faults_by_folder(
+    paths: np.ndarray, look: Callable[[bytes, dict[bytes, int]], Iterable[Fault]], threads: int
+) -> list[Fault]:
+    """What `look` finds in each folder of bytes 'S'[N], no two of them equal; it is given the rows by name of file."""
+    folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
+    for row, path in enumerate(paths.tolist()):
+        folder, _, name = path.rpartition(b"/")
+        folders[folder][name] = row
+    with ThreadPoolExecutor(threads) as pool:
+        return sorted(fault for found in pool.map(lambda item: list(look(*item)), folders.items()) for fault in found)
