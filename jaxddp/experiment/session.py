@@ -100,7 +100,7 @@ def held(directory: Path) -> Iterator[None]:
         return
     # Of a file, not of the directory: that lock would never reach the server of a network file system.
     with files.readable_errors(directory / LOCK_FILE):
-        lock = (directory / LOCK_FILE).open("a")
+        lock = files.open_regular(directory / LOCK_FILE, "ab")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

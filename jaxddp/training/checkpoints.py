@@ -208,7 +208,7 @@ class Validations:
 
 def _read_validations(path: Path) -> dict[int, dict[str, float | None]]:
     try:
-        return {int(step): dict(metrics) for step, metrics in json.loads(path.read_text()).items()}
+        return {int(step): dict(metrics) for step, metrics in json.loads(files.read_regular(path)).items()}
     except FileNotFoundError:
         return {}
     except OSError as error:
