@@ -222,10 +222,11 @@ def _refuse_loop(reading: _Reading) -> None:
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
     """The imported modules that lie in a folder as an import finds them there, and their files."""
-    found = []
+    found, beginning = [], os.path.join(folder, "")
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not file or name.partition(".")[0] == "jaxddp":
+        # Thousands are imported, and paths are slow.
+        if not file or not file.startswith(beginning) or name.partition(".")[0] == "jaxddp":
             continue
         place = folder.joinpath(*name.split("."))
         if Path(file) in (place.with_suffix(".py"), place / "__init__.py"):
