@@ -35,7 +35,7 @@ def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab"] = "rb",
     return open(path, mode, buffering=buffering, opener=_regular)
 
 
-def read_regular(path: str | os.PathLike[str]) -> bytes:
+def read(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a regular file. Raises: OSError; as `open_regular`."""
     with open_regular(path) as file:
         return file.read()

@@ -144,7 +144,7 @@ def _nearest(name: str) -> str:
 def _of_run(path: Path) -> RecipeFile:
     """The config that a run wrote down, and the hooks of its copy of the recipe."""
     try:
-        content = json.loads(files.read_regular(path))
+        content = json.loads(files.read(path))
         config = Config().replace(**{key: value for key, value in content.items() if key not in BESIDE_CONFIG})
         kept = content.get("recipe") or {}
         file, digest = kept.get("file"), kept.get("digest")

@@ -57,7 +57,7 @@ def resolve(name: str) -> DatasetEntry:
 
 def _load(catalog: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(files.read_regular(catalog).decode("utf-8-sig"))
+        return tomllib.loads(files.read(catalog).decode("utf-8-sig"))
     except FileNotFoundError:
         raise InputError(
             f"{catalog}: no such file; write it, name another in {CATALOG_VARIABLE}, or give a path instead of a name"

@@ -77,7 +77,7 @@ def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:
 def _compare_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     for name, content in contents.items():
         kept = folder / name
-        if kept.is_file() and files.read_regular(kept) != content:
+        if kept.is_file() and files.read(kept) != content:
             raise InputError(f"{kept}: the recipe file {name} is another now; {_KEEPS}")
 
 
@@ -116,7 +116,7 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(files.read_regular(path))
+        return json.loads(files.read(path))
     except FileNotFoundError:
         raise InputError(f"{path}: is missing beside the checkpoints; {_MEND}") from None
     except (OSError, ValueError) as error:

@@ -208,7 +208,7 @@ class Validations:
 
 def _read_validations(path: Path) -> dict[int, dict[str, float | None]]:
     try:
-        return {int(step): dict(metrics) for step, metrics in json.loads(files.read_regular(path)).items()}
+        return {int(step): dict(metrics) for step, metrics in json.loads(files.read(path)).items()}
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -69,7 +69,7 @@ def parse(path: Path) -> list[tuple[bytes, Row]]:
         InputError: the file cannot be read, or a line is not a row.
     """
     try:
-        *lines, _torn = files.read_regular(path).split(b"\n")
+        *lines, _torn = files.read(path).split(b"\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give a run's metrics.jsonl") from error
     return [(line + b"\n", _parse_line(path, number, line)) for number, line in enumerate(lines, 1)]

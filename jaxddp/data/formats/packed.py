@@ -76,7 +76,7 @@ def _columns(file: Path) -> list[np.ndarray]:
 def _manifest(root: Path) -> dict[str, Any]:
     file = root / MANIFEST
     try:
-        return json.loads(files.read_regular(file))
+        return json.loads(files.read(file))
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: cannot be read ({error}); {_AGAIN}") from None
 

@@ -52,7 +52,7 @@ class CachedStore:
         key = hashlib.sha256(name).hexdigest()
         file = self.folder / key[:2] / key
         with suppress(OSError):
-            kept = files.read_regular(file)
+            kept = files.read(file)
             if kept[-_DIGEST:] == _digest(name, kept[:-_DIGEST]):
                 return kept[:-_DIGEST]
         data = self.store.read(path, offset)

@@ -30,7 +30,7 @@ class LocalFiles:
     def read(self, path: bytes, offset: int = 0) -> bytes:
         name = self.name(path)
         try:
-            return files.read_regular(name)
+            return files.read(name)
         except FileNotFoundError:
             raise InputError(f"{name}: missing image; download it or remove its row") from None
         except OSError as error:

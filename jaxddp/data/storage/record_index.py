@@ -84,7 +84,7 @@ def _state(file: Path) -> tuple[str, int, int]:
 
 def _load(place: Path, stamp: str) -> RecordIndex | None:
     try:
-        content = files.read_regular(place)
+        content = files.read(place)
     except OSError:
         return None
     if content[:_DIGEST] != hashlib.sha256(content[_DIGEST:]).digest():
