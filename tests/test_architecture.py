@@ -58,6 +58,7 @@ FILES = {
     "jaxddp/curate/show.py": "jax",
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
     "jaxddp/curate/progress_bar.py": "rich",
+    "jaxddp/data/images/center.py": "PIL",
     "jaxddp/data/images/verify.py": "PIL simplejpeg",
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",
