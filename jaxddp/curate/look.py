@@ -65,13 +65,15 @@ def look_at_file(data: bytes, name: str) -> Look:
     found: dict = {"kind": header.kind, "height": header.height, "width": header.width}
     try:
         with _large if header.height * header.width > LARGE else nullcontext():
-            verify(data)
+            left_over = verify(data).left_over
     except InputError as error:
         return Look(digest, size, **found, fault=str(error))
     mode, notes = _describe(data)
     suffix = name[name.rfind(".") :]
     if _SUFFIXES.get(suffix.lower(), header.kind) != header.kind:
         notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded by its content")
+    if left_over:
+        notes.append(f"bytes left over: {left_over} behind the last pixel")
     if header.kind == "jpeg":
         notes += _stray_bytes(data)
     return Look(digest, size, **found, mode=mode, notes=tuple(notes))

@@ -8,7 +8,7 @@ in 28 microseconds; Pillow reads its header alone in 20.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from jaxddp.errors import InputError
@@ -23,9 +23,12 @@ PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 
 AGAIN = "download it again or remove its row"
 
-EOI, SOS = 0xD9, 0xDA
+DHT, EOI, SOS, DRI = 0xC4, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
+# With Huffman codes. Of the others the decoder of training reads only those with arithmetic codes; and since these
+# decode from any bytes and never run out, nobody can tell whether any are missing.
+READABLE = frozenset((0xC0, 0xC1, 0xC2))
 APP0, APP14, COMMENT = 0xE0, 0xEE, 0xFE
 
 # Neither a stuffed zero of entropy-coded data nor a restart within it begins a segment.
@@ -40,6 +43,8 @@ class ImageHeader:
     kind: Literal["jpeg", "png"]
     height: int
     width: int
+    left_over: int = field(default=0, compare=False)
+    """Bytes behind the image data that no pixel depends on; `verify` counts them."""
 
 
 def parse_header(data: bytes) -> ImageHeader:
@@ -49,7 +54,8 @@ def parse_header(data: bytes) -> ImageHeader:
     are accepted, as every decoder does (cameras append data of their own); one inside an embedded thumbnail does not
     count. A PNG is whole when it holds its closing IEND chunk.
 
-    Raises `InputError`: empty, cut short, larger than `MAX_PIXELS`, or neither JPEG nor PNG.
+    Raises `InputError`: empty, cut short, without pixels or with more than `MAX_PIXELS`, a JPEG without Huffman codes,
+    or neither JPEG nor PNG.
     """
     if not data:
         raise InputError(f"empty file; {AGAIN}")
@@ -66,6 +72,8 @@ def parse_header(data: bytes) -> ImageHeader:
         raise InputError(f"{size}, more than the limit of {MAX_PIXELS:,}; shrink it or remove its row")
     if end is not None:
         raise InputError(f"cut short: no {end} at the end; {AGAIN}")
+    if not header.height or not header.width:
+        raise InputError(f"damaged: its header says {header.width}x{header.height} pixels; {AGAIN}")
     return header
 
 
@@ -77,6 +85,8 @@ def _scan_jpeg(data: bytes) -> tuple[ImageHeader, str | None]:
         if marker == EOI:
             return ImageHeader("jpeg", height, width), None if scanned else "image data"
         if marker in FRAMES:
+            if marker not in READABLE:
+                raise InputError(f"a JPEG of the rare kind SOF{marker - 0xC0}, which cannot be checked; convert it")
             height, width = int.from_bytes(data[body + 3 : body + 5]), int.from_bytes(data[body + 5 : body + 7])
         scanned = scanned or marker == SOS
     return ImageHeader("jpeg", height, width), "end-of-image marker"
@@ -105,19 +115,21 @@ def segments(data: bytes) -> Iterator[Segment]:
             return
 
 
-def essence(data: bytes, found: Sequence[Segment], *, adobe: bool = False) -> bytes:
-    """The same image without what no pixel depends on: metadata, bytes between segments and after the end.
+def essence(data: bytes, found: Sequence[Segment], *, adobe: bool = False) -> tuple[bytes, list[Segment]]:
+    """The same image and its segments, without what no pixel depends on: metadata, bytes between segments and behind.
 
     Adobe's marker, which says the color space, stays only where `adobe`.
     """
-    parts = [data[:2]]
+    parts, kept, start = [data[:2]], [], 2
     for segment, following in zip(found, [*found[1:], None], strict=True):
         metadata = APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT
         if metadata and not (adobe and segment.marker == APP14):
             continue
         end = following.start if following and segment.marker == SOS else segment.end
         parts.append(data[segment.start : end])
-    return b"".join(parts)
+        kept.append(Segment(segment.marker, start, start + 2, start + segment.end - segment.start))
+        start += len(parts[-1])
+    return b"".join(parts), kept
 
 
 def has_every_scan(data: bytes, found: Iterable[Segment]) -> bool:
@@ -131,11 +143,11 @@ def has_every_scan(data: bytes, found: Iterable[Segment]) -> bool:
     for marker, _, body, end in found:
         if marker in FRAMES:
             progressive = marker in PROGRESSIVE
-            bits_left |= {component: [None] * _COEFFICIENTS for component in data[body + 8 : end : 3]}
+            unsent = [None] * (_COEFFICIENTS if progressive else 1)
+            bits_left |= {component: [*unsent] for component in data[body + 8 : end : 3]}
         elif marker == SOS:
-            first, last, low = data[end - 3], data[end - 2], data[end - 1] & 15
-            sent = slice(first, last + 1) if progressive else slice(None)
+            first, last, low = (data[end - 3], data[end - 2], data[end - 1] & 15) if progressive else (0, 0, 0)
             for component in data[body + 3 : end - 3 : 2]:
                 bits = bits_left.get(component, [])
-                bits[sent] = [low if progressive else 0] * len(bits[sent])
+                bits[first : last + 1] = [low] * len(bits[first : last + 1])
     return all(not any(bit != 0 for bit in bits) for bits in bits_left.values())

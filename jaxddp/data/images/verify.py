@@ -1,53 +1,61 @@
 """Whether an image file is sound to its last pixel, which its markers alone cannot show."""
 
-import hashlib
+import dataclasses
 import io
-import re
 import struct
 import zlib
 
-import simplejpeg
 from PIL import Image
 
-from jaxddp.data.images.header import AGAIN, JPEG_END, ImageHeader, essence, has_every_scan, parse_header, segments
+from jaxddp.data.images.header import AGAIN, ImageHeader, essence, has_every_scan, parse_header, segments
+from jaxddp.data.images.jpeg import FORGIVEN, bytes_left_over, check_holes
+from jaxddp.data.images.png import png_bytes_left_over
 from jaxddp.errors import InputError
 
-# Bytes after the last of the image data: some of ImageNet's files have them, and every pixel is there.
-_PADDED = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
-# A sampling of the colors that the strict decoder has no name for, such as that of Pillow's subsampled CMYK.
-_UNKNOWN_SAMPLING = "Could not determine subsampling"
-# The decoder may report fewer extraneous bytes than there are, by the few that it had already read.
-_TRIES = 4
+RULES = 2
+"""Of which version this check is: a record of sound files is void when it becomes stricter."""
 
 
 def verify(data: bytes) -> ImageHeader:
-    """The header of a file all of whose image data is there and decodes.
+    """The header of a file all of whose image data is there and decodes, with the bytes that are left over behind it.
 
     A JPEG's entropy-coded data is read to its end, at an eighth of the size, gray: about half the work of decoding it.
-    This detects a file that was cut short and closed with an end marker again, which a decoder fills up with gray.
-    A PNG is decoded, and its checksums compared.
+    It must hold as many blocks as the frame has, and end with the last of them, up to `FORGIVEN` bytes. This detects a
+    file that was cut short and closed with an end marker again, which a decoder fills up with gray; one that gained
+    data; and a header that names another size. A PNG is decompressed, and its checksums compared.
 
-    A JPEG has no checksum, so a change that leaves as many blocks as before can be missed: single bits, or a file's
-    last bytes where the bytes that replace them happen to decode. Data that were cut off and not replaced are always
-    detected, except for a few bytes of the rare JPEG that only `_read_any_sampling` can read.
+    A JPEG has no checksum, and nearly any bits decode, so a change that leaves as many blocks as before can be missed:
+    that of a few bits or bytes, a header whose size means as many blocks, other tables of colors. Data that were cut
+    off and not replaced are always detected, except for a few bytes of the rare JPEG whose sampling of the colors the
+    strict decoder does not know.
 
     Raises:
-        InputError: what `parse_header` refuses, and data that is damaged or ends before the image does.
+        InputError: what `parse_header` refuses, and data that is damaged or does not end where the image does.
     """
     header = parse_header(data)
-    found = [*segments(data)] if header.kind == "jpeg" else []
     try:
-        if header.kind == "jpeg":
-            # The decoder reports only its first complaint, and one about metadata would hide another about the image.
-            _read_jpeg(essence(data, found))
-        else:
-            _read_png(data)
-    # Pillow raises SyntaxError for a chunk whose checksum is wrong, and the others over what a chunk says.
-    except (ValueError, OSError, SyntaxError, LookupError, struct.error, zlib.error) as error:
+        left_over = _read_jpeg(data) if header.kind == "jpeg" else png_bytes_left_over(data)
+    except InputError:
+        raise
+    # The last three over what a damaged header says.
+    except (ValueError, OSError, SyntaxError, zlib.error, LookupError, struct.error) as error:
         raise InputError(f"damaged: {error}; {AGAIN}") from None
+    if left_over > FORGIVEN:
+        raise InputError(
+            f"damaged: {left_over:,} bytes are left over after its last pixel, so data were lost or gained, or its "
+            f"header says another size; {AGAIN}"
+        )
+    return dataclasses.replace(header, left_over=left_over)
+
+
+def _read_jpeg(data: bytes) -> int:
+    """How many bytes are left over. Raises: as `bytes_left_over`; InputError."""
+    found = [*segments(data)]
     if not has_every_scan(data, found):
         raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
-    return header
+    check_holes(data, found)
+    # The decoder reports only its first complaint, and one about metadata would hide another about the image.
+    return bytes_left_over(*essence(data, found))
 
 
 def open_sound(data: bytes) -> Image.Image:
@@ -62,44 +70,6 @@ def open_sound(data: bytes) -> Image.Image:
     except OSError:
         found = [*segments(data)]
     try:
-        return Image.open(io.BytesIO(essence(data, found, adobe=True)))
+        return Image.open(io.BytesIO(essence(data, found, adobe=True)[0]))
     except OSError:
-        return Image.open(io.BytesIO(essence(data, found)))
-
-
-def _read_jpeg(data: bytes) -> None:
-    """Decodes it strictly; raises ValueError with the decoder's first complaint."""
-    for _ in range(_TRIES):
-        try:
-            simplejpeg.decode_jpeg(data, "gray", fastdct=True, min_height=1, min_width=1, min_factor=8)
-            return
-        except ValueError as error:
-            if _UNKNOWN_SAMPLING in str(error):
-                return _read_any_sampling(data)
-            padded = _PADDED.search(str(error))
-            if padded is None:
-                raise
-            data = data[: -len(JPEG_END) - int(padded[1])] + JPEG_END
-    raise ValueError("bytes without meaning before the end marker")
-
-
-def _read_any_sampling(data: bytes) -> None:
-    """Decodes it with a tolerant decoder; raises ValueError where bits after its data make a difference.
-
-    So data that end early are detected nearly always, and damage in the middle is not.
-    """
-    pixels = set()
-    for behind in (b"\x00", b"\x55", b"\xaa", b"\xfe"):
-        longer = data[: -len(JPEG_END)] + 64 * behind + JPEG_END
-        with Image.open(io.BytesIO(longer), formats=["JPEG"]) as image:
-            pixels.add(hashlib.sha256(image.tobytes()).digest())
-    if len(pixels) > 1:
-        raise ValueError("premature end of data segment")
-
-
-def _read_png(data: bytes) -> None:
-    """Decodes it; raises OSError, SyntaxError or ValueError. Decoding alone leaves the last checksums unread."""
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-        image.load()
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-        image.verify()
+        return Image.open(io.BytesIO(essence(data, found)[0]))

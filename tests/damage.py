@@ -1,0 +1,198 @@
+"""Kinds of damage to a JPEG: each a function of its bytes and a source of chance, to bytes that a decoder may accept."""
+
+import random
+import struct
+from collections.abc import Callable
+
+from jaxddp.data.images.header import DHT, DRI, FRAMES, SOS, Segment, segments
+
+Damage = Callable[[bytes, random.Random], bytes]
+
+
+def of(data: bytes, marker: int) -> Segment | None:
+    return next((segment for segment in segments(data) if segment.marker == marker), None)
+
+
+def frame_of(data: bytes) -> Segment:
+    return next(segment for segment in segments(data) if segment.marker in FRAMES)
+
+
+def size_of(data: bytes) -> tuple[int, int]:
+    return struct.unpack(">HH", data[frame_of(data).body + 3 : frame_of(data).body + 7])
+
+
+def unit_of(data: bytes) -> tuple[int, int]:
+    """Height and width of the blocks that are coded together."""
+    body = frame_of(data).body
+    count = data[body + 7]
+    each = [data[body + 9 + 3 * i] for i in range(count)] if count > 1 else [0x11]
+    return 8 * max(one & 15 for one in each), 8 * max(one >> 4 for one in each)
+
+
+def resized(data: bytes, height: int, width: int) -> bytes:
+    place = frame_of(data).body + 3
+    return data[:place] + struct.pack(">HH", height, width) + data[place + 4 :]
+
+
+def units(data: bytes) -> tuple[int, int]:
+    (height, width), (tall, wide) = size_of(data), unit_of(data)
+    return -(-height // tall), -(-width // wide)
+
+
+def other_size(rows: int, columns: int) -> Damage:
+    """The header names so many rows and columns of units more; the data unchanged where none would be left."""
+
+    def damaged(data: bytes, _: random.Random) -> bytes:
+        (have, across), (tall, wide), (height, width) = units(data), unit_of(data), size_of(data)
+        if min(have + rows, across + columns) < 1:
+            return data
+        return resized(data, (have + rows) * tall if rows else height, (across + columns) * wide if columns else width)
+
+    return damaged
+
+
+def scaled(down: int, across: int) -> Damage:
+    def damaged(data: bytes, _: random.Random) -> bytes:
+        (rows, columns), (tall, wide), (height, width) = units(data), unit_of(data), size_of(data)
+        new = max(1, rows // down) * tall if down > 1 else height, max(1, columns // across) * wide if across > 1 else width
+        same = (-(-new[0] // tall), -(-new[1] // wide)) == (rows, columns)
+        return data if same else resized(data, *new)
+
+    return damaged
+
+
+def any_size(data: bytes, chance: random.Random) -> bytes:
+    new = resized(data, chance.randrange(1, 2 * size_of(data)[0]), chance.randrange(1, 2 * size_of(data)[1]))
+    return data if units(new)[0] * units(new)[1] == units(data)[0] * units(data)[1] else new
+
+
+def within(change: Callable[[bytes, random.Random], bytes], length: int) -> Damage:
+    """What is changed is a stretch of the image data; the file stays as it is where its data are not twice as long."""
+
+    def damaged(data: bytes, chance: random.Random) -> bytes:
+        scan = of(data, SOS)
+        assert scan is not None
+        first, last = scan.end, data.rindex(b"\xff\xd9") - length
+        if last - first < length:
+            return data
+        start = chance.randrange(first, last)
+        return data[:start] + change(data[start : start + length], chance) + data[start + length :]
+
+    return damaged
+
+
+def deleted(length: int) -> Damage:
+    return within(lambda stretch, chance: b"", length)
+
+
+def repeated(length: int) -> Damage:
+    return within(lambda stretch, chance: 2 * stretch, length)
+
+
+def zeroed(length: int) -> Damage:
+    return within(lambda stretch, chance: bytes(length), length)
+
+
+def overwritten(length: int) -> Damage:
+    return within(lambda stretch, chance: chance.randbytes(length), length)
+
+
+def inserted(length: int) -> Damage:
+    return within(lambda stretch, chance: chance.randbytes(length) + stretch, length)
+
+
+def replaced(old: bytes, new: bytes) -> Damage:
+    """Line ends of other systems, as a copy in text mode leaves them."""
+    return lambda data, _: data.replace(old, new)
+
+
+def frame_kind(marker: int) -> Damage:
+    return lambda data, _: data[: frame_of(data).start + 1] + bytes([marker]) + data[frame_of(data).body :]
+
+
+def sampling(data: bytes, chance: random.Random) -> bytes:
+    """Another sampling of the first component."""
+    place = frame_of(data).body + 9
+    other = chance.choice([one for one in (0x11, 0x21, 0x12, 0x22, 0x41, 0x13) if one != data[place]])
+    new = data[:place] + bytes([other]) + data[place + 1 :]
+    blocks = [sum((one[frame_of(one).body + 9 + 3 * i] >> 4) * (one[frame_of(one).body + 9 + 3 * i] & 15) for i in range(3))
+              * units(one)[0] * units(one)[1] for one in (data, new)] if data[frame_of(data).body + 7] == 3 else [0, 0]
+    return data if blocks[0] == blocks[1] else new
+
+
+def symbol(data: bytes, chance: random.Random) -> bytes:
+    """The size of a coefficient in one of the first, common codes of a Huffman table."""
+    tables = [segment for segment in segments(data) if segment.marker == DHT]
+    table = chance.choice(tables)
+    place = table.body + 19 + chance.randrange(min(4, sum(data[table.body + 3 : table.body + 19])))
+    return data[:place] + bytes([data[place] ^ 1 << chance.randrange(3)]) + data[place + 1 :]
+
+
+def restarts(interval: int) -> Damage:
+    """Another interval between restarts than the data have."""
+
+    def damaged(data: bytes, _: random.Random) -> bytes:
+        told, scan = of(data, DRI), of(data, SOS)
+        assert scan is not None
+        if told is None:
+            return data[: scan.start] + struct.pack(">BBHH", 0xFF, DRI, 4, interval) + data[scan.start :]
+        old = int.from_bytes(data[told.body + 2 : told.end])
+        return data[: told.body + 2] + struct.pack(">H", interval + (interval == old)) + data[told.end :]
+
+    return damaged
+
+
+def swapped_tables(data: bytes, _: random.Random) -> bytes:
+    """The tables of the first component with those of the second."""
+    scan = of(data, SOS)
+    assert scan is not None
+    place = scan.body + 4
+    if data[scan.body + 2] < 2:
+        return data
+    return data[:place] + data[place + 2 : place + 3] + data[place + 1 : place + 2] + data[place : place + 1] + data[place + 3 :]
+
+
+HEADERS: dict[str, Damage] = {
+    "one row of blocks less": other_size(-1, 0),
+    "one row of blocks more": other_size(1, 0),
+    "one column of blocks less": other_size(0, -1),
+    "one column of blocks more": other_size(0, 1),
+    "half the height": scaled(2, 1),
+    "half the width": scaled(1, 2),
+    "any other size": any_size,
+    "extended frame read as arithmetic": frame_kind(0xC9),
+    "progressive arithmetic": frame_kind(0xCA),
+    "lossless": frame_kind(0xC3),
+    "another sampling": sampling,
+    "restarts that are not there": restarts(3),
+    "swapped Huffman tables": swapped_tables,
+    "a Huffman symbol": symbol,
+}
+"""Damage to what a header says of the data."""
+
+STRETCHES: dict[str, Damage] = {
+    "256 bytes deleted": deleted(256),
+    "1 KiB deleted": deleted(1024),
+    "4 KiB deleted": deleted(4096),
+    "256 bytes repeated": repeated(256),
+    "1 KiB repeated": repeated(1024),
+    "64 bytes zeroed": zeroed(64),
+    "256 bytes zeroed": zeroed(256),
+    "1 KiB zeroed": zeroed(1024),
+    "512 random bytes": overwritten(512),
+    "512 bytes inserted": inserted(512),
+    "line ends for Windows": replaced(b"\n", b"\r\n"),
+    "line ends of the old Mac": replaced(b"\r", b"\n"),
+}
+"""Data that were lost or gained."""
+
+SMALL: dict[str, Damage] = {
+    "a bit flipped": within(lambda byte, chance: bytes([byte[0] ^ 1 << chance.randrange(8)]), 1),
+    "a byte deleted": deleted(1),
+    "a byte repeated": repeated(1),
+    "16 bytes deleted": deleted(16),
+    "16 bytes zeroed": zeroed(16),
+    "64 bytes deleted": deleted(64),
+    "line ends for Unix": replaced(b"\r\n", b"\n"),
+}
+"""Damage that often leaves another legal image of as many blocks, which no decoder can tell."""
