@@ -3,7 +3,9 @@
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 
 from jaxddp.errors import InputError
@@ -20,6 +22,24 @@ def readable_errors(path: Path) -> Iterator[None]:
         reason = error.strerror or type(error).__name__
         advice = "free some space there" if reason == os.strerror(errno.ENOSPC) else "choose another place"
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Opens a file for reading. Raises: OSError; also where it is something else, such as a pipe that nobody feeds."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        return open(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a regular file. Raises: OSError."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def create(path: Path) -> Path:
