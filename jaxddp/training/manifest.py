@@ -27,6 +27,8 @@ _SEAL = "sha256"
 _LEAST = ("_CHECKPOINT_METADATA", "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
 """Without these files of Orbax no checkpoint restores."""
 _THREADS = 4
+_SMALL = 1 << 20
+"""Bytes that one thread hashes sooner than several start."""
 
 
 class Manifests:
@@ -179,12 +181,16 @@ def _names(folder: Path) -> set[str]:
 
 
 def _digests(folder: Path, names: list[str]) -> Iterator[str]:
-    """The SHA-256 of each file, as hex. Hashing lets go of Python's lock, so the few large files share the cores."""
+    """The SHA-256 of each file, as hex."""
 
     def digest(name: str) -> str:
         with files.open_regular(folder / name) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    if sum((folder / name).stat().st_size for name in names) < _SMALL:
+        yield from map(digest, names)
+        return
+    # Hashing lets go of Python's lock, so the few large files share the cores.
     with ThreadPoolExecutor(_THREADS) as pool:
         yield from pool.map(digest, names)
 
