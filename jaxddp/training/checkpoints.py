@@ -192,7 +192,8 @@ class Checkpoints:
     def _write_manifest(self, step: int) -> None:
         """Once the checkpoint is complete, in a thread of its own: the loop goes on."""
         try:
-            self._manager.wait_until_finished()
+            with self.manifests.hashing_early(step):
+                self._manager.wait_until_finished()
         except Exception:
             return  # Orbax raises it once more for whoever waits in the loop's thread.
         self.manifests.write(step)

@@ -10,8 +10,9 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ _LEAST = ("_CHECKPOINT_METADATA", "progress/metadata", "state/_METADATA", "state
 _THREADS = 4
 _SMALL = 1 << 20
 """Bytes that one thread hashes sooner than several start."""
+_LOOK_SECONDS = 0.01
+
+Written = tuple[int, int, int, int]
+"""What stays of a file that is renamed, and changes with its content: device, inode, size and time of change."""
 
 
 class Manifests:
@@ -45,6 +50,7 @@ class Manifests:
         self.fault: str | None = None
         self._steps: dict[str, str] = {}
         self._validations: list[str] = []
+        self._early: dict[Written, str] = {}
         # The manifest of a step is written while the loop goes on.
         self._lock = threading.Lock()
         self._read_index()
@@ -54,10 +60,11 @@ class Manifests:
         folder = self.directory / str(step)
         with files.readable_errors(folder):
             names = sorted(_names(folder))
-            digests = dict(zip(names, _digests(folder, names), strict=True))
+            digests = dict(zip(names, _digests(folder, names, self._early), strict=True))
             sizes = {name: (folder / name).stat().st_size for name in names}
         listed = {name: {"bytes": sizes[name], "sha256": digests[name]} for name in names}
         content = _sealed({"step": step, "files": listed})
+        self._early.clear()
         files.replace(folder / MANIFEST, content)
         with self._lock:
             # Orbax removes old steps by itself.
@@ -65,6 +72,35 @@ class Manifests:
             self._steps = {name: digest for name, digest in self._steps.items() if name in there}
             self._steps[str(step)] = _sha256(content)
             self._write_index()
+
+    @contextmanager
+    def hashing_early(self, step: int) -> Iterator[None]:
+        """While a step is being written, hash those of its files that are: the largest are, long before the last.
+
+        `write` takes the digest of a file that has not changed since, whatever its name is then.
+        """
+        over = threading.Event()
+        thread = threading.Thread(target=self._hash_early, args=(step, over), name="early hashes")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _hash_early(self, step: int, over: threading.Event) -> None:
+        last: dict[int, Written] = {}
+        while not over.wait(_LOOK_SECONDS):
+            # Orbax's name for what is not complete begins so; under another, nothing is hashed early. It renames it.
+            with suppress(OSError):
+                found = [file for place in self.directory.glob(f"{step}.*") for file in _large_files(place)]
+                for file, written in found:
+                    # One that is still growing changes from look to look.
+                    if last.get(written[1]) == written and written not in self._early and not over.is_set():
+                        digest = _digest(file)
+                        if _written(file) == written:
+                            self._early[written] = digest
+                    last[written[1]] = written
 
     def forget(self, step: int) -> None:
         """The step is about to be written: what is known of another one of its number must not stand for it."""
@@ -180,12 +216,13 @@ def _names(folder: Path) -> set[str]:
     return found - {MANIFEST}
 
 
-def _digests(folder: Path, names: list[str]) -> Iterator[str]:
-    """The SHA-256 of each file, as hex."""
+def _digests(folder: Path, names: list[str], known: Mapping[Written, str] | None = None) -> Iterator[str]:
+    """The SHA-256 of each file, as hex; that of `known` where there is one."""
 
     def digest(name: str) -> str:
-        with files.open_regular(folder / name) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        file = folder / name
+        early = known.get(_written(file)) if known else None
+        return early or _digest(file)
 
     if sum((folder / name).stat().st_size for name in names) < _SMALL:
         yield from map(digest, names)
@@ -193,6 +230,26 @@ def _digests(folder: Path, names: list[str]) -> Iterator[str]:
     # Hashing lets go of Python's lock, so the few large files share the cores.
     with ThreadPoolExecutor(_THREADS) as pool:
         yield from pool.map(digest, names)
+
+
+def _digest(file: Path) -> str:
+    with files.open_regular(file) as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _written(file: Path) -> Written:
+    found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _large_files(folder: Path) -> Iterable[tuple[Path, Written]]:
+    if folder.name.endswith(ASIDE):
+        return
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                if (written := _written(Path(place, name)))[2] >= _SMALL:
+                    yield Path(place, name), written
 
 
 def _sealed(content: dict[str, Any]) -> bytes:
