@@ -392,12 +392,6 @@ def test_a_damaged_line_of_metrics_is_named_and_a_torn_one_is_cut(line, tmp_path
     assert [row["step"] for _, row in rows.parse(tmp_path / "metrics.jsonl")] == [1, 1]
 
 
-def test_only_a_regular_file_is_read(tmp_path):
-    os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(InputError, match="cannot be read .is not a regular file"):
-        rows.parse(tmp_path / "metrics.jsonl")
-
-
 # Atomicity
 
 
