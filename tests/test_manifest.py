@@ -1,10 +1,12 @@
 """Checkpoints and the files beside them: damage is found before anything of it is used, and is one line."""
 
+import hashlib
 import json
 import os
 import random
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,6 +195,34 @@ def test_a_manifest_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="No space left"):
         checkpoints.wait()
     checkpoints.close()
+
+
+def test_a_large_file_is_hashed_early_and_again_if_it_changes(tmp_path):
+    """What is hashed while a step is being written stands for the same file under its later name, and for no other."""
+    growing, place = tmp_path / "8.orbax-checkpoint-tmp" / "d.lock", tmp_path / "8"
+    other = growing.with_name("other")
+    growing.parent.mkdir()
+    for file in (growing, other):
+        file.write_bytes(os.urandom(1 << 21))
+    manifests, give_up = Manifests(tmp_path), time.monotonic() + 20
+    with manifests.hashing_early(8):
+        while len(manifests._early) < 2 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        growing.rename(growing.with_name("d"))
+        growing.parent.rename(place)
+    assert sorted(manifests._early.values()) == sorted(sha256((place / name).read_bytes()) for name in ("d", "other"))
+    with (place / "other").open("ab") as file:
+        file.write(b"more")
+    manifests.write(8)
+    listed = json.loads((place / "manifest.json").read_text())["files"]
+    assert {name: entry["sha256"] for name, entry in listed.items()} == {
+        name: sha256((place / name).read_bytes()) for name in ("d", "other")
+    }
+    assert Manifests(tmp_path).check(8) is None
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 # The doors

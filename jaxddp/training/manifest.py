@@ -30,7 +30,7 @@ _LEAST = ("_CHECKPOINT_METADATA", "progress/metadata", "state/_METADATA", "state
 _THREADS = 4
 _SMALL = 1 << 20
 """Bytes that one thread hashes sooner than several start."""
-_LOOK_SECONDS = 0.01
+_LOOK_SECONDS = 0.02
 
 Written = tuple[int, int, int, int]
 """What stays of a file that is renamed, and changes with its content: device, inode, size and time of change."""
@@ -97,9 +97,11 @@ class Manifests:
                 for file, written in found:
                     # One that is still growing changes from look to look.
                     if last.get(written[1]) == written and written not in self._early and not over.is_set():
-                        digest = _digest(file)
-                        if _written(file) == written:
-                            self._early[written] = digest
+                        with files.open_regular(file) as opened:
+                            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+                            # Its name may be another by now.
+                            if _written(os.fstat(opened.fileno())) == written:
+                                self._early[written] = digest
                     last[written[1]] = written
 
     def forget(self, step: int) -> None:
@@ -221,8 +223,11 @@ def _digests(folder: Path, names: list[str], known: Mapping[Written, str] | None
 
     def digest(name: str) -> str:
         file = folder / name
-        early = known.get(_written(file)) if known else None
-        return early or _digest(file)
+        early = known.get(_written(file.stat())) if known else None
+        if early is not None:
+            return early
+        with files.open_regular(file) as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
 
     if sum((folder / name).stat().st_size for name in names) < _SMALL:
         yield from map(digest, names)
@@ -232,13 +237,7 @@ def _digests(folder: Path, names: list[str], known: Mapping[Written, str] | None
         yield from pool.map(digest, names)
 
 
-def _digest(file: Path) -> str:
-    with files.open_regular(file) as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _written(file: Path) -> Written:
-    found = file.stat()
+def _written(found: os.stat_result) -> Written:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -248,7 +247,7 @@ def _large_files(folder: Path) -> Iterable[tuple[Path, Written]]:
     for place, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
-                if (written := _written(Path(place, name)))[2] >= _SMALL:
+                if (written := _written(Path(place, name).stat()))[2] >= _SMALL:
                     yield Path(place, name), written
 
 
