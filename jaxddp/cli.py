@@ -10,6 +10,7 @@ from jaxddp.wording import choices
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
+       jaxddp checkpoints RUN [--verify]
        jaxddp doctor [CONFIG] [--workdir DIR] [overrides]
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
@@ -17,10 +18,10 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp launch [--processes P | --gpus K] [--nodes N --nr RANK --coordinator HOST:PORT] -- train CONFIG ...
 
 CONFIG is a name ({names}), the path of a Python file with
-get_config(), or of the config.json of a run; PATH is what data.path takes.
+get_config(), or of the config.json of a run; RUN is a work directory; PATH is what data.path takes.
 `jaxddp train CONFIG --help` lists what can be overridden, with the config's values."""
 
-COMMANDS = ("train", "eval", "doctor", "data", "launch")
+COMMANDS = ("train", "eval", "checkpoints", "doctor", "data", "launch")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,6 +80,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.train import run
     elif name == "eval":
         from jaxddp.commands.evaluate import run
+    elif name == "checkpoints":
+        from jaxddp.commands.checkpoints import run
     elif name == "doctor":
         from jaxddp.commands.doctor import run
     elif name == "data":

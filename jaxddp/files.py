@@ -1,12 +1,16 @@
-"""Files of a work directory: a reader finds each of them whole, and a write that fails is one line for the user."""
+"""Files, opened without waiting, and written so that a reader finds each of them whole; failures are for the user."""
 
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 from jaxddp.errors import InputError
+
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
 
 @contextlib.contextmanager
@@ -22,6 +26,30 @@ def readable_errors(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error
 
 
+def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab"] = "rb", buffering: int = -1) -> Any:
+    """As `open`, but of regular files alone: a FIFO keeps its reader waiting, and some devices have no end.
+
+    Raises:
+        OSError: as `open`, and where it is something else, which `strerror` says.
+    """
+    return open(path, mode, buffering=buffering, opener=_regular)
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a regular file. Raises: OSError; as `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def _regular(path: str, flags: int) -> int:
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    kind = stat.S_IFMT(os.fstat(handle).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(handle)
+        raise OSError(errno.EINVAL, f"{_KINDS.get(kind, 'a device')}, not a regular file", path)
+    return handle
+
+
 def create(path: Path) -> Path:
     """Makes the directory and its parents, and returns it; one that exists already is fine. Raises: InputError."""
     with readable_errors(path):
@@ -32,7 +60,7 @@ def create(path: Path) -> Path:
 def append(path: Path, data: bytes) -> None:
     """Adds bytes to the end of a file and hands them to the operating system. Raises: InputError."""
     # The file is closed again at once: nothing waits in a buffer if the process is killed.
-    with readable_errors(path), path.open("ab") as file:
+    with readable_errors(path), open_regular(path, "ab") as file:
         file.write(data)
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
+import jaxddp.files as files
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.hooks import Hook, hooks_of, one_line
@@ -143,7 +144,7 @@ def _nearest(name: str) -> str:
 def _of_run(path: Path) -> RecipeFile:
     """The config that a run wrote down, and the hooks of its copy of the recipe."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(files.read(path))
         config = Config().replace(**{key: value for key, value in content.items() if key not in BESIDE_CONFIG})
         kept = content.get("recipe") or {}
         file, digest = kept.get("file"), kept.get("digest")
@@ -221,10 +222,11 @@ def _refuse_loop(reading: _Reading) -> None:
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
     """The imported modules that lie in a folder as an import finds them there, and their files."""
-    found = []
+    found, beginning = [], os.path.join(folder, "")
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not file or name.partition(".")[0] == "jaxddp":
+        # Thousands are imported, and paths are slow.
+        if not file or not file.startswith(beginning) or name.partition(".")[0] == "jaxddp":
             continue
         place = folder.joinpath(*name.split("."))
         if Path(file) in (place.with_suffix(".py"), place / "__init__.py"):

@@ -99,7 +99,7 @@ def test_files_that_cannot_be_read(catalog, tmp_path):
     assert message("x", missing) == (
         f"{missing}: no such file; write it, name another in JAXDDP_DATASETS, or give a path instead of a name"
     )
-    assert "cannot be read (Is a directory); give a readable TOML file" in message("x", tmp_path)
+    assert "cannot be read (a directory, not a regular file); give a readable TOML file" in message("x", tmp_path)
     catalog.write_bytes(b"[a]\npath = '\xff'\n")
     assert message("a", catalog) == f"{catalog}: not UTF-8; save the file as UTF-8"
 

@@ -123,7 +123,7 @@ def test_a_folder_in_place_of_a_file_is_named(tmp_path):
     folder = write_ten(tmp_path)
     (folder / "data_batch_1.bin").unlink()
     (folder / "data_batch_1.bin").mkdir()
-    with pytest.raises(InputError, match="data_batch_1.bin: cannot be read .Is a directory.; give a readable file"):
+    with pytest.raises(InputError, match="data_batch_1.bin: cannot be read .a directory, not a regular file.; give"):
         read_cifar(tmp_path, "train")
 
 

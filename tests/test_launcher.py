@@ -730,18 +730,20 @@ def test_a_line_without_an_end_is_not_kept_whole_in_memory():
     assert Lines().feed(b"x" * 100_000) == ["x" * 100_000]
 
 
-def test_a_log_that_fails_does_not_end_the_run(capfd):
+def test_a_log_that_fails_does_not_end_the_run(capfd, monkeypatch, tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
     reading, writing = os.pipe()
     os.write(writing, b"line\n")
     os.close(writing)
-    output = Output(0, os.fdopen(reading, "rb", buffering=0), Path("/dev/full"))
+    full = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
+    monkeypatch.setattr("jaxddp.files.open_regular", lambda *_, **__: full)
+    output = Output(0, os.fdopen(reading, "rb", buffering=0), tmp_path / "log")
     output.drain(HANGING)
     output.close()
     out, err = capfd.readouterr()
     assert out == "[0] line\n" and list(output.last_lines) == ["[0] line"]
-    assert "/dev/full: cannot be written (No space left on device); the run continues without it" in err
+    assert f"{tmp_path / 'log'}: cannot be written (No space left on device); the run continues without it" in err
 
 
 SCRIPTS = sorted((ROOT / "launch").glob("*.s*"))

@@ -265,12 +265,12 @@ def test_a_foreign_line_is_named_and_nothing_is_lost(tmp_path: Path, line: bytes
     assert path.read_bytes() == content
 
 
-def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = JsonLines(tmp_path)
     listener.start(run_start())
     path = tmp_path / "metrics.jsonl"
-    path.unlink()
-    path.symlink_to("/dev/full")
+    full = Path("/dev/full").open("ab")  # noqa: SIM115
+    monkeypatch.setattr("jaxddp.files.open_regular", lambda *_: full)
     with pytest.raises(InputError, match=re.escape(f"{path}: cannot be written (No space left on device); free some")):
         listener.step(step_record(1))
 

@@ -276,7 +276,7 @@ def test_missing_files(files):
     write_csv(files / "LOC_train_solutions.csv", [])
     assert message(train_solutions, files) == f"{csv_file}: no such file, did you mean 'LOC_train_solutions.csv'?"
     csv_file.mkdir()
-    assert "cannot be read (Is a directory); give a readable text file" in message(train_solutions, files)
+    assert "cannot be read (a directory, not a regular file); give" in message(train_solutions, files)
     (files / "LOC_synset_mapping.txt").unlink()
     assert message(val_solutions, files).startswith(f"{files}/LOC_synset_mapping.txt: no such file")
 

@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TextIO
 
+import jaxddp.files as files
 from jaxddp.errors import InputError
 
 _CHUNK = 1 << 16
@@ -122,7 +123,7 @@ def _open_log(path: Path) -> IO[bytes]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A resumed run appends to its log, as to its other files.
-        log = path.open("ab", buffering=0)
+        log = files.open_regular(path, "ab", buffering=0)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder with --logs") from error
     if log.tell():

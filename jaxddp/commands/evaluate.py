@@ -19,7 +19,7 @@ class Eval:
     workdir: Path
     """Where the run's checkpoints are."""
     step: str = "latest"
-    """Which checkpoint: latest, best, or its step."""
+    """Which checkpoint: latest, best, or its step. One that is damaged is an error."""
 
 
 def run(arguments: list[str]) -> int:

@@ -18,7 +18,7 @@ class Train:
     workdir: Path
     """Where checkpoints, metrics and curves go."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """Continue from the latest checkpoint: where there is one, never, or always."""
+    """Continue from the latest checkpoint that is whole: where there is one, never, or always."""
 
 
 def run(arguments: list[str]) -> int:

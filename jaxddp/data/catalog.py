@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import jaxddp.files as files
 from jaxddp.data.storage.home import is_address
 from jaxddp.errors import InputError
 from jaxddp.wording import nearest, show
@@ -56,7 +57,7 @@ def resolve(name: str) -> DatasetEntry:
 
 def _load(catalog: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(catalog.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(files.read(catalog).decode("utf-8-sig"))
     except FileNotFoundError:
         raise InputError(
             f"{catalog}: no such file; write it, name another in {CATALOG_VARIABLE}, or give a path instead of a name"

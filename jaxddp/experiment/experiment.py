@@ -13,13 +13,14 @@ from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.recipe import Recipe, check_listeners, recipe_of
 from jaxddp.experiment.resources import Resources, join_with, open_resources
 from jaxddp.experiment.resume import Claim, claim
-from jaxddp.experiment.session import CHECKPOINTS, Resume, session
+from jaxddp.experiment.session import Resume, session
 from jaxddp.experiment.setup import RunSetup, initialize, make_feed, make_preprocess
-from jaxddp.job.membership import exchange, is_first
+from jaxddp.job.membership import from_first, is_first
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.registry import LOGGERS
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.loop import fit
+from jaxddp.training.manifest import CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def evaluate(experiment: Experiment, directory: Path, which: str = "latest") -> 
     kept, file = experiment.file.kept_digest, experiment.file
     if kept is not None and kept != file.digest():
         raise InputError(f"{file.root}: the run's copy of its recipe was changed since; restore it")
-    # A missing one is an error before anything is compiled.
+    # A missing or damaged one is an error before anything is compiled.
     with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
         _agreed_step(checkpoints, which)
     setup, val = experiment.setup(), experiment.resources.val
@@ -104,6 +105,11 @@ def evaluate(experiment: Experiment, directory: Path, which: str = "latest") -> 
 
 
 def _agreed_step(checkpoints: Checkpoints, which: str) -> int:
-    """The step of a checkpoint, as process 0 sees it."""
-    seen = str(checkpoints.step(which)) if is_first() else ""
-    return int(exchange("checkpoint", seen)[0])
+    """The step of a checkpoint that is whole, as process 0 sees it. Raises: InputError; it is not, or there is none."""
+
+    def whole() -> str:
+        step = checkpoints.step(which)
+        checkpoints.verify(step)
+        return str(step)
+
+    return int(from_first("checkpoint", whole))

@@ -16,6 +16,7 @@ from jaxddp.errors import InputError
 from jaxddp.job.membership import is_first
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile
+from jaxddp.wording import show
 
 _MEND = "restore it, or start in another --workdir"
 _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
@@ -65,7 +66,8 @@ def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:
     path, content = directory / CONFIG_FILE, claimed.content()
     if resuming:
         saved = _read(path)
-        if claimed.recipe is not None and (saved.get("recipe") or {}).get("digest") and content.get("recipe"):
+        kept = saved.get("recipe")
+        if claimed.recipe is not None and isinstance(kept, dict) and kept.get("digest") and content.get("recipe"):
             _compare_files(directory / COPY_FOLDER, claimed.recipe.files())
         _compare(path, saved, content)
     if is_first():
@@ -77,7 +79,7 @@ def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:
 def _compare_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     for name, content in contents.items():
         kept = folder / name
-        if kept.is_file() and kept.read_bytes() != content:
+        if kept.is_file() and files.read(kept) != content:
             raise InputError(f"{kept}: the recipe file {name} is another now; {_KEEPS}")
 
 
@@ -116,8 +118,13 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        content = json.loads(files.read(path))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {show(content)}")
+        return content
     except FileNotFoundError:
         raise InputError(f"{path}: is missing beside the checkpoints; {_MEND}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); {_MEND}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); {_MEND}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is damaged ({error}); {_MEND}") from None

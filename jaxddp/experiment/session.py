@@ -4,6 +4,8 @@ All processes of the run must see it, and no other run may have it.
 """
 
 import fcntl
+import logging
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,16 +16,17 @@ from typing import Literal
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
-from jaxddp.job.membership import exchange, is_first
+from jaxddp.job.membership import exchange, from_first, is_first
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
 from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
 from jaxddp.training.run import Run
 
 Resume = Literal["auto", "never", "must"]
-CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 _SHARED_SECONDS = 5
+_log = logging.getLogger("jaxddp.experiment")
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,49 @@ class Session:
 def session(directory: Path, *, keep: int = 2, resume: Resume = "auto") -> Iterator[Session]:
     """Hold a work directory for one run, with SIGTERM caught; at the end what is being written is finished."""
     check_shared(files.create(directory))
-    with held(directory), Checkpoints(directory / CHECKPOINTS, keep=keep) as checkpoints, stop_on_sigterm() as stop:
-        yield Session(directory, checkpoints, resume_step(checkpoints, resume), stop)
+    place = directory / CHECKPOINTS
+    with held(directory):
+        if resume != "never":
+            # Before Orbax counts the damaged ones among those that it keeps.
+            from_first("whole checkpoints", lambda: set_damaged_aside(place))
+        with Checkpoints(place, keep=keep) as checkpoints, stop_on_sigterm() as stop:
+            yield Session(directory, checkpoints, resume_step(checkpoints, resume), stop)
+
+
+def set_damaged_aside(place: Path) -> str:
+    """Rename the checkpoints that are newer than the newest whole one, so that a run resumes from that one.
+
+    Returns the names that they have now. A line names each, its step and the file that is damaged.
+
+    Raises:
+        InputError: there are checkpoints, and none is whole; then all stay as they are.
+    """
+    manifests, damaged = Manifests(place), {}
+    if manifests.fault is not None:
+        _log.warning(f"{place / INDEX}: {manifests.fault}; it is written anew from the manifests that are whole")
+    for step in reversed(steps_in(place)):
+        if (fault := manifests.check(step)) is None:
+            break
+        damaged[step] = fault
+    else:
+        step = None
+    if damaged and step is None:
+        newest, fault = next(iter(damaged.items()))
+        raise InputError(
+            f"{place / str(newest)}: step {newest} is damaged: {fault}; no checkpoint there is whole, so restore the "
+            "files, or start in another --workdir"
+        )
+    for each, fault in damaged.items():
+        aside = place / f"{each}{ASIDE}"
+        with files.readable_errors(aside):
+            if aside.exists():
+                shutil.rmtree(aside)
+            (place / str(each)).rename(aside)
+        _log.warning(
+            f"{place / str(each)}: step {each} is damaged: {fault}; the run resumes from step {step}, the newest that "
+            f"is whole, and this one is kept as {aside.name}"
+        )
+    return " ".join(f"{each}{ASIDE}" for each in damaged)
 
 
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
@@ -100,7 +144,7 @@ def held(directory: Path) -> Iterator[None]:
         return
     # Of a file, not of the directory: that lock would never reach the server of a network file system.
     with files.readable_errors(directory / LOCK_FILE):
-        lock = (directory / LOCK_FILE).open("a")
+        lock = files.open_regular(directory / LOCK_FILE, "ab")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
@@ -138,6 +138,24 @@ def exchange(name: str, value: str) -> list[str]:
                 f"{name}: process {process} gave no value in {_limits.compare:g} s; does it run the same program?"
             ) from None
     return values
+
+
+def from_first(name: str, make: Callable[[], str]) -> str:
+    """What process 0 makes; it alone calls the function, and all processes must call this alike.
+
+    Raises:
+        InputError: that of process 0, on every process.
+    """
+    value, error = "", None
+    if is_first():
+        try:
+            value = make()
+        except InputError as caught:
+            error = str(caught)
+    value, error = json.loads(exchange(name, json.dumps([value, error]))[0])
+    if error is not None:
+        raise InputError(error)
+    return value
 
 
 def _coordination() -> Any:

@@ -1,11 +1,11 @@
 """Checkpoints through Orbax: (arrays, step), saved while training goes on; the last few are kept, and the best."""
 
-import json
 import logging
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,31 @@ import jaxddp.files as files
 from jaxddp.engine.state import TrainState, all_finite, first_difference
 from jaxddp.errors import InputError, NonFiniteError, noted_on
 from jaxddp.job.membership import is_first
+from jaxddp.training.manifest import Manifests
+from jaxddp.training.validations import Validations
 
-VALIDATION_FILE = "validation.json"
-_BEST_BY = "top1"
 # TensorStore, which writes the arrays, raises ValueError with this in its text.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
+# What Orbax and TensorStore raise of files that do not hold what they should.
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError)
+_DELETING_SECONDS = 0.3
+_log = logging.getLogger("jaxddp.training")
 
 
 class Checkpoints:
     """The checkpoints of one work directory.
 
     A checkpoint becomes visible only when all of it is on disk (Orbax writes beside it and renames), so a run killed at
-    any moment resumes from a whole one. It is saved before it is validated, and its metrics come to it in a file beside
-    all of them. On many hosts the directory is one that all of them share.
+    any moment resumes from a whole one. Then its files are hashed into a manifest, which is compared before they are
+    read again. It is saved before it is validated, and its metrics come to it in a file beside all of them. On many
+    hosts the directory is one that all of them share; process 0 writes manifests and compares them.
 
     Args:
         keep: how many of the latest are kept, beside the best by validation top-1.
         read_only: leave everything as it is, since a run may be writing there at this moment.
 
     Attributes:
+        manifests: what their files should hold.
         validations: what was measured of them; `top1` decides which one is best.
 
     Raises:
@@ -47,7 +53,11 @@ class Checkpoints:
         if keep < 1:
             raise InputError(f"checkpoint.keep={keep}: keep at least 1, or a run could not resume")
         self.directory = Path(directory).resolve()
-        self.validations = Validations(self.directory)
+        self.manifests = Manifests(self.directory)
+        self.validations = Validations(self.directory, self.manifests if is_first() else None)
+        self._read_only = read_only
+        self._writer = ThreadPoolExecutor(1, "manifest")
+        self._manifest: Future[None] | None = None
         kept = [keep_policy.LatestN(n=keep), _Best(self.validations)]
         writing = {
             "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
@@ -79,7 +89,7 @@ class Checkpoints:
         """The step of "latest", "best" or a number. Raises: InputError; there is none, says which there are."""
         known = self.steps()
         named = {"latest": self.latest(), "best": self.best()}
-        step = named[which] if which in named else int(which) if which.isdecimal() else None
+        step = named[which] if which in named else int(which) if which.isdecimal() and len(which) < 20 else None
         if step not in known:
             there = f"there are steps {', '.join(map(str, known))}" if known else "there is none"
             raise InputError(f"{self.directory}: no checkpoint {which!r}; {there} (or say latest or best)")
@@ -96,18 +106,49 @@ class Checkpoints:
             latest = self.latest()
             good = "there is no checkpoint yet" if latest is None else f"the last good one is step {latest}"
             raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")
+        self._finish_manifest()
         # One of that step may have been there before, and been removed.
         self.validations.forget(step)
+        if is_first():
+            self.manifests.forget(step)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
         with _writing(self.directory):
             self._manager.save(step, args=items, force=True)
+        if is_first():
+            self._manifest = self._writer.submit(self._write_manifest, step)
+
+    def verify(self, step: int) -> None:
+        """Compare a checkpoint with its manifest; a line says so where it has none. Does nothing on other processes.
+
+        Raises:
+            InputError: names the step, the first file that is damaged, and which steps are not.
+        """
+        if not is_first():
+            return
+        place = self.directory / str(step)
+        try:
+            fault = self.manifests.check(step)
+            if fault is not None and self._read_only:
+                # A run that goes on may be removing it at this moment.
+                time.sleep(_DELETING_SECONDS)
+                fault = self.manifests.check(step)
+        except FileNotFoundError:
+            raise InputError(f"{place}: is no longer there; a run goes on, so try again") from None
+        if fault is not None:
+            sound = [str(each) for each in self.steps() if each != step and self._is_sound(each)]
+            others = f"steps {', '.join(sound)} are whole" if sound else "no other step is whole"
+            raise InputError(f"{place}: step {step} is damaged: {fault}; {others}")
+        if not self.manifests.has(step):
+            _log.warning(f"{place}: step {step} has no manifest, so its files cannot be verified")
 
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The state and the progress (see `save`) of a step, laid out over the devices as `like` is.
 
         Raises:
-            InputError: the checkpoint is no longer there, or of another architecture or optimizer.
+            InputError: the checkpoint is damaged, no longer there, or of another architecture or optimizer.
         """
+        self.verify(step)
+        place = self.directory / str(step)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
         try:
@@ -115,23 +156,59 @@ class Checkpoints:
             if differs := first_difference(saved, like):
                 name, there, here = differs
                 raise InputError(
-                    f"{self.directory / str(step)}: a checkpoint of another architecture or optimizer: {name} is "
+                    f"{place}: a checkpoint of another architecture or optimizer: {name} is "
                     f"{there} there and {here} here; use the config that wrote it, or another --workdir"
                 )
             restored = self._manager.restore(step, args=items)
-        except FileNotFoundError:
-            raise InputError(f"{self.directory / str(step)}: is no longer there; a run goes on, so try again") from None
+        except InputError:
+            raise
+        except _UNREADABLE as error:
+            if isinstance(error, TimeoutError) and error.errno is None:
+                raise  # Of a wait for another process.
+            if not place.is_dir():
+                raise InputError(f"{place}: is no longer there; a run goes on, so try again") from None
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{place}: step {step} cannot be restored ({type(error).__name__}: {reason}); move it away, and the "
+                "step before it is taken"
+            ) from error
         return restored["state"], restored["progress"]
 
     def wait(self) -> None:
         """Return when all that was saved is on disk; an `InputError` of the background writing shows here."""
         with _writing(self.directory):
             self._manager.wait_until_finished()
+        self._finish_manifest()
 
     def close(self) -> None:
         """Finish what is being written: another manager of the directory would take it for rubbish."""
-        with _writing(self.directory):
-            self._manager.close()
+        try:
+            with _writing(self.directory):
+                self._manager.close()
+        finally:
+            self._writer.shutdown()
+        self._finish_manifest()
+
+    def _write_manifest(self, step: int) -> None:
+        """Once the checkpoint is complete, in a thread of its own: the loop goes on."""
+        try:
+            with self.manifests.hashing_early(step):
+                self._manager.wait_until_finished()
+        except Exception:
+            return  # Orbax raises it once more for whoever waits in the loop's thread.
+        self.manifests.write(step)
+
+    def _finish_manifest(self) -> None:
+        """Wait until the manifest of what was saved last is there. Raises: InputError; it cannot be written."""
+        pending, self._manifest = self._manifest, None
+        if pending is not None:
+            pending.result()
+
+    def _is_sound(self, step: int) -> bool:
+        try:
+            return self.manifests.check(step) is None
+        except FileNotFoundError:
+            return False
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -171,52 +248,6 @@ class _Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
         """Orbax would ask JAX by the number of the step, and JAX forget the questions that the loop counts up."""
         return False
-
-
-class Validations:
-    """What validation measured of each step, in a small file beside the checkpoints.
-
-    All processes know them, the first one writes. Raises: InputError; the file cannot be read, or holds something else.
-    """
-
-    def __init__(self, directory: Path):
-        self._path = directory / VALIDATION_FILE
-        self._known = _read_validations(self._path)
-
-    def __contains__(self, step: int) -> bool:
-        return step in self._known
-
-    def put(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep a step's metrics; one that is not finite as null. Raises: InputError."""
-        self._known[step] = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
-        self._write()
-
-    def forget(self, step: int) -> None:
-        """The step is to be another's than the one that was measured. Raises: InputError."""
-        if self._known.pop(step, None) is not None:
-            self._write()
-
-    def best(self, steps: Iterable[int]) -> int | None:
-        """The one of these steps with the highest top-1; of equal ones the latest; None without any."""
-        measured = [(value, step) for step in steps if (value := self._known.get(step, {}).get(_BEST_BY)) is not None]
-        return max(measured, default=(0, None))[1]
-
-    def _write(self) -> None:
-        if is_first():
-            files.replace(self._path, json.dumps(self._known, indent=2).encode())
-
-
-def _read_validations(path: Path) -> dict[int, dict[str, float | None]]:
-    try:
-        return {int(step): dict(metrics) for step, metrics in json.loads(path.read_text()).items()}
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path}: is damaged ({error}); remove it, and keep a copy of the best checkpoint: it will not be known"
-        ) from None
 
 
 class _Best(keep_policy.PreservationPolicy):

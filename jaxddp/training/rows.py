@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.errors import InputError
 from jaxddp.training.events import EvaluationRecord, StepRecord
 
@@ -68,7 +69,7 @@ def parse(path: Path) -> list[tuple[bytes, Row]]:
         InputError: the file cannot be read, or a line is not a row.
     """
     try:
-        *lines, _torn = path.read_bytes().split(b"\n")
+        *lines, _torn = files.read(path).split(b"\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give a run's metrics.jsonl") from error
     return [(line + b"\n", _parse_line(path, number, line)) for number, line in enumerate(lines, 1)]
@@ -77,17 +78,21 @@ def parse(path: Path) -> list[tuple[bytes, Row]]:
 def _parse_line(path: Path, number: int, line: bytes) -> Row:
     try:
         row = json.loads(line)
-        if isinstance(row["step"], int) and isinstance(row["split"], str):
+        numbers = [value for name, value in row.items() if name != "split"]
+        known = isinstance(row["step"], int) and isinstance(row["split"], str)
+        if known and all(value is None or isinstance(value, int | float) for value in numbers):
             return row
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     shown = line[:60].decode(errors="replace").strip()
-    raise InputError(f"{path}:{number}: not a JSON object with a step and a split: {shown!r}; mend or remove the line")
+    raise InputError(
+        f"{path}:{number}: not a JSON object with a step and a split, and numbers: {shown!r}; mend or remove the line"
+    )
 
 
 def _epoch_means(row: Row) -> Row:
     means = {name.removeprefix(EPOCH_PREFIX): value for name, value in row.items() if name.startswith(EPOCH_PREFIX)}
-    return {"step": row["step"], "epoch": row["epoch"]} | means
+    return {"step": row["step"], "epoch": row.get("epoch")} | means
 
 
 def _columns(rows: Iterable[Row]) -> Columns:

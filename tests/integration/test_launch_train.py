@@ -98,17 +98,23 @@ def test_four_processes_of_one_device_are_one_of_four(words, reference, start, t
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (4, 1)])
-def test_a_checkpoint_of_two_processes_restores_on_one_and_on_four(
+def test_the_newest_whole_checkpoint_of_two_processes_restores_on_one_and_on_four(
     by_two, words, reference, start, tmp_path, processes, devices
 ):
     workdir = tmp_path / "run"
     shutil.copytree(by_two, workdir, ignore=shutil.ignore_patterns("logs"))
     assert checkpoint_steps(workdir) == [3, STEPS]
-    shutil.rmtree(workdir / "checkpoints" / str(STEPS))
+    # One flipped bit in the largest file of the last one.
+    state = workdir / "checkpoints" / str(STEPS) / "state"
+    damaged = max((file for file in state.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 4
+    damaged.write_bytes(content)
     more = ["--resume", "must", "--parallel.cpu-devices", str(devices), "--checkpoint.every", "3 steps"]
     run = start(Launched, tmp_path, processes, words(workdir, *more))
     run.ends_well()
     assert "resuming at step 3 | " in run.out
+    assert f"step {STEPS} is damaged: " in run.out + run.err and checkpoint_steps(workdir) == [3, STEPS]
     assert is_whole(workdir, processes=processes)
     assert are_the_same(workdir, reference), (series(workdir), series(reference))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.data.arrays import ArrayTable, check_images, check_labels
 from jaxddp.errors import InputError
 
@@ -65,7 +66,7 @@ def check_length(found: int, promised: int) -> None:
 def read_names(file: Path) -> tuple[str, ...]:
     """The names of the classes from a UTF-8 file, one a line; blank lines may follow the last. Raises: InputError."""
     with errors_of(file):
-        names = [line.strip() for line in file.read_text(encoding="utf-8-sig").rstrip().splitlines()]
+        names = [line.strip() for line in files.read(file).decode("utf-8-sig").rstrip().splitlines()]
         if not names:
             raise InputError("empty; write one class name a line")
         if "" in names:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.data.arrays import ArrayTable, check_labels
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import errors_of, read_names
@@ -78,7 +79,7 @@ def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, n
     """(uint8[N, 32, 32, 3], uint8[N]) of one file."""
     record = label_bytes + _PIXELS
     with errors_of(file):
-        data = np.fromfile(file, np.uint8)
+        data = np.frombuffer(files.read(file), np.uint8)
         if not data.size or data.size % record:
             raise InputError(f"{data.size} bytes: expected whole records of {record} bytes; download it again")
         records = data.reshape(-1, record)

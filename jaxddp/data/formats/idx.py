@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import errors_of, make_table, numbered_names, read_names, read_rest
@@ -82,7 +83,7 @@ def _need(folder: Path, names: tuple[str, ...]) -> Path:
 
 def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
     """One file as uint8[...], with as many dimensions as one of `kinds` has, which says what those are."""
-    with errors_of(file), file.open("rb") as raw:
+    with errors_of(file), files.open_regular(file) as raw:
         # Browsers unpack some downloads and keep the name, so the content decides.
         stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw
         magic = stream.read(4)

@@ -16,6 +16,7 @@ from typing import IO, cast
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import check_length, errors_of, make_table, numbered_names, read_rest
@@ -83,7 +84,7 @@ def _load(path: Path, name: str, present: list[str]) -> np.ndarray:
 
 
 def _mapped(file: Path) -> np.ndarray:
-    with file.open("rb") as stream:
+    with files.open_regular(file) as stream:
         shape, _, dtype = _header(stream)
         check_length(file.stat().st_size - stream.tell(), math.prod(shape) * dtype.itemsize)
     return np.load(file, mmap_mode="r", allow_pickle=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.source import Split
 from jaxddp.data.storage.records import RecordFiles
@@ -64,7 +65,7 @@ def read_packed(root: Path, split: Split) -> ExampleTable:
 
 def _columns(file: Path) -> list[np.ndarray]:
     try:
-        with np.load(file, allow_pickle=False) as columns:
+        with files.open_regular(file) as stream, np.load(stream, allow_pickle=False) as columns:
             return [columns[name] for name in ("id", "label", "shard", "offset")]
     except FileNotFoundError:
         raise InputError(f"{file}: no such file; {_AGAIN}") from None
@@ -75,7 +76,7 @@ def _columns(file: Path) -> list[np.ndarray]:
 def _manifest(root: Path) -> dict[str, Any]:
     file = root / MANIFEST
     try:
-        return json.loads(file.read_text())
+        return json.loads(files.read(file))
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: cannot be read ({error}); {_AGAIN}") from None
 

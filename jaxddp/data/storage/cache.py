@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.data.storage.store import Fault, Store
 from jaxddp.errors import InputError
 
@@ -51,7 +52,7 @@ class CachedStore:
         key = hashlib.sha256(name).hexdigest()
         file = self.folder / key[:2] / key
         with suppress(OSError):
-            kept = file.read_bytes()
+            kept = files.read(file)
             if kept[-_DIGEST:] == _digest(name, kept[:-_DIGEST]):
                 return kept[:-_DIGEST]
         data = self.store.read(path, offset)

@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+import jaxddp.files as files
 from jaxddp.data.storage.cache import CachedStore
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.storage.objects import Objects
@@ -49,7 +50,7 @@ class Home:
         """A text file, by its name relative to the root or its absolute path on this machine."""
         path = Path(self.folder or "/", name)
         if self.objects is None or Path(name).is_absolute():
-            return TextFile(str(path), lambda: path.open("rb"), lambda: _elsewhere(path))
+            return TextFile(str(path), lambda: files.open_regular(path), lambda: _elsewhere(path))
         objects, key = self.objects, os.fsencode(name)
         return TextFile(objects.name(key), lambda: io.BytesIO(objects.read_text(key)), lambda: _near(objects, key))
 

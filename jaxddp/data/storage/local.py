@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.data.storage.store import Fault, faults_by_folder
 from jaxddp.errors import InputError
 
@@ -29,7 +30,7 @@ class LocalFiles:
     def read(self, path: bytes, offset: int = 0) -> bytes:
         name = self.name(path)
         try:
-            return Path(name).read_bytes()
+            return files.read(name)
         except FileNotFoundError:
             raise InputError(f"{name}: missing image; download it or remove its row") from None
         except OSError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.data.storage.cache import put
 from jaxddp.errors import InputError
@@ -83,7 +84,7 @@ def _state(file: Path) -> tuple[str, int, int]:
 
 def _load(place: Path, stamp: str) -> RecordIndex | None:
     try:
-        content = place.read_bytes()
+        content = files.read(place)
     except OSError:
         return None
     if content[:_DIGEST] != hashlib.sha256(content[_DIGEST:]).digest():

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.storage.store import Fault
 from jaxddp.errors import InputError
@@ -178,7 +179,7 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
 def _opened(file: Path) -> Iterator[BinaryIO]:
     try:
         # A header is followed by megabytes that need not be read.
-        with file.open("rb", buffering=0) as records:
+        with files.open_regular(file, buffering=0) as records:
             yield records
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror}); {AGAIN}") from None

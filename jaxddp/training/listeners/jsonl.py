@@ -55,7 +55,7 @@ class JsonLines(Listener):
         if validation:
             # A line that was kept says null of what was not finite.
             metrics = {name: None if validation[name] is None else float(validation[name]) for name in names}
-            result["val"] = metrics | {"count": int(validation["count"])}
+            result["val"] = metrics | {"count": int(validation.get("count") or 0)}
         result |= {name: value for name, value in asdict(run.used).items() if value is not None}
         if run.reason:
             result["reason"] = run.reason

@@ -1,0 +1,112 @@
+"""`jaxddp checkpoints RUN`: the checkpoints of a run, what validation measured of them, and whether they are whole.
+
+It reads files alone: it needs no JAX, and a run may go on meanwhile.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import tyro
+
+import jaxddp.files as files
+from jaxddp.commands.parse import parse
+from jaxddp.errors import InputError
+from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
+from jaxddp.training.validations import VALIDATION_FILE, Validations
+from jaxddp.wording import size
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """List the checkpoints of a run; the exit code is 1 where --verify finds one that is damaged."""
+
+    run: tyro.conf.Positional[Path] = tyro.MISSING
+    """The work directory."""
+    verify: bool = False
+    """Compare every file with the SHA-256 that it had when it was saved, and not its size alone."""
+
+
+class _Listed(NamedTuple):
+    step: int
+    saved: str
+    size: str
+    metrics: str
+    marks: str
+    files: str
+    damaged: bool
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command; returns the exit code. Raises: InputError."""
+    options = parse(Checkpoints, Checkpoints(), "jaxddp checkpoints", arguments)
+    if not options.run.is_dir():
+        raise InputError(f"{options.run}: no such work directory; give one that a run wrote into")
+    place = options.run / CHECKPOINTS
+    manifests, beside = Manifests(place), []
+    if manifests.fault is not None:
+        beside.append(f"{place / INDEX}: {manifests.fault}")
+    try:
+        validations = Validations(place, manifests)
+        if manifests.expects_validations() and not (place / VALIDATION_FILE).exists():
+            beside.append(f"{place / VALIDATION_FILE}: is missing")
+    except InputError as error:
+        validations = None
+        beside.append(str(error))
+    listed = _listed(manifests, validations, quick=not options.verify)
+    if listed:
+        _show(listed)
+    else:
+        print(f"{place}: holds no checkpoints")
+    for aside in sorted(place.glob(f"*{ASIDE}")):
+        print(f"set aside: {aside} ({size(_bytes(aside))})")
+    print(*beside, sep="\n", end="\n" if beside else "")
+    return int(options.verify and (bool(beside) or any(row.damaged for row in listed)))
+
+
+def _listed(manifests: Manifests, validations: Validations | None, *, quick: bool) -> list[_Listed]:
+    steps, rows = steps_in(manifests.directory), []
+    best = None if validations is None else validations.best(steps)
+    for step in steps:
+        folder = manifests.directory / str(step)
+        try:
+            fault = manifests.check(step, quick=quick)
+            whole = "sizes agree" if quick else "verified"
+            state = f"damaged: {fault}" if fault else whole if manifests.has(step) else "no manifest"
+            metrics = {} if validations is None else validations.of(step)
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if value is not None)
+            marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)
+            rows.append(_Listed(step, _saved(folder), size(_bytes(folder)), shown, marks, state, bool(fault)))
+        except FileNotFoundError:
+            pass  # A run goes on, and has removed it meanwhile.
+    return rows
+
+
+def _saved(folder: Path) -> str:
+    """When Orbax says that it was complete; in local time."""
+    try:
+        moment = json.loads(files.read(folder / "_CHECKPOINT_METADATA"))["commit_timestamp_nsecs"] / 1e9
+        return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return "?"
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _show(listed: list[_Listed]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("step", "saved", "size", "validation", "", "files", box=box.SIMPLE)
+    for row in listed:
+        state = Text(row.files, "bold red" if row.damaged else "", overflow="fold")
+        table.add_row(str(row.step), row.saved, row.size, row.metrics, row.marks, state)
+    # A file has no width that a row would have to keep to.
+    Console(width=None if sys.stdout.isatty() else 1000).print(table)

@@ -1,0 +1,88 @@
+"""What validation measured of each checkpoint, in a small file beside them."""
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jaxddp.files as files
+from jaxddp.errors import InputError
+from jaxddp.training.manifest import INDEX, Manifests
+
+VALIDATION_FILE = "validation.json"
+_BEST_BY = "top1"
+_MEND = "remove it, and keep a copy of the best checkpoint: it will not be known"
+_log = logging.getLogger("jaxddp.training")
+
+Metrics = dict[str, float | None]
+
+
+class Validations:
+    """The metrics of each step that was validated.
+
+    Args:
+        manifests: what knows whether the file is the one that was written; None for a process that is not the first,
+            which only reads, and may be shown an older one by a network file system.
+
+    Raises:
+        InputError: the file cannot be read, or holds something else.
+    """
+
+    def __init__(self, directory: Path, manifests: Manifests | None):
+        self._path = directory / VALIDATION_FILE
+        self._manifests = manifests
+        self._known = self._read()
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._known
+
+    def of(self, step: int) -> Metrics:
+        """The metrics of a step; none where it was not validated."""
+        return self._known.get(step, {})
+
+    def put(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep a step's metrics; one that is not finite as null. Raises: InputError."""
+        self._known[step] = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+        self._write()
+
+    def forget(self, step: int) -> None:
+        """The step is to be another's than the one that was measured. Raises: InputError."""
+        if self._known.pop(step, None) is not None:
+            self._write()
+
+    def best(self, steps: Iterable[int]) -> int | None:
+        """The one of these steps with the highest top-1; of equal ones the latest; None without any."""
+        measured = [(value, step) for step in steps if (value := self.of(step).get(_BEST_BY)) is not None]
+        return max(measured, default=(0, None))[1]
+
+    def _write(self) -> None:
+        if self._manifests is not None:
+            content = json.dumps(self._known, indent=2).encode()
+            self._manifests.expect_validations(content)
+            files.replace(self._path, content)
+
+    def _read(self) -> dict[int, Metrics]:
+        try:
+            content = files.read(self._path)
+        except FileNotFoundError:
+            if self._manifests is not None and self._manifests.expects_validations():
+                _log.warning(f"{self._path}: is missing; which checkpoint is the best of those before is not known")
+            return {}
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be read ({error.strerror}); make it readable") from None
+        try:
+            known = {int(step): _checked(metrics) for step, metrics in json.loads(content).items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError(f"{self._path}: is damaged ({error}); {_MEND}") from None
+        if self._manifests is not None and not self._manifests.wrote_validations(content):
+            raise InputError(f"{self._path}: is damaged (its SHA-256 is not that in {INDEX}); {_MEND}")
+        return known
+
+
+def _checked(metrics: Any) -> Metrics:
+    for name, value in metrics.items():
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+            raise TypeError(f"{name} is not a number")
+    return dict(metrics)
