@@ -1,4 +1,4 @@
-"""Kinds of damage to a JPEG: each a function of its bytes and a source of chance, to bytes that a decoder may accept."""
+"""Kinds of damage to a JPEG: each a function of its bytes and of chance, to bytes that a decoder may accept."""
 
 import random
 import struct
@@ -29,6 +29,14 @@ def unit_of(data: bytes) -> tuple[int, int]:
     return 8 * max(one & 15 for one in each), 8 * max(one >> 4 for one in each)
 
 
+def blocks_of(data: bytes) -> int:
+    """How many blocks of 8 x 8 the frame has."""
+    body = frame_of(data).body
+    each = [data[body + 9 + 3 * i] for i in range(data[body + 7])] if data[body + 7] > 1 else [0x11]
+    rows, columns = units(data)
+    return rows * columns * sum((one & 15) * (one >> 4) for one in each)
+
+
 def resized(data: bytes, height: int, width: int) -> bytes:
     place = frame_of(data).body + 3
     return data[:place] + struct.pack(">HH", height, width) + data[place + 4 :]
@@ -54,9 +62,11 @@ def other_size(rows: int, columns: int) -> Damage:
 def scaled(down: int, across: int) -> Damage:
     def damaged(data: bytes, _: random.Random) -> bytes:
         (rows, columns), (tall, wide), (height, width) = units(data), unit_of(data), size_of(data)
-        new = max(1, rows // down) * tall if down > 1 else height, max(1, columns // across) * wide if across > 1 else width
-        same = (-(-new[0] // tall), -(-new[1] // wide)) == (rows, columns)
-        return data if same else resized(data, *new)
+        if rows < down or columns < across:
+            return data
+        return resized(
+            data, rows // down * tall if down > 1 else height, columns // across * wide if across > 1 else width
+        )
 
     return damaged
 
@@ -115,9 +125,7 @@ def sampling(data: bytes, chance: random.Random) -> bytes:
     place = frame_of(data).body + 9
     other = chance.choice([one for one in (0x11, 0x21, 0x12, 0x22, 0x41, 0x13) if one != data[place]])
     new = data[:place] + bytes([other]) + data[place + 1 :]
-    blocks = [sum((one[frame_of(one).body + 9 + 3 * i] >> 4) * (one[frame_of(one).body + 9 + 3 * i] & 15) for i in range(3))
-              * units(one)[0] * units(one)[1] for one in (data, new)] if data[frame_of(data).body + 7] == 3 else [0, 0]
-    return data if blocks[0] == blocks[1] else new
+    return data if blocks_of(data) == blocks_of(new) else new
 
 
 def symbol(data: bytes, chance: random.Random) -> bytes:
@@ -143,13 +151,14 @@ def restarts(interval: int) -> Damage:
 
 
 def swapped_tables(data: bytes, _: random.Random) -> bytes:
-    """The tables of the first component with those of the second."""
-    scan = of(data, SOS)
-    assert scan is not None
-    place = scan.body + 4
-    if data[scan.body + 2] < 2:
-        return data
-    return data[:place] + data[place + 2 : place + 3] + data[place + 1 : place + 2] + data[place : place + 1] + data[place + 3 :]
+    """The first Huffman tables under the name of the second, and the other way round."""
+    new = bytearray(data)
+    for segment in segments(data):
+        position = segment.body + 2
+        while segment.marker == DHT and position < segment.end:
+            new[position] ^= 1
+            position += 17 + sum(data[position + 1 : position + 17])
+    return bytes(new)
 
 
 HEADERS: dict[str, Damage] = {
@@ -160,8 +169,8 @@ HEADERS: dict[str, Damage] = {
     "half the height": scaled(2, 1),
     "half the width": scaled(1, 2),
     "any other size": any_size,
-    "extended frame read as arithmetic": frame_kind(0xC9),
-    "progressive arithmetic": frame_kind(0xCA),
+    "arithmetic codes": frame_kind(0xC9),
+    "progressive with arithmetic codes": frame_kind(0xCA),
     "lossless": frame_kind(0xC3),
     "another sampling": sampling,
     "restarts that are not there": restarts(3),

@@ -47,12 +47,15 @@ class ImageHeader:
     """Bytes behind the image data that no pixel depends on; `verify` counts them."""
 
 
-def parse_header(data: bytes) -> ImageHeader:
+def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> ImageHeader:
     """The header of a whole JPEG or PNG file.
 
     A JPEG is whole when the end-of-image marker (ITU-T T.81, B.1.1.3) follows its last scan. Bytes after that marker
     are accepted, as every decoder does (cameras append data of their own); one inside an embedded thumbnail does not
     count. A PNG is whole when it holds its closing IEND chunk.
+
+    Args:
+        found: a JPEG's segments, where they are known.
 
     Raises `InputError`: empty, cut short, without pixels or with more than `MAX_PIXELS`, a JPEG without Huffman codes,
     or neither JPEG nor PNG.
@@ -60,7 +63,7 @@ def parse_header(data: bytes) -> ImageHeader:
     if not data:
         raise InputError(f"empty file; {AGAIN}")
     if data.startswith(JPEG_START):
-        header, end = _scan_jpeg(data)
+        header, end = _scan_jpeg(data, segments(data) if found is None else found)
     elif data.startswith(PNG_START):
         header = ImageHeader("png", height=int.from_bytes(data[20:24]), width=int.from_bytes(data[16:20]))
         end = None if PNG_END in data else "IEND chunk"
@@ -77,11 +80,11 @@ def parse_header(data: bytes) -> ImageHeader:
     return header
 
 
-def _scan_jpeg(data: bytes) -> tuple[ImageHeader, str | None]:
+def _scan_jpeg(data: bytes, found: Iterable["Segment"]) -> tuple[ImageHeader, str | None]:
     """What the markers say (T.81, B.1.1): the frame's size, 0x0 without a frame, and what is missing at the end."""
     height = width = 0
     scanned = False
-    for marker, _, body, _ in segments(data):
+    for marker, _, body, _ in found:
         if marker == EOI:
             return ImageHeader("jpeg", height, width), None if scanned else "image data"
         if marker in FRAMES:
@@ -120,13 +123,14 @@ def essence(data: bytes, found: Sequence[Segment], *, adobe: bool = False) -> tu
 
     Adobe's marker, which says the color space, stays only where `adobe`.
     """
-    parts, kept, start = [data[:2]], [], 2
+    view = memoryview(data)
+    parts, kept, start = [view[:2]], [], 2
     for segment, following in zip(found, [*found[1:], None], strict=True):
         metadata = APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT
         if metadata and not (adobe and segment.marker == APP14):
             continue
         end = following.start if following and segment.marker == SOS else segment.end
-        parts.append(data[segment.start : end])
+        parts.append(view[segment.start : end])
         kept.append(Segment(segment.marker, start, start + 2, start + segment.end - segment.start))
         start += len(parts[-1])
     return b"".join(parts), kept

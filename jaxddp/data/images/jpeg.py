@@ -2,7 +2,7 @@
 
 libjpeg does not tell how much of a scan it needed: it reads up to 8 bytes ahead, silent about those. At a restart it
 does count them. So it is asked for one row of blocks more than the frame has, behind a restart (ITU-T T.81, B.2.4.4):
-where it looks for that restart's marker, its complaint says what it found instead, and how many bytes lay before.
+where it looks for that restart's marker, it complains of the bytes before the end marker, which it finds instead.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 
 import simplejpeg
 from PIL import Image
@@ -22,16 +23,17 @@ FORGIVEN = 7
 None of 60,200 real files has any. A row of blocks less leaves 10 or more in each of them.
 """
 
+_AHEAD = bytes(16)
+
 _HOLE = bytes(16)
 """A stretch that was lost: no more than 4 zeros follow each other in 60,200 real files."""
 
-_ALL_READ = re.compile(r"found marker 0xd9 instead of RST")
+_NO_RESTART = re.compile(r"found marker 0xd9 instead of RST")
 _LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 _ENDS_EARLY = re.compile("premature end", re.IGNORECASE)
 # A sampling of the colors that the strict decoder has no name for, such as that of Pillow's subsampled CMYK.
 _UNKNOWN_SAMPLING = "Could not determine subsampling"
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
-_RESTART_AT_END = re.compile(rb"\xff[\xd0-\xd7]\xff\xd9\Z")
 
 _LARGEST = 0xFFFF
 """Of blocks between two restarts. libjpeg allows a few rows less; none of `MAX_PIXELS` needs as many."""
@@ -43,9 +45,14 @@ def bytes_left_over(data: bytes, found: Sequence[Segment]) -> int:
     Raises ValueError, or what Pillow raises, with the decoder's first complaint where its data are damaged or end
     before the image does.
     """
-    if _RESTART_AT_END.search(data):
-        return 2 + bytes_left_over(shorter := data[:-4] + JPEG_END, [*segments(shorter)])
-    asked = _with_one_row_more(data, found)
+    # A marker may have fill bytes before it, which would be data before other bytes.
+    end = len(data) - len(JPEG_END)
+    while data[end - 1] == JPEG_END[0]:
+        end -= 1
+    if _RESTART.fullmatch(data, end - 2, end):
+        return 2 + bytes_left_over(shorter := data[: end - 2] + JPEG_END, [*segments(shorter)])
+    asked = _with_one_row_more(data, found, end)
+    data = data[:end]
     try:
         return _by_cutting(data) if asked is None else _by_asking(asked)
     except ValueError as error:
@@ -55,28 +62,31 @@ def bytes_left_over(data: bytes, found: Sequence[Segment]) -> int:
 
 
 def check_holes(data: bytes, found: Sequence[Segment]) -> None:
-    """Raises ValueError where zeros replace data of a sequential scan, as in a block of a disk that was never written.
+    """Raises ValueError where zeros replace data of a scan, as in a block of a disk that was never written.
 
     They decode, as the shortest code again and again; only where that is the code of an empty block does an encoder
-    write many of them.
+    write many of them. Scans that refine coefficients hold plain bits, which may be zeros.
     """
-    scans = [segment for segment in found if segment.marker == SOS]
-    if len(scans) != 1 or any(segment.marker in PROGRESSIVE for segment in found):
+    if _HOLE not in data:
         return
-    scan = scans[0]
-    hole = data.find(_HOLE, scan.end)
-    if not 0 <= hole < found[-1].start:
-        return
-    first_symbols = {}
-    for segment in found:
+    progressive = any(segment.marker in PROGRESSIVE for segment in found)
+    first_symbols: dict[int, int] = {}
+    for segment, following in pairwise(found):
         position = segment.body + 2
         while segment.marker == DHT and position < segment.end:
             first_symbols[data[position]] = data[position + 17]
             position += 17 + sum(data[position + 1 : position + 17])
-    tables = data[scan.body + 4 : scan.end - 3 : 2]
-    # Of a symbol, the low 4 bits are the size of the coefficient; blocks end with a symbol of size 0.
-    if any(first_symbols.get(0x10 | table & 15, 0) & 15 for table in tables):
-        raise ValueError(f"zeros in place of image data at byte {hole:,} of the scans")
+        if segment.marker != SOS or not segment.end <= data.find(_HOLE, segment.end) < following.start:
+            continue
+        tables = data[segment.body + 4 : segment.end - 3 : 2]
+        first_coefficient, refines = data[segment.end - 3], data[segment.end - 1] >> 4
+        if progressive and first_coefficient == 0:
+            codes = [first_symbols.get(table >> 4, 0) for table in tables]
+        else:
+            # Of a symbol, the low 4 bits are the size of the coefficient; blocks end with a symbol of size 0.
+            codes = [first_symbols.get(0x10 | table & 15, 0) & 15 for table in tables]
+        if any(codes) and not (progressive and refines):
+            raise ValueError("zeros in place of image data")
 
 
 def _decode(data: bytes) -> None:
@@ -84,10 +94,10 @@ def _decode(data: bytes) -> None:
     simplejpeg.decode_jpeg(data, "gray", fastdct=True, min_height=1, min_width=1, min_factor=8)
 
 
-def _with_one_row_more(data: bytes, found: Sequence[Segment]) -> bytes | None:
-    """The same file whose frame has one row of blocks more, behind a restart. None where no restart can be there.
+def _with_one_row_more(data: bytes, found: Sequence[Segment], end: int) -> bytes | None:
+    """The file up to `end`, with one row of blocks more behind a restart, and bytes to be read ahead instead of it.
 
-    That is so in a file of several scans, and where restarts of its own do not end with the image.
+    None where no restart can be there: in a file of several scans, and where its own do not end with the image.
     """
     frames = [segment for segment in found if segment.marker in FRAMES]
     scans = [segment for segment in found if segment.marker == SOS]
@@ -110,10 +120,12 @@ def _with_one_row_more(data: bytes, found: Sequence[Segment]) -> bytes | None:
     if max(interval, taller) > _LARGEST or rows * columns % interval:
         return None
     # The decoder counts restarts modulo 8, and would take an end that comes 8 of them early for the right one.
-    if len(_RESTART.findall(data, scan.end)) != rows * columns // interval - 1:
+    if restarts and len(_RESTART.findall(data, scan.end)) != rows * columns // interval - 1:
         return None
-    header = data[: frame + 3] + taller.to_bytes(2) + data[frame + 5 : scan.start]
-    return header + b"\xff\xdd\x00\x04" + interval.to_bytes(2) + data[scan.start :]
+    restart = b"\xff\xdd\x00\x04" + interval.to_bytes(2)
+    header = data[: frame + 3], taller.to_bytes(2), data[frame + 5 : scan.start], restart
+    # A view, since copies of whole photographs cost a tenth of reading them.
+    return b"".join((*header, memoryview(data)[scan.start : end], _AHEAD, JPEG_END))
 
 
 def _by_asking(asked: bytes) -> int:
@@ -121,20 +133,21 @@ def _by_asking(asked: bytes) -> int:
     try:
         _decode(asked)
     except ValueError as error:
-        if _ALL_READ.search(str(error)):
-            return 0
-        if (left := _LEFT_OVER.search(str(error))) is None:
+        told = _LEFT_OVER.search(str(error))
+        if told is None and not _NO_RESTART.search(str(error)):
             raise
-        return int(left[1])
-    raise ValueError("more blocks than its frame has")
+        left = int(told[1]) - len(_AHEAD) if told else -1
+        if left >= 0:
+            return left
+    raise ValueError("premature end of data segment")
 
 
 def _by_cutting(data: bytes) -> int:
-    """The same count for any file: how many bytes can be cut from its end until the decoder misses one."""
+    """The same count for any file, without its end marker: how many bytes can be cut until the decoder misses one."""
     cut = 0
     while cut <= FORGIVEN + 1:
         try:
-            _decode(data[: -len(JPEG_END) - cut] + JPEG_END)
+            _decode(data[: len(data) - cut] + JPEG_END)
             cut += 1
         except ValueError as error:
             if cut and _ENDS_EARLY.search(str(error)):
@@ -148,24 +161,24 @@ def _by_cutting(data: bytes) -> int:
 
 
 def _by_altering(data: bytes) -> int:
-    """The same count by a tolerant decoder: how many bytes at the end can be others until a pixel is another.
+    """The same count by a tolerant decoder: how many of the last bytes can be others until a pixel is another.
 
     Raises ValueError where bits after its data make a difference. So data that end early are detected nearly always,
     and what damage in the middle leaves over.
     """
-    scan = data[: -len(JPEG_END)]
-    whole = {_pixels(one) for one in _with_other_ends(scan)}
+    whole = {_pixels(one) for one in _with_other_ends(data)}
     if len(whole) > 1:
         raise ValueError("premature end of data segment")
     cut = 1
     # Other bytes in place of some that are needed may be no data at all.
     with suppress(OSError):
-        while cut <= FORGIVEN + 1 and {_pixels(one) for one in _with_other_ends(scan[:-cut])} == whole:
+        while cut <= FORGIVEN + 1 and {_pixels(one) for one in _with_other_ends(data[:-cut])} == whole:
             cut += 1
     return cut - 1
 
 
 def _with_other_ends(scan: bytes) -> list[bytes]:
+    scan = scan.rstrip(b"\xff")
     return [scan + 64 * end + JPEG_END for end in (b"\x00", b"\x55", b"\xaa", b"\xfe")]
 
 

@@ -4,10 +4,20 @@ import dataclasses
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 
 from PIL import Image
 
-from jaxddp.data.images.header import AGAIN, ImageHeader, essence, has_every_scan, parse_header, segments
+from jaxddp.data.images.header import (
+    AGAIN,
+    JPEG_START,
+    ImageHeader,
+    Segment,
+    essence,
+    has_every_scan,
+    parse_header,
+    segments,
+)
 from jaxddp.data.images.jpeg import FORGIVEN, bytes_left_over, check_holes
 from jaxddp.data.images.png import png_bytes_left_over
 from jaxddp.errors import InputError
@@ -32,9 +42,10 @@ def verify(data: bytes) -> ImageHeader:
     Raises:
         InputError: what `parse_header` refuses, and data that is damaged or does not end where the image does.
     """
-    header = parse_header(data)
+    found = [*segments(data)] if data.startswith(JPEG_START) else []
+    header = parse_header(data, found)
     try:
-        left_over = _read_jpeg(data) if header.kind == "jpeg" else png_bytes_left_over(data)
+        left_over = _read_jpeg(data, found) if header.kind == "jpeg" else png_bytes_left_over(data)
     except InputError:
         raise
     # The last three over what a damaged header says.
@@ -48,9 +59,8 @@ def verify(data: bytes) -> ImageHeader:
     return dataclasses.replace(header, left_over=left_over)
 
 
-def _read_jpeg(data: bytes) -> int:
+def _read_jpeg(data: bytes, found: Sequence[Segment]) -> int:
     """How many bytes are left over. Raises: as `bytes_left_over`; InputError."""
-    found = [*segments(data)]
     if not has_every_scan(data, found):
         raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
     check_holes(data, found)

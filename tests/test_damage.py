@@ -1,0 +1,306 @@
+"""How much of what damages an image is found: files that lost or gained data, and headers that say another size.
+
+The shares are those of BUILD_NOTES.md. What is missed is another legal image, of as many blocks, that ends where its
+data do.
+"""
+
+import dataclasses
+import os
+import random
+import struct
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damage import HEADERS, SMALL, STRETCHES, Damage, resized, size_of, unit_of, units
+from test_verify import EOI, encode, passes, picture, segment, ycck
+
+from jaxddp.curate.look import look_at_file
+from jaxddp.data.images.header import PNG_START
+from jaxddp.data.images.jpeg import FORGIVEN
+from jaxddp.data.images.verify import verify
+from jaxddp.errors import InputError
+
+PHOTOGRAPHS = Path(
+    os.environ.get("JAXDDP_PHOTOGRAPHS", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")
+)
+"""A tar file of photographs, named *.JPEG."""
+real = pytest.mark.skipif(not PHOTOGRAPHS.is_file(), reason="the photographs are not there (JAXDDP_PHOTOGRAPHS)")
+
+OPTIONS = {
+    "4:2:0": {"subsampling": 2},
+    "4:2:2": {"subsampling": 1},
+    "4:4:4": {"subsampling": 0},
+    "own tables": {"optimize": True},
+    "restarts": {"restart_marker_rows": 1},
+    "restarts elsewhere": {"restart_marker_blocks": 7},
+    "progressive": {"progressive": True},
+    "gray": {},
+}
+
+
+def made(kind: str, count: int) -> Iterator[bytes]:
+    """Images of many kinds of content, all of them sound."""
+    for seed in range(count):
+        mode = "L" if kind == "gray" else "RGB"
+        image = picture(170 + 5 * seed % 60, 210, mode, seed=seed, noise=(3, 12, 25, 60)[seed % 4])
+        yield encode(image, quality=(60, 75, 90, 95)[seed // 4 % 4], **OPTIONS[kind])
+
+
+def photographs(count: int) -> list[bytes]:
+    with tarfile.open(PHOTOGRAPHS) as archive:
+        names = [name for name in archive.getnames() if name.endswith(".JPEG")]
+        files = [archive.extractfile(name) for name in random.Random(0).sample(names, min(count, len(names)))]
+        return [file.read() for file in files if file is not None]
+
+
+def missed(damage: Damage, files: list[bytes], times: int = 1) -> tuple[int, int]:
+    """(tried, accepted)."""
+    chance, tried, accepted = random.Random(0), 0, 0
+    for data in times * files:
+        if (damaged := damage(data, chance)) != data:
+            tried += 1
+            accepted += passes(damaged)
+    return tried, accepted
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_header_that_says_what_the_data_do_not_hold(kind: str):
+    files = [data for name in ("4:2:0", "4:4:4", "own tables") for data in made(name, 12)]
+    tried, accepted = missed(HEADERS[kind], files)
+    assert tried >= 24
+    assert accepted <= (
+        0.1 * tried if kind in ("another sampling", "a Huffman symbol", "swapped Huffman tables") else 0
+    )
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("rows", [-1, 1])
+def test_one_row_of_blocks_less_or_more_in_every_kind_of_file(name: str, rows: int):
+    for data in made(name, 8):
+        height, width = (units(data)[0] + rows) * unit_of(data)[0], size_of(data)[1]
+        assert passes(data) and not passes(resized(data, height, width))
+
+
+@pytest.mark.parametrize("kind", STRETCHES)
+def test_data_that_were_lost_or_gained(kind: str):
+    """Less of it is found than in photographs: in these smooth waves few bytes are whole blocks more often."""
+    tried, accepted = missed(STRETCHES[kind], [data for name in OPTIONS for data in made(name, 12)])
+    share = {"256 bytes deleted": 0.08, "64 bytes zeroed": 0.05}.get(kind, 0.03)
+    assert tried >= 64 and accepted <= share * tried
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HEADERS | STRETCHES)
+def test_photographs(kind: str):
+    files = photographs(200)
+    tried, accepted = missed((HEADERS | STRETCHES)[kind], files, times=2)
+    assert tried >= 2 * 0.9 * len(files)
+    assert accepted <= 0.015 * tried
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SMALL)
+def test_small_damage_to_photographs_is_found_in_part(kind: str):
+    """None of this can be told from another image, except where as many blocks do not come of it."""
+    tried, accepted = missed(SMALL[kind], photographs(200))
+    share = {"64 bytes deleted": 0.7, "16 bytes zeroed": 1, "16 bytes deleted": 0.3}.get(kind, 0.1)
+    assert tried >= 100 and tried - accepted >= share * tried
+
+
+@real
+@pytest.mark.slow
+def test_sound_photographs_have_nothing_left_over():
+    files = photographs(200)
+    assert len(files) == 200 and [verify(data).left_over for data in files] == 200 * [0]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_bytes_left_over_are_counted_noted_and_few(name: str):
+    for data in made(name, 3):
+        for count in (1, 4, FORGIVEN):
+            odd = data[:-2] + bytes(count) + EOI
+            assert verify(odd).left_over == count
+            assert f"bytes left over: {count} behind the last pixel" in look_at_file(odd, "n.jpg").notes
+        for count in (FORGIVEN + 1, 600, 20_000):
+            odd = data[:-2] + random.Random(count).randbytes(count).replace(b"\xff", b"\xfe") + EOI
+            with pytest.raises(
+                InputError, match=r"bytes are left over after its last pixel, so data were lost or gained"
+            ):
+                verify(odd)
+
+
+def test_a_restart_marker_at_the_end_is_a_note():
+    data = encode(picture(37, 45))
+    odd = data[:-2] + b"\xff\xd0" + EOI
+    assert verify(odd).left_over == 2
+    assert not passes(data[:-40] + b"\xff\xd0" + EOI)
+
+
+def test_restarts_out_of_order_or_eight_too_few():
+    data = encode(picture(320, 64), subsampling=0, restart_marker_rows=1)
+    starts = [data.index(bytes([0xFF, 0xD0 + i]), data.index(b"\xff\xda")) for i in range(8)]
+    assert passes(data)
+    assert not passes(data[: starts[0]] + data[starts[1] :])
+    again = data.index(b"\xff\xd0", starts[7])
+    assert not passes(data[: starts[0]] + data[again:])
+    assert not passes(data[:again] + EOI)
+    swapped = bytearray(data)
+    swapped[starts[2] + 1], swapped[starts[3] + 1] = swapped[starts[3] + 1], swapped[starts[2] + 1]
+    assert not passes(bytes(swapped))
+
+
+@pytest.mark.parametrize("subsampling", [1, 2])
+def test_random_bytes_in_subsampled_cmyk(subsampling: int):
+    """No strict decoder reads these files; see `_by_altering`."""
+    files = [encode(picture(120, 150, "CMYK", seed), subsampling=subsampling) for seed in range(8)]
+    assert [verify(data).left_over for data in files] == 8 * [0]
+    for kind in ("512 random bytes", "1 KiB repeated", "1 KiB deleted"):
+        tried, accepted = missed(STRETCHES[kind], files, times=3)
+        assert tried >= 20 and accepted <= 1
+    for data in files:
+        height, width = size_of(data)
+        assert not passes(resized(data, height - 16, width)) and not passes(resized(data, height + 16, width))
+
+
+def test_random_bytes_in_ycck():
+    tried, accepted = missed(STRETCHES["64 bytes zeroed"], [ycck()], times=20)
+    assert (tried, accepted) == (20, 0)
+
+
+def test_zeros_that_an_encoder_wrote_are_no_hole():
+    flat = encode(picture(400, 400, noise=0).convert("L").point(lambda _: 128), optimize=True)
+    assert bytes(16) in flat and verify(flat).left_over == 0
+
+
+@pytest.mark.parametrize(("height", "width"), [(0, 45), (37, 0), (0, 0)])
+def test_no_pixels(height: int, width: int):
+    with pytest.raises(InputError, match=f"^damaged: its header says {width}x{height} pixels; download it again"):
+        verify(resized(encode(picture(37, 45)), height, width))
+
+
+def test_a_thumbnail_of_any_size_changes_nothing():
+    data = encode(picture(37, 45))
+    inner = encode(picture(20, 20))
+    odd = data[:2] + segment(0xE1, b"Exif\0\0" + inner[:-30]) + segment(0xE2, inner + inner) + data[2:]
+    assert dataclasses.astuple(verify(odd)) == dataclasses.astuple(verify(data))
+
+
+# --- PNG ---
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
+    found, position = [], len(PNG_START)
+    while position < len(data):
+        size, kind = struct.unpack_from(">I4s", data, position)
+        found.append((kind, data[position + 8 : position + 8 + size]))
+        position += 12 + size
+    return found
+
+
+def png(parts: list[tuple[bytes, bytes]]) -> bytes:
+    return PNG_START + b"".join(chunk(*part) for part in parts)
+
+
+def interlaced(mode: str) -> bytes:
+    """Adam7, which Pillow does not write."""
+    pixels = np.asarray(picture(13, 17, mode))
+    coded = b""
+    for top, left, down, across in (
+        (0, 0, 8, 8),
+        (0, 4, 8, 8),
+        (4, 0, 8, 4),
+        (0, 2, 4, 4),
+        (2, 0, 4, 2),
+        (0, 1, 2, 2),
+        (1, 0, 2, 1),
+    ):
+        coded += b"".join(b"\0" + row.tobytes() for row in pixels[top::down, left::across])
+    color = {"L": 0, "RGB": 2}[mode]
+    header = struct.pack(">IIBBBBB", 17, 13, 8, color, 0, 0, 1)
+    return png([(b"IHDR", header), (b"IDAT", zlib.compress(coded)), (b"IEND", b"")])
+
+
+def sixteen_bits() -> bytes:
+    from PIL import Image
+
+    return encode(Image.fromarray(np.asarray(picture(13, 17, "L")).astype(np.uint16) * 200), "PNG")
+
+
+PNGS = {
+    "color": lambda: encode(picture(13, 17), "PNG"),
+    "gray": lambda: encode(picture(13, 17, "L"), "PNG"),
+    "palette": lambda: encode(picture(13, 17, "P"), "PNG"),
+    "one bit": lambda: encode(picture(13, 17, "1"), "PNG"),
+    "alpha": lambda: encode(picture(13, 17, "RGBA"), "PNG"),
+    "16 bits": sixteen_bits,
+    "interlaced": lambda: interlaced("RGB"),
+    "interlaced gray": lambda: interlaced("L"),
+}
+
+
+def with_header(data: bytes, place: int, value: bytes) -> bytes:
+    (kind, body), *rest = chunks(data)
+    return png([(kind, body[:place] + value + body[place + len(value) :]), *rest])
+
+
+@pytest.mark.parametrize("kind", PNGS)
+def test_a_png_holds_as_many_rows_as_its_header_says(kind: str):
+    data = PNGS[kind]()
+    assert dataclasses.astuple(verify(data)) == ("png", 13, 17, 0)
+    for height in (1, 6, 12, 14, 26):
+        assert not passes(with_header(data, 4, struct.pack(">I", height)))
+    for width in (1, 8, 34):
+        assert not passes(with_header(data, 0, struct.pack(">I", width)))
+    assert not passes(with_header(data, 8, bytes([data[24] ^ 3])))
+    assert not passes(with_header(data, 12, bytes([1 - data[28]])))
+
+
+@pytest.mark.parametrize("kind", PNGS)
+def test_a_png_that_lost_or_gained_data(kind: str):
+    data, chance = PNGS[kind](), random.Random(1)
+    places = range(len(PNG_START), len(data) - 12)
+    changed = [data[:at] + data[at + 3 :] for at in places] + [data[:at] + b"\r" + data[at:] for at in places]
+    changed += [data.replace(*ends) for ends in ((b"\r\n", b"\n"), (b"\n", b"\r\n"), (b"\r", b"\n"))]
+    changed += [data[:at] + chance.randbytes(4) + data[at + 4 :] for at in places[:-4]]
+    # Of many bytes that are alike, one may be removed here or there.
+    assert [one for one in changed if one != data and passes(one)] == []
+
+
+def test_a_png_with_checksums_made_good_again():
+    parts = dict(chunks(PNGS["color"]()))
+    rows = zlib.decompress(parts[b"IDAT"])
+
+    def with_rows(content: bytes, behind: bytes = b"") -> bytes:
+        return png([(b"IHDR", parts[b"IHDR"]), (b"IDAT", zlib.compress(content) + behind), (b"IEND", b"")])
+
+    assert verify(with_rows(rows)).left_over == 0
+    assert verify(with_rows(rows, bytes(5))).left_over == 5
+    assert not passes(with_rows(rows, bytes(8)))
+    assert not passes(with_rows(rows[:-1])) and not passes(with_rows(rows + b"\0"))
+    assert not passes(with_rows(b"\5" + rows[1:]))
+    header = (b"IHDR", parts[b"IHDR"])
+    assert not passes(png([header, (b"IEND", b"")]))
+    assert not passes(png([header, (b"IDAT", parts[b"IDAT"]), (b"NEWS", b""), (b"IEND", b"")]))
+    halves = parts[b"IDAT"][:50], parts[b"IDAT"][50:]
+    assert passes(png([header, *((b"IDAT", half) for half in halves), (b"IEND", b"")]))
+    assert not passes(png([header, (b"IDAT", halves[0]), (b"tEXt", b"a\0b"), (b"IDAT", halves[1]), (b"IEND", b"")]))
+
+
+def test_a_palette_that_is_missing():
+    parts = chunks(PNGS["palette"]())
+    data = png([part for part in parts if part[0] != b"PLTE"])
+    with pytest.raises(
+        InputError, match="^damaged: no palette, though its pixels are indices of one; download it again"
+    ):
+        verify(data)
+    assert look_at_file(data, "n.png").fault is not None
