@@ -81,7 +81,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
     elif name == "eval":
         from jaxddp.commands.evaluate import run
     elif name == "checkpoints":
-        from jaxddp.commands.checkpoints import run
+        from jaxddp.commands.list_checkpoints import run
     elif name == "doctor":
         from jaxddp.commands.doctor import run
     elif name == "data":

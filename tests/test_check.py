@@ -17,8 +17,8 @@ from test_verify import EOI, before_scan, encode, picture, segment
 
 from jaxddp.cli import main
 from jaxddp.curate.check import check
+from jaxddp.curate.image_manifest import manifest_place
 from jaxddp.curate.look import look_at_file
-from jaxddp.curate.manifest import manifest_place
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.errors import InputError

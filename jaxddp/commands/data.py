@@ -81,7 +81,7 @@ def run(arguments: list[str]) -> int:
 def _check(arguments: list[str]) -> int:
     options = parse(Check, Check(), "jaxddp data check", arguments)
     from jaxddp.curate.check import check
-    from jaxddp.curate.manifest import manifest_place, write_manifest
+    from jaxddp.curate.image_manifest import manifest_place, write_manifest
     from jaxddp.curate.progress_bar import ProgressBar
 
     tables = _open(options)

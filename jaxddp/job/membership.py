@@ -173,6 +173,7 @@ def _versions() -> dict[str, str]:
 
 
 def installed_version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -68,8 +68,8 @@ def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> Image
         header = ImageHeader("png", height=int.from_bytes(data[20:24]), width=int.from_bytes(data[16:20]))
         end = None if PNG_END in data else "IEND chunk"
     else:
-        kind = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
-        raise InputError(f"neither JPEG nor PNG but {kind}; convert it or remove its row")
+        what = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
+        raise InputError(f"neither JPEG nor PNG but {what}; convert it or remove its row")
     if header.height * header.width > MAX_PIXELS:
         size = f"{header.width}x{header.height} pixels"
         raise InputError(f"{size}, more than the limit of {MAX_PIXELS:,}; shrink it or remove its row")

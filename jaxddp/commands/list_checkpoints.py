@@ -21,7 +21,7 @@ from jaxddp.wording import size
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class ListCheckpoints:
     """List the checkpoints of a run; the exit code is 1 where --verify finds one that is damaged."""
 
     run: tyro.conf.Positional[Path] = tyro.MISSING
@@ -42,7 +42,7 @@ class _Listed(NamedTuple):
 
 def run(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises: InputError."""
-    options = parse(Checkpoints, Checkpoints(), "jaxddp checkpoints", arguments)
+    options = parse(ListCheckpoints, ListCheckpoints(), "jaxddp checkpoints", arguments)
     if not options.run.is_dir():
         raise InputError(f"{options.run}: no such work directory; give one that a run wrote into")
     place = options.run / CHECKPOINTS

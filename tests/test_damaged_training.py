@@ -1,0 +1,76 @@
+"""No damaged image reaches a model: the stream, data on the devices, evaluation and packing each refuse it by name."""
+
+import random
+from pathlib import Path
+
+import pytest
+from damage import HEADERS, STRETCHES, resized
+from ilsvrc import write_tree
+from test_damage import PNGS, chunks, png
+from test_verify import encode, picture
+
+from jaxddp.cli import main
+from jaxddp.config import DataConfig
+from jaxddp.curate.pack import Packing, pack
+from jaxddp.data.formats.ilsvrc import train_solutions
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+
+WHOLE = encode(picture(170, 210), quality=90)
+LOST = {
+    kind: (HEADERS | STRETCHES)[kind](WHOLE, random.Random(3))
+    for kind in (
+        *("one row of blocks less", "half the width", "arithmetic codes", "swapped Huffman tables"),
+        *("1 KiB deleted", "1 KiB repeated", "512 bytes inserted", "256 bytes zeroed", "line ends for Windows"),
+    )
+}
+LOST |= {
+    "height 0": resized(WHOLE, 0, 210),
+    "no palette": png([part for part in chunks(PNGS["palette"]()) if part[0] != b"PLTE"]),
+}
+BAD = 2
+DATA = DataConfig(image_size=16, resize=16)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ExampleTable:
+    return train_solutions(write_tree(tmp_path / "tree", classes=2, images=4, val=2, size=20))
+
+
+@pytest.mark.parametrize("kind", LOST)
+def test_it_ends_what_reads_it_in_one_line(table: ExampleTable, tmp_path: Path, capfd, kind: str):
+    Path(table.name(BAD)).write_bytes(LOST[kind])
+    everything = EvalOrder(8, 8)
+    for batches in (
+        table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1)),
+        table.eval_batches(everything, DATA),
+        table.whole_batches(everything, DATA),
+    ):
+        with pytest.raises(InputError) as caught:
+            next(batches)
+        assert str(caught.value).startswith(f"{table.name(BAD)}: ") and "\n" not in str(caught.value)
+        assert "object at" not in str(caught.value)
+    with pytest.raises(InputError, match=f"^{table.name(BAD)}: "):
+        pack({"train": table}, tmp_path / "packed", Packing())
+    assert not (tmp_path / "packed").exists()
+    assert main(["data", "check", str(tmp_path / "tree"), "--manifest", str(tmp_path / "m.jsonl")]) == 1
+    faults = [line for line in capfd.readouterr().out.splitlines() if line.startswith("/")]
+    assert len(faults) == 1 and faults[0].startswith(f"{table.name(BAD)}: ")
+
+
+@pytest.mark.parametrize("kind", ["1 KiB repeated", "no palette"])
+def test_another_of_its_class_substitutes_it(table: ExampleTable, kind: str):
+    Path(table.name(BAD)).write_bytes(LOST[kind])
+    substitutes = table.substitutes(DataConfig(bad_images="substitute"))
+    batch = next(table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1), substitutes=substitutes))
+    assert batch.substituted is not None and batch.row[batch.substituted > 0].tolist() == [BAD]
+
+
+def test_few_bytes_left_over_train_and_are_a_line(table: ExampleTable, tmp_path: Path, capfd):
+    file = Path(table.name(BAD))
+    file.write_bytes(file.read_bytes()[:-2] + bytes(3) + b"\xff\xd9")
+    next(table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1)))
+    assert main(["data", "check", str(tmp_path / "tree"), "--manifest", str(tmp_path / "m.jsonl")]) == 0
+    assert "train: note: bytes left over: 1" in capfd.readouterr().out.splitlines()
+    assert "bytes left over: 3 behind the last pixel" in (tmp_path / "m.jsonl").read_text()
