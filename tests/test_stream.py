@@ -177,16 +177,6 @@ def test_evaluation_counts_every_example_once(table: ExampleTable, batch_size: i
         assert not batch.image[batch.mask == 0].any()
 
 
-def test_evaluation_is_resize_then_center_crop(tmp_path: Path):
-    smooth = np.asarray(Image.fromarray(picture(0, 30, 40)).resize((400, 300), Image.Resampling.BICUBIC))
-    (tmp_path / "image.JPEG").write_bytes(encode(smooth, quality=98))
-    resized = tf.image.resize(decoded(tmp_path / "image.JPEG"), [128, 128 * 400 // 300], antialias=True).numpy()
-    expected = resized[8:120, 29:141]
-    image = eval_image((tmp_path / "image.JPEG").read_bytes(), 112, 128).numpy().astype(float)
-    off_by_a_pixel = np.abs(np.roll(image, 1, axis=1) - expected)[:, 1:].mean()
-    assert np.abs(image - expected).mean() < 0.3 * off_by_a_pixel
-
-
 def windows(size: tuple[int, int], area: Area, num: int = 3000) -> np.ndarray:
     keys = tf.data.Dataset.from_tensor_slices(example_keys(11, np.arange(num), np.arange(num)))
     return np.stack(list(keys.map(lambda key: random_area_window(tf.constant(size), key, area)).as_numpy_iterator()))

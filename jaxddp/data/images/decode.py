@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.data.images.center import around, center_box, resampled
 from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, parse_header
 from jaxddp.data.images.resize import resize
 from jaxddp.data.images.verify import verify
-from jaxddp.data.images.windows import Area, center_window, random_area_window
+from jaxddp.data.images.windows import Area, random_area_window
 from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
 
@@ -40,10 +41,16 @@ def train_image(data: Any, key: Any, area: Area | None, image_size: int) -> Any:
 def eval_image(data: Any, image_size: int, resize: int) -> Any:
     """One evaluation example, uint8[image_size, image_size, 3]: the short side resized to `resize`, then the center.
 
-    Both in one: the central square of `image_size / resize` of the short side is decoded alone and resized, which
-    samples the same pixels at the same scale, up to the rounding of the square to whole pixels.
+    The pixels are those of torchvision's Resize and CenterCrop, within a level of 255; only what the center needs is
+    decoded. Where the short side is `resize` already, they are the image's own.
     """
-    return fitted_window(data, lambda size: center_window(size, image_size, resize), image_size)
+    size = _size(data)
+    box = center_box(size, image_size, resize)
+    window = around(box, image_size, size)
+    image = decode_window(data, lambda _: window)
+    place = box - tf.cast(window[:2], tf.float64)
+    pixels = tf.cond(tf.reduce_min(size) == resize, lambda: image, lambda: resampled(image, place, image_size))
+    return tf.ensure_shape(pixels, [image_size, image_size, 3])
 
 
 def verified(data: Any, wanted: Any) -> Any:
@@ -89,6 +96,17 @@ def _is_jpeg(data: Any) -> Any:
     # Nearly every file passes this look at both ends; only the others are checked in Python, which is slow here.
     plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
     return tf.cond(plain_jpeg, lambda: True, lambda: tf.numpy_function(_parses_as_jpeg, [data], tf.bool))
+
+
+def _size(data: Any) -> Any:
+    """Height and width in pixels, int32[2], as the header has them."""
+
+    def of_png() -> Any:
+        # IHDR is the first chunk of every PNG file, and begins with width and height.
+        return tf.io.decode_raw(tf.strings.substr(data, 16, 8), tf.int32, little_endian=False)[::-1]
+
+    size = tf.cond(_is_jpeg(data), lambda: tf.image.extract_jpeg_shape(data)[:2], of_png)
+    return tf.ensure_shape(size, [2])
 
 
 def _parses_as_jpeg(data: bytes | np.ndarray) -> np.bool_:

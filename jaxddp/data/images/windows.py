@@ -1,4 +1,4 @@
-"""Which part of an image is kept: the windows of training and of evaluation.
+"""Which part of an image training keeps.
 
 Random windows are drawn by stateless ops from a key of (seed, epoch, row), so they are the same in every thread and on
 every host.
@@ -64,13 +64,6 @@ def random_area_window(size: Any, key: Any, area: Area) -> Any:
     first = tf.argmax(tf.cast(fits, tf.int32) * tf.range(CROP_TRIES, 0, -1))
     drawn = tf.cast(tf.stack([top, left, height, width])[:, first], tf.int32)
     return tf.where(fits[first], drawn, _fallback_window(full_height, full_width))
-
-
-def center_window(size: Any, image_size: int, resize: int) -> Any:
-    """The central square of side `short side * image_size / resize`, int32[4] (top, left, height, width)."""
-    short = tf.cast(tf.reduce_min(size), tf.float32)
-    side = tf.cast(tf.maximum(tf.round(short * (image_size / resize)), 1), tf.int32)
-    return tf.stack([(size[0] - side) // 2, (size[1] - side) // 2, side, side])
 
 
 def _fallback_window(full_height: Any, full_width: Any) -> Any:
