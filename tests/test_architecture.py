@@ -58,7 +58,6 @@ FILES = {
     "jaxddp/curate/show.py": "jax",
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
     "jaxddp/curate/progress_bar.py": "rich",
-    "jaxddp/data/images/center.py": "PIL",
     "jaxddp/data/images/jpeg.py": "PIL simplejpeg",
     "jaxddp/data/images/verify.py": "PIL",
     "jaxddp/data/storage/records.py": "google",

@@ -26,8 +26,8 @@ REAL = Path(
 EVERY = 5
 """Of the real photographs, each fifth is looked at."""
 
-# Pillow rounds between its two passes, so the same filter may differ by a level where a pass began elsewhere.
-MEAN, MOST = 0.25, 2
+# Pillow rounds between its two passes, and so is off by at most half a level before the last rounding.
+MEAN, MOST = 0.25, 1
 
 
 def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -88,10 +88,7 @@ def test_evaluation_sees_what_published_weights_saw(size: tuple[int, int]):
 )
 @settings(max_examples=80, deadline=None)
 def test_at_any_size(width: int, height: int, image_size: int, spare: int, form: str):
-    found = difference(encoded(photograph(width, height), form), image_size, image_size + spare)
-    # A level here and there is more of a few pixels than of many.
-    assert found.mean() <= 2 * MEAN
-    assert found.max() <= MOST
+    assert difference(encoded(photograph(width, height), form), image_size, image_size + spare).max() <= MOST
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 1000), (1000, 1), (2, 700)], ids=str)
@@ -104,22 +101,20 @@ def with_alpha(image: Image.Image) -> bytes:
     return encoded(image, "PNG")
 
 
-KINDS: dict[str, tuple[Callable[[Image.Image], bytes], float]] = {
-    "gray jpeg": (lambda image: encoded(image.convert("L")), MEAN),
-    "gray png": (lambda image: encoded(image.convert("L"), "PNG"), MEAN),
-    "palette": (lambda image: encoded(image.quantize(50), "PNG"), MEAN),
-    "alpha": (with_alpha, MEAN),
-    "progressive": (lambda image: encoded(image, progressive=True), MEAN),
-    "bytes after the end": (lambda image: encoded(image) + bytes(9), MEAN),
-    # Pillow and TensorFlow round the conversion to RGB each in its own way.
-    "cmyk": (lambda image: encoded(image.convert("CMYK"), quality=95), 1.0),
+KINDS: dict[str, Callable[[Image.Image], bytes]] = {
+    "gray jpeg": lambda image: encoded(image.convert("L")),
+    "gray png": lambda image: encoded(image.convert("L"), "PNG"),
+    "palette": lambda image: encoded(image.quantize(50), "PNG"),
+    "alpha": with_alpha,
+    "progressive": lambda image: encoded(image, progressive=True),
+    "bytes after the end": lambda image: encoded(image) + bytes(9),
+    "cmyk": lambda image: encoded(image.convert("CMYK"), quality=95),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_kind_the_file_is(kind: str):
-    make, mean = KINDS[kind]
-    assert difference(make(photograph(500, 375))).mean() <= mean
+    assert difference(KINDS[kind](photograph(500, 375))).mean() <= MEAN
 
 
 def test_of_sixteen_bits_the_upper_eight_are_resized():
@@ -144,7 +139,7 @@ def test_the_bound_tells_this_filter_from_training_s():
     assert found.mean() > 4 * MEAN
 
 
-@pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is absent; JAXDDP_IMAGENET_SAMPLE may name it")
+@pytest.mark.skipif(not REAL.is_file(), reason=f"{REAL} is absent; JAXDDP_IMAGENET_SAMPLE may name it")
 def test_real_photographs():
     found = []
     with tarfile.open(REAL) as archive:

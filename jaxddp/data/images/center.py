@@ -1,14 +1,10 @@
 """Evaluation's pixels: the short side resized, then the center, as torchvision's Resize and CenterCrop give them.
 
 Published weights were made for those pixels: a triangle filter as wide as the scale (antialiased), at subpixel
-position. Pillow's `resize`, which torchvision calls too, does both in one step, from the pixels that the center needs.
+position. Both are one step here, from the pixels that the center needs.
 """
 
-from functools import partial
 from typing import Any
-
-import numpy as np
-from PIL import Image
 
 from jaxddp.data.tensorflow_cpu import tf
 
@@ -26,26 +22,32 @@ def center_box(size: Any, image_size: int, resize: int) -> Any:
     start = spare // 2 + tf.cast(spare % 4 == 3, tf.int64)
     edges = tf.cast(tf.stack([start, start + image_size]), tf.float64)
     size, resized = tf.cast(size, tf.float64), tf.cast(resized, tf.float64)
-    # Beyond 2^53 the last edge could round past the image.
-    return tf.minimum(edges * size / resized, size)
+    # In this order nothing is rounded where nothing is resized; elsewhere the last edge could round past the image.
+    return tf.minimum(edges * (size / resized), size)
 
 
-def around(box: Any, size: Any, image_size: int) -> Any:
-    """The whole pixels of the image that the filter meets, int32[4] (top, left, height, width)."""
-    reach = tf.maximum((box[1] - box[0]) / image_size, 1)
+def around(box: Any, image_size: int, size: Any) -> Any:
+    """The whole pixels that the filter meets, int32[4] (top, left, height, width), within an image of `size`.
+
+    These are the box's own where it is as large as what is made of it.
+    """
+    scale = (box[1] - box[0]) / image_size
+    reach = tf.where(scale == 1, tf.zeros_like(scale), tf.maximum(scale, 1))
     start = tf.maximum(tf.cast(tf.floor(box[0] - reach), tf.int32), 0)
     stop = tf.minimum(tf.cast(tf.math.ceil(box[1] + reach), tf.int32), size)
     return tf.concat([start, stop - start], 0)
 
 
 def resampled(image: Any, box: Any, image_size: int) -> Any:
-    """What the box covers of an image, uint8[H, W, 3], as uint8[image_size, image_size, 3]."""
-    # Pillow filters outside of Python's lock. TensorFlow's own filter takes longer and is no nearer (BUILD_NOTES.md).
-    pixels = tf.numpy_function(partial(_resampled, image_size), [image, box], tf.uint8)
-    return tf.ensure_shape(pixels, [image_size, image_size, 3])
-
-
-def _resampled(image_size: int, image: np.ndarray, box: np.ndarray) -> np.ndarray:
-    (top, left), (bottom, right) = box.tolist()
-    size, edges = (image_size, image_size), (left, top, right, bottom)
-    return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR, box=edges))
+    """What the box covers of an image, uint8[H, W, 3], as uint8[image_size, image_size, 3], rounded."""
+    scale = image_size / (box[1] - box[0])
+    pixels = tf.raw_ops.ScaleAndTranslate(
+        images=image[None],
+        size=[image_size, image_size],
+        scale=tf.cast(scale, tf.float32),
+        translation=tf.cast(-box[0] * scale, tf.float32),
+        kernel_type="triangle",
+        antialias=True,
+    )
+    # Means of pixels, so rounding never leaves 0..255.
+    return tf.cast(tf.round(pixels[0]), tf.uint8)

@@ -46,16 +46,11 @@ def eval_image(data: Any, image_size: int, resize: int) -> Any:
     """
     size = _size(data)
     box = center_box(size, image_size, resize)
-
-    def own() -> Any:
-        whole = tf.cast(box, tf.int32)
-        return decode_window(data, lambda _: tf.concat([whole[0], whole[1] - whole[0]], 0))
-
-    def filtered() -> Any:
-        window = around(box, size, image_size)
-        return resampled(decode_window(data, lambda _: window), box - tf.cast(window[:2], tf.float64), image_size)
-
-    return tf.ensure_shape(tf.cond(tf.reduce_min(size) == resize, own, filtered), [image_size, image_size, 3])
+    window = around(box, image_size, size)
+    image = decode_window(data, lambda _: window)
+    place = box - tf.cast(window[:2], tf.float64)
+    pixels = tf.cond(tf.reduce_min(size) == resize, lambda: image, lambda: resampled(image, place, image_size))
+    return tf.ensure_shape(pixels, [image_size, image_size, 3])
 
 
 def verified(data: Any, wanted: Any) -> Any:
