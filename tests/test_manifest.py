@@ -371,10 +371,10 @@ def test_listing_says_what_is_wrong_beside_the_checkpoints(workdir, capfd):
 
 
 CONTENTS = {
-    "a list": ("[1]", r"is damaged \(it holds \[1\]\)"),
-    "deep": (DEEP, r"is damaged \("),
-    "cut": ('{"seed": 1, "da', r"is damaged \("),
-    "not text": ("\udcff\udcfe", r"is damaged \("),
+    "a list": ("[1]", r"cannot be read \(it holds \[1\]\)"),
+    "deep": (DEEP, r"cannot be read \("),
+    "cut": ('{"seed": 1, "da', r"cannot be read \("),
+    "not text": ("\udcff\udcfe", r"cannot be read \("),
     "other kinds": ('{"recipe": [3], "fingerprint": 4, "data": 5}', "was .* and is now"),
 }
 

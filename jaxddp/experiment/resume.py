@@ -127,4 +127,4 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); {_MEND}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is damaged ({error}); {_MEND}") from None
+        raise InputError(f"{path}: cannot be read ({error}); {_MEND}") from None
