@@ -4,13 +4,11 @@ Examples pair up with their neighbours in the batch (position XOR 1). A device's
 even position, so both of a pair lie on one device, and the pairs are the same on any number of devices.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.bounds import check_bound
 from jaxddp.augment.box import centered
 from jaxddp.config import AugmentConfig
 from jaxddp.errors import InputError
@@ -26,9 +24,7 @@ class Mixing(NamedTuple):
 
 
 def check_mixing(augment: AugmentConfig, batch_size: int, num_devices: int) -> None:
-    """Raises `InputError` where an alpha is invalid, or a device's slice of a batch cannot be divided into pairs."""
-    for key in ("mixup", "cutmix"):
-        check_bound(key, getattr(augment, key), math.inf, "the alpha of a Beta distribution")
+    """Raises `InputError` where a device's slice of a batch cannot be divided into pairs."""
     key = "mixup" if augment.mixup else "cutmix"
     alpha = getattr(augment, key)
     share = batch_size // num_devices
