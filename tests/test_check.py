@@ -253,7 +253,10 @@ class Counted:
             self.furthest = max(self.furthest, self.read_so_far - self.told)
         return TINY
 
-    def faults(self, paths: np.ndarray) -> list:
+    @property
+    def place(self) -> None: ...
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list:
         return []
 
     def advance(self, looked: int, faults: int) -> None:

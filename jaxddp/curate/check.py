@@ -4,10 +4,12 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Protocol
+
+import numpy as np
 
 from jaxddp.curate.look import Look, look_at
 from jaxddp.curate.report import CheckedSplit, CheckReport
@@ -54,15 +56,30 @@ def check(
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")
         for name, source in sources.items():
             splits.append(split := CheckedSplit(name, source))
-            with closing(_looks(source, threads)) as looks:
+            with _verifying(source) as sound, closing(_looks(source, threads)) as looks:
                 for row, look in enumerate(looks):
                     split.add(row, look)
+                    sound[row] = look.fault is None
                     looked, faults = looked + 1, faults + (look.fault is not None)
                     if progress is not None:
                         if look.fault is not None:
                             progress.fault(f"{split.name_of(row)}: {look.fault}")
                         progress.advance(looked, faults)
     return CheckReport(splits)
+
+
+@contextmanager
+def _verifying(source: Source) -> Iterator[np.ndarray]:
+    """Which rows are sound, bool[N], to be told in the block, also where it is interrupted; kept for later runs."""
+    if source.verified is None:
+        yield np.zeros(len(source), bool)
+        return
+    # Before any is read: a file that changes meanwhile is another one for the next run.
+    source.verified.recall()
+    try:
+        yield source.verified.sound
+    finally:
+        source.verified.keep()
 
 
 def _looks(source: Source, threads: int) -> Generator[Look]:

@@ -46,6 +46,9 @@ class ArrayTable:
         object.__setattr__(self, "labels", labels.astype(np.int32))
         object.__setattr__(self, "class_names", tuple(self.class_names))
 
+    @property
+    def verified(self) -> None: ...
+
     def __len__(self) -> int:
         return len(self.images)
 

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,9 +35,6 @@ FETCH_THREADS = 32
 
 BATCHES_AHEAD = 2
 """How many batches of encoded images are fetched beyond the one that is being decoded."""
-
-_SOUND: "weakref.WeakKeyDictionary[ExampleTable, np.ndarray]" = weakref.WeakKeyDictionary()
-"""Which rows this process has read to their last pixel, bool[N]: no file is verified twice."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ class Pipeline:
         batches = self._consume(images, start)
         # Dropping TensorFlow's iterator waits for its threads, one of which may run Python, in `_produce`. When the
         # interpreter shuts down, that thread never returns; so the iterator is dropped before that at the latest.
-        weakref.finalize(batches, images.clear)
+        weakref.finalize(batches, self._end, images)
         return batches
 
     def _images(self, load: Any, steps: range) -> Iterator[np.ndarray]:
@@ -109,7 +105,7 @@ class Pipeline:
         try:
             for (batch, real, rows), places in zip(here, self._places(rows for _, _, rows in ahead), strict=True):
                 keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real])
-                yield keys, ~self._sound[rows], *places
+                yield keys, ~self.table.verified.sound[rows], *places
         except Unreachable as error:
             self.lost.append(error)
             raise
@@ -129,7 +125,11 @@ class Pipeline:
                 keep_freed_memory()
                 yield self._with_images(step, batch, pixels)
         finally:
-            images.clear()
+            self._end(images)
+
+    def _end(self, images: list[Any]) -> None:
+        images.clear()
+        self.table.verified.keep(self.shard.index)
 
     def _next(self, images: Iterator[np.ndarray], batch: Batch) -> np.ndarray | None:
         """The pixels of a batch's real examples; None after bad images were found and substituted."""
@@ -144,14 +144,14 @@ class Pipeline:
                 raise self.lost[0] from None
             found = False
             for row, fault in self._faults(batch):
-                found = True
+                found, self.table.verified.sound[row] = True, False
                 if self.substitutes is None:
                     raise InputError(fault) from None
                 self.substitutes.refuse(row, fault)
             if found:
                 return None
             raise
-        self._sound[self._images_of(batch)[1]] = True
+        self.table.verified.add(self._images_of(batch)[1], self.shard.index)
         return pixels
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
@@ -187,10 +187,6 @@ class Pipeline:
 
     def _columns(self, step: int) -> Batch:
         return columns(self.table.labels, self.order, step, self.shard)
-
-    @cached_property
-    def _sound(self) -> np.ndarray:
-        return _SOUND.setdefault(self.table, np.zeros(len(self.table), bool))
 
 
 def _fetched(table: ExampleTable, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray]]:

@@ -42,6 +42,8 @@ class Source(Protocol):
     # Not properties: type checkers do not accept a cached property for one.
     fingerprint: Any
     """str, which differs where any example or class does."""
+    verified: Any
+    """`Verified`, of which images this machine has found sound before; None where there are no files to verify."""
 
     @property
     def labels(self) -> np.ndarray:

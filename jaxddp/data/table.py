@@ -16,6 +16,7 @@ from jaxddp.data.source import Record
 from jaxddp.data.storage.store import Store
 from jaxddp.data.subset import ClassSelection, balanced_rows, selected
 from jaxddp.data.substitutes import Substitutes
+from jaxddp.data.verified import Verified
 from jaxddp.errors import InputError
 
 
@@ -65,6 +66,10 @@ class ExampleTable:
             digest.update(self.offset.astype("<i8").tobytes())
         return digest.hexdigest()
 
+    @cached_property
+    def verified(self) -> Verified:
+        return Verified(self.store, self.path, self.offset)
+
     def select(self, classes: ClassSelection) -> "ExampleTable":
         if classes is None:
             return self
@@ -97,7 +102,7 @@ class ExampleTable:
         return data.image_size, data.image_size, 3
 
     def check(self, data: DataConfig) -> None:
-        if faults := self.store.faults(self.path):
+        if faults := self.verified.look():
             row, fault = faults[0]
             raise InputError(
                 f"{self.name(row)}: {fault} ({len(faults)} of {len(self)} images cannot be used); put these images "
@@ -134,8 +139,8 @@ class ExampleTable:
     ) -> Iterator[Batch]:
         """As `Source.train_batches`, with images of uint8[B, S, S, 3], S being `data.image_size`.
 
-        Each file is read to its last pixel the first time that a process meets it. The iterator raises `Unreachable`
-        where the store gave no answer within its deadline.
+        Each file is read to its last pixel the first time that a process meets it, unless `verified` knows it. The
+        iterator raises `Unreachable` where the store gave no answer within its deadline.
         """
         from jaxddp.data.images.decode import train_image
         from jaxddp.data.images.windows import crop_area

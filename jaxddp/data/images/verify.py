@@ -22,9 +22,6 @@ from jaxddp.data.images.jpeg import FORGIVEN, bytes_left_over, check_holes
 from jaxddp.data.images.png import png_bytes_left_over
 from jaxddp.errors import InputError
 
-RULES = 2
-"""Of which version this check is: a record of sound files is void when it becomes stricter."""
-
 
 def verify(data: bytes) -> ImageHeader:
     """The header of a file all of whose image data is there and decodes, with the bytes that are left over behind it.

@@ -63,7 +63,10 @@ class CachedStore:
     # TensorFlow would not fill the folder.
     def in_graph(self) -> None: ...
 
-    def faults(self, paths: np.ndarray) -> list[Fault]:
+    @property
+    def place(self) -> None: ...
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         return self.store.faults(paths)
 
     def _keep(self, file: Path, content: bytes) -> None:

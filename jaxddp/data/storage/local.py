@@ -1,10 +1,12 @@
 """Images on disk below a data set's root: whether each is there, and whether symbolic links lead out of the root."""
 
+import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,13 @@ class LocalFiles:
         top = os.fsencode(self.root) + b"/"
         return lambda path, offset: tf.io.read_file(top + path)
 
-    def faults(self, paths: np.ndarray) -> list[Fault]:
+    @property
+    def place(self) -> Path:
+        return self.root
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         """As every store's, and images that are no regular file or outside the root. No path may be there twice."""
-        return _faults(self.root, paths, _unusable)
+        return _faults(self.root, paths, partial(_unusable, paths=paths, identity=identity))
 
 
 def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
@@ -76,14 +82,21 @@ def _leaving(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fau
                 yield rows[entry.name], fault
 
 
-def _unusable(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fault]:
+def _unusable(
+    folder: bytes, rows: dict[bytes, int], home: bytes, paths: np.ndarray, identity: np.ndarray | None
+) -> Iterator[Fault]:
     absent, missing = "the image is missing", dict(rows)
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 row = missing.pop(entry.name, None)
-                if row is not None and (fault := _fault(entry, home)):
+                if row is None:
+                    continue
+                if fault := _fault(entry, home):
                     yield row, fault
+                elif identity is not None:
+                    # The file's status was asked for above, and is kept in the entry.
+                    identity[row] = _identity(bytes(paths[row]), entry.stat())
     except FileNotFoundError:
         absent = "the image's folder is missing"
     except OSError as error:
@@ -101,6 +114,12 @@ def _fault(entry: os.DirEntry[bytes], home: bytes) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         return "the image is not a regular file"
     return None if status.st_size else "the image is empty"
+
+
+def _identity(path: bytes, status: os.stat_result) -> int:
+    # The time of the last change of content can be set back, that of the last change of any kind cannot.
+    text = b"%d %d %d %b" % (status.st_size, status.st_mtime_ns, status.st_ctime_ns, path)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) or 1
 
 
 def link_out(path: bytes, home: bytes) -> str | None:

@@ -99,7 +99,10 @@ class Objects:
     # TensorFlow would neither retry nor keep a deadline.
     def in_graph(self) -> None: ...
 
-    def faults(self, paths: np.ndarray) -> list[Fault]:
+    @property
+    def place(self) -> None: ...
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         """As every store's, by listing the folders; none over plain HTTP, where a missing image shows when it is read.
 
         Raises: as `read`, for a folder.

@@ -68,8 +68,12 @@ class RecordFiles:
                 labels[row] = _value(data, feature, "int64_list", self.name(path, offset), AGAIN)
         return offsets, labels
 
-    def faults(self, paths: np.ndarray) -> list[Fault]:
-        return _missing_files(self.root, paths)
+    @property
+    def place(self) -> Path:
+        return self.root
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+        return _missing_files(self.root, paths, identity)
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,12 @@ class ArrayRecords:
         """As those of `RecordFiles`."""
         return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
 
-    def faults(self, paths: np.ndarray) -> list[Fault]:
-        return _missing_files(self.root, paths)
+    @property
+    def place(self) -> Path:
+        return self.root
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+        return _missing_files(self.root, paths, identity)
 
     def _value(self, path: bytes, offset: int, feature: str, kind: Literal["bytes_list", "int64_list"]) -> Any:
         name = self.name(path, offset)
@@ -155,11 +163,15 @@ def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"],
     return values[0]
 
 
-def _missing_files(root: Path, paths: np.ndarray) -> list[Fault]:
+def _missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) -> list[Fault]:
     """The rows of bytes 'S'[N] whose file, one of many rows, is missing, empty or outside the root."""
     files, inverse = np.unique(paths, return_inverse=True)
+    each = None if identity is None else np.zeros(len(files), np.uint64)
     # `LocalFiles` takes each file for an image.
-    wrong = {files[place]: fault.replace("the image", "its file") for place, fault in LocalFiles(root).faults(files)}
+    found = LocalFiles(root).faults(files, each)
+    if identity is not None and each is not None:
+        identity[:] = each[inverse]
+    wrong = {files[place]: fault.replace("the image", "its file") for place, fault in found}
     return [(row, wrong[files[place]]) for row, place in enumerate(inverse) if files[place] in wrong]
 
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,8 +35,17 @@ class Store(Protocol):
         """
         ...
 
-    def faults(self, paths: np.ndarray) -> list[Fault]:
-        """The rows of bytes 'S'[N] whose image is seen to be missing or empty, in their order, without opening any."""
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+        """The rows of bytes 'S'[N] whose image is seen to be missing or empty, in their order, without opening any.
+
+        A store with a `place` writes to `identity`, uint64[N], a number that is another one where a file's path below
+        the place, its size, or its time of change is; not 0.
+        """
+        ...
+
+    @property
+    def place(self) -> Path | None:
+        """The directory of its files; None where they cannot be told apart without reading them."""
         ...
 
 

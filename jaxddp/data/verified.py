@@ -1,0 +1,148 @@
+"""Which images were read to their last pixel and found sound, kept for later runs on this machine.
+
+An image is known by a digest of its file's path below the root, its size and its times of change (see `Store.faults`).
+So one that changed, or that nobody has read yet, is not known, and classes may be selected anew. The digests of a root
+lie in the cache folder. Each process of a job has a part of its own, which is read, added to and renamed into place;
+two jobs that do so at once may lose what one of them added, and only read those images once more.
+"""
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from jaxddp import files
+from jaxddp.cache_folder import cache_folder
+from jaxddp.data.images.header import RULES
+from jaxddp.data.storage.cache import put
+from jaxddp.data.storage.store import Fault, Store
+
+_FOLDER = "verified"
+_PARTS = 64
+_MOST = 4_000_000
+"""Of the digests in a part, 8 bytes each. A part that outgrows this starts again with the images of the current run."""
+_SECONDS = 600.0
+"""How long a run may read images without keeping what it found."""
+
+_HASH = hashlib.sha256().digest_size
+_log = logging.getLogger("jaxddp.data")
+# A stream that is collected as garbage keeps what it verified, which may happen while another one does.
+_writing = threading.RLock()
+
+
+class Verified:
+    """The rows of a table whose images are known to be sound: read by this process, or unchanged since one that did.
+
+    Attributes:
+        sound: bool[N].
+    """
+
+    def __init__(self, store: Store, paths: np.ndarray, offset: np.ndarray | None = None):
+        self._store, self._paths, self._offset = store, paths, offset
+        self.sound = np.zeros(len(paths), bool)
+        # 0 where the image could not be identified.
+        self._identity = np.zeros(len(paths), np.uint64)
+        self._kept = self.sound.copy()
+        self._due = time.monotonic() + _SECONDS
+
+    def look(self) -> list[Fault]:
+        """Recalls the images that have not changed since they were found sound; returns the store's `faults`."""
+        identity = np.zeros(len(self._paths), np.uint64)
+        faults = self._store.faults(self._paths, identity)
+        if self._offset is not None:
+            identity = np.where(identity == 0, 0, _mixed(identity + self._offset.astype(np.uint64)))
+        self.sound &= (identity == self._identity) | (self._identity == 0)
+        self._identity = identity
+        if self._store.place is not None:
+            self._kept = np.isin(identity, _read_all(self._store.place)) & (identity != 0)
+            self.sound |= self._kept
+        return faults
+
+    def recall(self) -> None:
+        """As `look`, for stores that identify images without asking another machine."""
+        if self._store.place is not None:
+            self.look()
+
+    def add(self, rows: np.ndarray, part: int = 0) -> None:
+        """Notes that int[n] rows are sound, and keeps what was noted every ten minutes."""
+        self.sound[rows] = True
+        if time.monotonic() > self._due:
+            self.keep(part)
+
+    def keep(self, part: int = 0) -> None:
+        """Keeps what is new, in the part of one process of a job. Where it cannot, that is only logged."""
+        self._due = time.monotonic() + _SECONDS
+        identified = self._identity != 0
+        new, lost = self.sound & ~self._kept & identified, self._kept & ~self.sound
+        if self._store.place is None or not (new | lost).any():
+            return
+        try:
+            with _writing:
+                self._write(_part(self._store.place, part), new)
+                if lost.any():
+                    self._forget(_parts(self._store.place), self._identity[lost])
+        # There may be no place for a cache, no permission or no space.
+        except (OSError, RuntimeError) as error:
+            _log.info("what was verified of %s cannot be kept (%s)", self._store.place, error)
+        self._kept = self.sound & identified
+
+    def _write(self, file: Path, new: np.ndarray) -> None:
+        known = np.union1d(_read(file), self._identity[new])
+        if len(known) > _MOST:
+            known = np.unique(self._identity[self.sound])[:_MOST]
+        _put(file, known)
+
+    @staticmethod
+    def _forget(parts: list[Path], lost: np.ndarray) -> None:
+        """Removes images that were found to be damaged, though nothing tells from outside that they changed."""
+        for file in parts:
+            _put(file, np.setdiff1d(_read(file), lost))
+
+
+def _part(root: Path, part: int) -> Path:
+    """A part's file. Raises: RuntimeError; as `cache_folder`."""
+    name = hashlib.sha256(os.path.realpath(os.fsencode(root))).hexdigest()[:16]
+    return cache_folder() / _FOLDER / f"{name}-{RULES}.{part % _PARTS}"
+
+
+def _parts(root: Path) -> list[Path]:
+    first = _part(root, 0)
+    return sorted(first.parent.glob(f"{first.stem}.*"))
+
+
+def _read_all(root: Path) -> np.ndarray:
+    try:
+        parts = [_read(file) for file in _parts(root)]
+    except (OSError, RuntimeError):
+        parts = []
+    return np.concatenate([np.zeros(0, np.uint64), *parts])
+
+
+def _put(file: Path, digests: np.ndarray) -> None:
+    content = digests.astype("<u8").tobytes()
+    put(file, hashlib.sha256(content).digest() + content)
+
+
+def _read(file: Path) -> np.ndarray:
+    """The digests of a part, uint64[n]; none where it is missing, cannot be read, or is damaged, which is logged."""
+    try:
+        held = files.read(file)
+    except OSError:
+        return np.zeros(0, np.uint64)
+    content = held[_HASH:]
+    if held[:_HASH] != hashlib.sha256(content).digest():
+        _log.warning("%s: damaged, and ignored; images are verified again", file)
+        return np.zeros(0, np.uint64)
+    return np.frombuffer(content, "<u8").astype(np.uint64)
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """uint64 numbers, each to another that looks random (SplitMix64, Steele and others 2014)."""
+    z = numbers + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

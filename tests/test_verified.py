@@ -1,0 +1,289 @@
+"""What an earlier run or `data check` found sound is not verified again, unless its file changed."""
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damage import STRETCHES
+from ilsvrc import write_tree
+from made import train_config
+from small import linear_model
+
+import jaxddp.data.images.decode as decode
+from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
+from jaxddp.cli import main
+from jaxddp.config import DataConfig, load
+from jaxddp.curate.pack import Packing, pack
+from jaxddp.data.formats.ilsvrc import train_solutions
+from jaxddp.data.formats.packed import read_packed
+from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
+from jaxddp.data.table import ExampleTable
+from jaxddp.data.verified import Verified
+from jaxddp.errors import InputError
+
+DATA = DataConfig(image_size=16, resize=16)
+N = 8
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "tree", classes=2, images=N // 2, val=4, size=40)
+
+
+@pytest.fixture
+def verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The size of each image that was verified."""
+    sizes, verify = [], decode.verify
+
+    def counted(data: bytes):
+        sizes.append(len(data))
+        return verify(data)
+
+    monkeypatch.setattr(decode, "verify", counted)
+    return sizes
+
+
+def read(table: ExampleTable, shard: Shard = WHOLE) -> np.ndarray:
+    """One epoch of a run: the images, and how they are read."""
+    table.check(DATA)
+    order = SampleOrder(len(table), 4, seed=0)
+    return np.concatenate([batch.image for batch in table.train_batches(order, DATA, range(len(table) // 4), shard)])
+
+
+def test_a_second_run_verifies_nothing_and_sees_the_same(root: Path, verifications: list[int]):
+    first = read(train_solutions(root))
+    assert len(verifications) == N
+    np.testing.assert_array_equal(read(train_solutions(root)), first)
+    assert len(verifications) == N
+
+
+def test_a_selection_of_classes_is_known_too(root: Path, verifications: list[int]):
+    read(train_solutions(root))
+    read(train_solutions(root, classes="1:2"))
+    read(train_solutions(root).take(4))
+    assert len(verifications) == N
+
+
+def test_after_data_check_nothing_is_verified(root: Path, tmp_path: Path, verifications: list[int]):
+    assert main(["data", "check", str(root), "--manifest", str(tmp_path / "m.jsonl")]) == 0
+    read(train_solutions(root))
+    assert verifications == []
+
+
+@pytest.mark.parametrize("change", ["longer", "same size", "same size and time", "another file"])
+def test_a_changed_file_is_verified_again(root: Path, verifications: list[int], change: str):
+    table = train_solutions(root)
+    read(table)
+    file = Path(table.name(3))
+    data, before = file.read_bytes(), file.stat()
+    if change == "another file":
+        file.with_suffix(".new").write_bytes(data)
+        file.with_suffix(".new").replace(file)
+    else:
+        file.write_bytes(data + b"more" if change == "longer" else data[::-1][::-1])
+    if change == "same size and time":
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert file.stat().st_mtime_ns == before.st_mtime_ns
+    verifications.clear()
+    read(train_solutions(root))
+    assert verifications == [file.stat().st_size]
+
+
+def test_a_file_that_is_damaged_later_never_trains(root: Path):
+    table = train_solutions(root)
+    read(table)
+    file = Path(table.name(3))
+    file.write_bytes(file.read_bytes()[:-60] + b"\xff\xd9")
+    with pytest.raises(InputError, match=f"^{file}: damaged"):
+        read(train_solutions(root))
+
+
+def test_damage_that_changes_no_time_is_forgotten_once_it_is_found(
+    root: Path, tmp_path: Path, verifications: list[int]
+):
+    """As a disk's own: `data check` reads everything, and a run believes it."""
+    table = train_solutions(root)
+    read(table)
+    file = Path(table.name(3))
+    file.write_bytes(file.read_bytes()[:-60] + b"\xff\xd9")
+    damaged = train_solutions(root)
+    damaged.check(DATA)
+    damaged.verified.add(np.arange(N))
+    damaged.verified.keep()
+    assert main(["data", "check", str(root), "--manifest", str(tmp_path / "m.jsonl")]) == 1
+    with pytest.raises(InputError, match=f"^{file}: damaged"):
+        read(train_solutions(root))
+
+
+def test_a_bad_image_is_met_again_by_the_next_run(root: Path, verifications: list[int]):
+    file = Path(train_solutions(root).name(3))
+    file.write_bytes(file.read_bytes()[:-60] + b"\xff\xd9")
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"^{file}: damaged"):
+            read(train_solutions(root))
+
+
+def records() -> list[Path]:
+    return sorted((cache_folder() / "verified").iterdir())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "a directory"])
+def test_a_damaged_record_is_ignored(root: Path, verifications: list[int], damage: str, caplog):
+    read(train_solutions(root))
+    (record,) = records()
+    data = bytearray(record.read_bytes())
+    if damage == "a directory":
+        record.unlink()
+        record.mkdir()
+    else:
+        data[40] ^= 1
+        record.write_bytes({"cut": data[:50], "flipped": data, "empty": b""}[damage])
+    verifications.clear()
+    with caplog.at_level(logging.WARNING, "jaxddp.data"):
+        read(train_solutions(root))
+    assert len(verifications) == N
+    lines = [message for message in caplog.messages if str(record) in message]
+    assert len(lines) <= 2 and (damage == "a directory" or lines)
+    if damage != "a directory":
+        read(train_solutions(root))
+        assert len(verifications) == N
+
+
+def test_nowhere_to_keep_it_is_no_error(root: Path, tmp_path: Path, monkeypatch, verifications: list[int]):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
+    for times in (1, 2):
+        read(train_solutions(root))
+        assert len(verifications) == times * N
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    table = train_solutions(root)
+    monkeypatch.setattr(Path, "expanduser", raise_no_home)
+    read(table)
+
+
+def raise_no_home(path: Path) -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_each_process_keeps_its_share(root: Path, verifications: list[int]):
+    for index in range(2):
+        read(train_solutions(root), Shard(index, 2))
+    assert len(verifications) == N and len(records()) == 2
+    read(train_solutions(root))
+    assert len(verifications) == N
+
+
+def test_a_stream_that_is_dropped_keeps_what_it_read(root: Path, verifications: list[int]):
+    table = train_solutions(root)
+    table.check(DATA)
+    batches = iter(table.train_batches(SampleOrder(N, 4, seed=0), DATA, range(1000)))
+    for _ in range(N):
+        next(batches)
+    del batches
+    assert set(verifications) and (count := len(verifications)) >= N
+    read(train_solutions(root))
+    assert len(verifications) == count
+
+
+def test_it_is_kept_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jaxddp.data.verified._SECONDS", -1.0)
+    table = train_solutions(root)
+    table.check(DATA)
+    batches = iter(table.train_batches(SampleOrder(N, 4, seed=0), DATA, range(1000)))
+    for _ in range(3):
+        next(batches)
+    assert records()
+    batches.close()
+
+
+def test_evaluation_and_sets_on_the_devices_know_it(root: Path, verifications: list[int]):
+    read(train_solutions(root))
+    table = train_solutions(root)
+    table.check(DATA)
+    for batches in (table.eval_batches(EvalOrder(N, N), DATA), table.whole_batches(EvalOrder(N, N), DATA)):
+        next(batches)
+    assert len(verifications) == N
+
+
+def test_packed_sets_are_known_by_their_shards(root: Path, tmp_path: Path, verifications: list[int]):
+    pack({"train": train_solutions(root)}, tmp_path / "packed", Packing())
+    first = read(read_packed(tmp_path / "packed", "train"))
+    np.testing.assert_array_equal(read(read_packed(tmp_path / "packed", "train")), first)
+    assert len(verifications) == N
+    for shard in (tmp_path / "packed").glob("*.tfrecord"):
+        os.utime(shard)
+    read(read_packed(tmp_path / "packed", "train"))
+    assert len(verifications) == 2 * N
+
+
+def test_a_record_does_not_grow_without_end(root: Path, monkeypatch: pytest.MonkeyPatch, verifications: list[int]):
+    monkeypatch.setattr("jaxddp.data.verified._MOST", 10)
+    for _ in range(4):
+        for path in root.rglob("*.JPEG"):
+            os.utime(path)
+        read(train_solutions(root))
+        assert records()[0].stat().st_size <= 32 + 8 * 10
+    count = len(verifications)
+    read(train_solutions(root))
+    assert len(verifications) == count
+
+
+def test_no_two_rows_of_a_shard_are_alike():
+    class Records:
+        place = Path("/nowhere")
+
+        def faults(self, paths: np.ndarray, identity: np.ndarray) -> list:
+            identity[:] = 7
+            return []
+
+    rows = 10_000
+    verified = Verified(Records(), np.array([b"a"] * rows), np.arange(rows))  # type: ignore[arg-type]
+    verified.look()
+    assert len(np.unique(verified._identity)) == rows
+
+
+def test_other_rules_void_it(root: Path, monkeypatch: pytest.MonkeyPatch, verifications: list[int]):
+    read(train_solutions(root))
+    monkeypatch.setattr("jaxddp.data.verified.RULES", 1_000)
+    read(train_solutions(root))
+    assert len(verifications) == 2 * N
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_uninterrupted_one(root: Path, tmp_path: Path, monkeypatch, verifications: list[int]):
+    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
+    config = load("digits").replace(
+        data={"path": str(root)},
+        train={"batch_size": 8, "duration": "6 steps"},
+        eval={"batch_size": 8},
+        optimizer={"schedule": "constant", "warmup": "0 steps"},
+        log={"every": "1 step", "to": ("jsonl",)},
+    )
+    whole = train_config(config, tmp_path / "whole")
+    assert len(verifications) == N + 4
+    train_config(config.replace(train={"duration": "3 steps"}), tmp_path / "parts")
+    resumed = train_config(config, tmp_path / "parts", resume="must")
+    assert len(verifications) == N + 4
+    import jax
+
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_the_damage_of_the_damage_tests_is_found_again(root: Path, tmp_path: Path):
+    """A line of defence that the record must not open: damage between `data check` and a run."""
+    import random
+
+    assert main(["data", "check", str(root), "--manifest", str(tmp_path / "m.jsonl")]) == 0
+    file = Path(train_solutions(root).name(0))
+    file.write_bytes(STRETCHES["64 bytes zeroed"](file.read_bytes(), random.Random(0)))
+    with pytest.raises(InputError, match=f"^{file}: damaged"):
+        read(train_solutions(root))
