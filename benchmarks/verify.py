@@ -1,0 +1,123 @@
+"""How images are verified: what it takes, what sound files leave over, and which damage is found.
+
+    python benchmarks/verify.py DIR [--files 200] [--times 3]
+
+DIR holds solution files (Kaggle's archive, or a part of it). All its JPEG files are verified, and what is left over
+behind their last pixel is counted; so are the longest run of zeros in their data, and the least that is left over where
+a header names one row of blocks less. Then some of the files are damaged in every way of `tests/damage.py`. The stream
+is timed over training images that nobody verified, that this process verified, and that an earlier run did, in turns;
+medians.
+"""
+
+import argparse
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+from harness import machine
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from damage import HEADERS, SMALL, STRETCHES, of, other_size  # pyright: ignore[reportMissingImports]: the line above
+
+from jaxddp.cache_folder import CACHE_VARIABLE
+from jaxddp.config import DataConfig
+from jaxddp.data.formats.ilsvrc import train_solutions
+from jaxddp.data.images.header import SOS, essence, segments
+from jaxddp.data.images.jpeg import bytes_left_over
+from jaxddp.data.images.verify import verify
+from jaxddp.data.order import SampleOrder
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+
+TURNS = 7
+DATA = DataConfig()
+
+
+def is_sound(data: bytes) -> bool:
+    try:
+        verify(data)
+    except InputError:
+        return False
+    return True
+
+
+def sound_files(files: list[Path]) -> None:
+    left, zeros, rows = Counter[int](), 0, []
+    for file in files:
+        data = file.read_bytes()
+        left[verify(data).left_over] += 1
+        scan = of(data, SOS)
+        assert scan is not None
+        zeros = max([zeros, *map(len, re.findall(rb"\0+", data[scan.end :]))])
+        if (shorter := other_size(-1, 0)(data, random.Random())) != data:
+            rows.append(bytes_left_over(*essence(shorter, [*segments(shorter)])))
+    print(f"{len(files)} files accepted; bytes left over, and in how many: {dict(left)}; longest run of zeros {zeros}")
+    print(f"least left over with one row of blocks less, in {len(rows)} files: {sorted(rows)[:3]}")
+
+
+def damages(data: list[bytes], times: int) -> None:
+    chance = random.Random(5)
+    for kinds in (HEADERS, STRETCHES, SMALL):
+        for kind, damage in kinds.items():
+            tried = [one for whole in times * data if (one := damage(whole, chance)) != whole]
+            found = sum(not is_sound(one) for one in tried)
+            print(f"{kind:34} {found:6} of {len(tried):6} found" if tried else f"{kind:34} not tried")
+
+
+def read(table: ExampleTable) -> float:
+    """Images a second of one epoch, without its first batch. The next epoch follows, so that the work does not end."""
+    steps = len(table) // 32
+    batches = iter(table.train_batches(SampleOrder(len(table), 32, seed=0), DATA, range(2 * steps)))
+    next(batches)
+    begin = time.perf_counter()
+    count = sum(len(batch.image) for batch in islice(batches, steps - 1))
+    return count / (time.perf_counter() - begin)
+
+
+def streams(root: Path) -> None:
+    here = train_solutions(root).take(1600)
+    here.check(DATA)
+    speeds: dict[str, list[float]] = {"not verified": [], "verified by this process": [], "by an earlier run": []}
+    read(here)
+    for _ in range(TURNS):
+        earlier = train_solutions(root).take(1600)
+        earlier.check(DATA)
+        for speed, table in zip(speeds.values(), (train_solutions(root).take(1600), here, earlier), strict=True):
+            speed.append(read(table))
+    for name, speed in speeds.items():
+        ratio = median(one / other for one, other in zip(speed, speeds["verified by this process"], strict=True))
+        print(f"stream, {name}: {median(speed):.0f} images/s; {ratio:.2f} of those verified by this process")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dir", type=Path)
+    parser.add_argument("--files", type=int, default=200)
+    parser.add_argument("--times", type=int, default=3)
+    options = parser.parse_args()
+    print(machine())
+    files = sorted(options.dir.rglob("*.JPEG"))
+    sound_files(files)
+    data = [file.read_bytes() for file in random.Random(0).sample(files, min(options.files, len(files)))]
+    spent = []
+    for _ in range(TURNS):
+        begin = time.process_time()
+        for one in data:
+            verify(one)
+        spent.append((time.process_time() - begin) / len(data))
+    print(f"verify: {1e6 * min(spent):.1f} us an image, CPU time, the best of {TURNS} turns")
+    damages(data, options.times)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ[CACHE_VARIABLE] = cache
+        streams(options.dir)
+
+
+if __name__ == "__main__":
+    main()
