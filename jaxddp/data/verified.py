@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxddp import files
+import jaxddp.files as files
 from jaxddp.cache_folder import cache_folder
 from jaxddp.data.images.header import RULES
 from jaxddp.data.storage.cache import put
