@@ -1,4 +1,4 @@
-"""Resizing within TensorFlow's graph, on uint8: by area where an image shrinks much, otherwise bilinearly.
+"""Resizing for training, in TensorFlow's graph, on uint8: by area where an image shrinks much, otherwise bilinearly.
 
 Up to a ratio of 1.6, bilinear sampling meets every pixel, and comes as near to a Lanczos filter as the triangle filter
 of Pillow does (TensorFlow's `antialias=True`, which took longer than decoding). Beyond it would alias: there an output
