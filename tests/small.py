@@ -13,6 +13,14 @@ from jaxddp.data.batch import Batch
 CLASSES = 5
 
 
+SMALL = [
+    *("--model.name", "resnet10", "--model.width", "2", "--train.label-smoothing", "0.1"),
+    *("--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1"),
+    *("--train.batch-size", "8", "--eval.batch-size", "8", "--log.to", "jsonl,curves,parameters"),
+]
+"""What makes `train digits` small."""
+
+
 def random_batch(size: int, *, masked: int = 0, seed: int = 0, image: int = 6) -> Batch:
     """`size` random examples, of which the last `masked` are padding full of noise."""
     rng = np.random.default_rng(seed)

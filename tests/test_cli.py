@@ -183,7 +183,7 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     assert main(train(data, workdir, "--train.duration", "14 steps", *more)) == 0
     assert json.loads((workdir / "result.json").read_text())["step"] == 14
     (workdir / "config.json").write_text("{")
-    assert "config.json: is damaged" in fails(arguments, capfd)
+    assert "config.json: cannot be read" in fails(arguments, capfd)
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ilsvrc import IMAGES, write_tree
 from jax.experimental import multihost_utils
 from made import setup_of, train, train_config
-from small import CLASSES, SmallNet, largest_difference, linear_model, random_table, randomized
-from test_cli import SMALL, fails, metrics
+from small import CLASSES, SMALL, SmallNet, largest_difference, linear_model, random_table, randomized
+from test_cli import fails, metrics
 from test_loop import Recorder, exploding
 
 import jaxddp

@@ -384,7 +384,7 @@ def test_a_file_cut_short_never_trains_even_where_the_crop_lies_above_the_damage
 
 def test_a_folder_in_place_of_an_image_is_named(tmp_path: Path):
     (tmp_path / "folder.JPEG").mkdir()
-    with pytest.raises(InputError, match=r"folder.JPEG: cannot be read \(Is a directory\)"):
+    with pytest.raises(InputError, match=r"folder.JPEG: cannot be read \(a directory, not a regular file\)"):
         list(table_of(tmp_path, ["folder.JPEG"]).eval_batches(EvalOrder(1, 1), DATA))
 
 

@@ -6,8 +6,8 @@ import made
 import numpy as np
 import optax
 import pytest
-from small import SmallNet, linear_model, random_table
-from test_cli import SMALL, fails
+from small import SMALL, SmallNet, linear_model, random_table
+from test_cli import fails
 
 from jaxddp.api import resnet
 from jaxddp.config import Config
