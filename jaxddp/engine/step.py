@@ -25,6 +25,8 @@ TrainStep = Callable[[TrainState, Batch], tuple[TrainState, MetricSums]]
 EvalStep = Callable[[TrainState, Batch], MetricSums]
 
 _DROPOUT = 0x64726F
+AVERAGING = "average_gradients"
+"""The scope of the all-reduce of gradients, by which a profile or a compiled program names it."""
 
 
 def make_train_step(
@@ -68,7 +70,8 @@ def make_local_step(
             return sums.values[0, 0] * scale, (sums, model_state)
 
         grads, (sums, model_state) = jax.grad(total_loss, has_aux=True)(params)
-        grads, model_state, values = _average((grads, model_state, sums.values), topology.num_devices)
+        with jax.named_scope(AVERAGING):
+            grads, model_state, values = _average((grads, model_state, sums.values), topology.num_devices)
         # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that
         # count, however unevenly padding fell on the devices.
         weight = jnp.maximum(values[0, 1], jnp.finfo(values.dtype).tiny) * scale

@@ -1,0 +1,168 @@
+"""The training step of a config as XLA compiles it for H200s, counted on a machine without a GPU.
+
+    python benchmarks/gpu_program.py imagenet_resnet50
+    python benchmarks/gpu_program.py imagenet_resnet50 --topology 1x2x8 --out runs/benchmarks/2x8.json
+    python benchmarks/gpu_program.py cifar10 --classes 10 --data.cache device --topology 1x1x1
+
+One program for each topology (partitions x hosts x GPUs of a host): 1x1x1, 1x1x8 and 1x2x8 where none is named. What
+follows the config overrides it, as for `jaxddp train`.
+
+Printed, and written as JSON: the kernels and the bytes that they move; the largest; the collectives, and what is
+computed between the start of each and the wait for it; and a roofline (`roofline.py`), which is a model and no
+measurement. With `data.cache` "device" a dispatch takes several steps; the figures are of one.
+
+`overlapped` is the share of the gradients' bytes whose all-reduce starts before the last three gradients of
+convolutions' kernels. The file has the first topology's figures at its top, all others' in "others".
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from gpu_counts import count, table
+from gpu_kernels import read_schedule
+from gpu_plugin import compiler_options, described_devices
+from harness import Figures, machine
+from roofline import predict
+
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.commands.parse import parse_recipe
+from jaxddp.config import Config
+from jaxddp.data.batch import Batch
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.resident_steps import make_resident_steps
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.errors import InputError
+from jaxddp.experiment.feed import LONGEST_CHUNK
+from jaxddp.experiment.recipe import recipe_of
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import for_platform
+from jaxddp.recipe_file import RecipeFile
+
+TOPOLOGIES = ("1x1x1", "1x1x8", "1x2x8")
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What follows the options of the benchmark."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help="its name or its file")
+    parser.add_argument("--topology", nargs="+", default=TOPOLOGIES)
+    parser.add_argument("--batch", type=int, help="images a GPU; the config's batch where absent")
+    parser.add_argument("--classes", type=int, default=1000, help="of the data, which the config does not say")
+    parser.add_argument("--examples", type=int, default=50_000, help="of the data")
+    parser.add_argument("--channels", type=int, default=3, help="of the images")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/gpu_program.json"))
+    options, overrides = parser.parse_known_args()
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        _, file = parse_recipe(Overrides, "gpu_program.py", options.config, overrides)
+        data = Data(options.examples, options.classes, options.channels)
+        found = {name: program_figures(file, name, options.batch, data) for name in options.topology}
+    except InputError as error:
+        print(f"gpu_program.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    report = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
+    first, *others = options.topology
+    report |= found[first] | {"others": {name: found[name] for name in others}}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{table(found)}\n\nresults: {options.out}")
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the program has to know of a data set."""
+
+    examples: int
+    classes: int
+    channels: int = 3
+
+
+def program_figures(file: RecipeFile, topology: str, batch: int | None, data: Data) -> Figures:
+    """All figures of one program. Raises: InputError; the config's, or a topology that XLA does not take."""
+    devices = found_devices(topology)
+    images = batch or file.config.train.batch_size
+    config = file.config.replace(train={"batch_size": images * len(devices)})
+    if config.train.precision is None:
+        config = config.replace(train={"precision": "bfloat16"})
+    compiled, steps = compile_step(file, config, Topology.create(devices), data)
+    (module,) = compiled.runtime_executable().hlo_modules()
+    schedule = read_schedule(module.as_serialized_hlo_module_proto(), steps_in_a_loop=steps > 1)
+    memory = compiled.memory_analysis()
+    return {
+        "config": str(file.path.name),
+        "topology": topology,
+        "batch": images,
+        "steps_of_a_dispatch": steps,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        **count(schedule, images),
+        "roofline": predict(schedule, images, len(devices), precision=str(config.train.precision)),
+    }
+
+
+def found_devices(topology: str) -> list[Any]:
+    try:
+        return described_devices(topology)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--topology {topology}: {reason}; give one such as {', '.join(TOPOLOGIES)}") from None
+
+
+def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Data) -> tuple[Any, int]:
+    """The compiled program that a run of a config takes its steps by, and how many it takes at once."""
+    recipe = recipe_of(file, config, data.classes, data.examples)
+    model, shape = for_platform(recipe.model, "gpu"), (config.data.image_size,) * 2 + (data.channels,)
+
+    def fresh() -> TrainState:
+        params, model_state = model.init(jax.random.key(0), jnp.zeros((1, *shape)))
+        return TrainState(jnp.zeros((), jnp.int32), params, model_state, recipe.optimizer.init(params))
+
+    augment = (config.data.mean, config.data.std, config.data.augment, config.seed, config.train.precision)
+    objective = Objective(model, recipe.loss, Preprocess(*augment, recipe.augmentation), recipe.metrics)
+    state = shapes(jax.eval_shape(fresh), topology.replicated)
+    local_step = make_local_step(objective, recipe.optimizer, topology, seed=config.seed, schedule=recipe.schedule)
+    rows = config.train.batch_size
+    if config.data.cache == "none":
+        feed, length = (abstract_batch((rows,), shape, topology),), 1
+        step: Any = make_train_step(local_step, topology)
+    else:
+        length = LONGEST_CHUNK
+        images = jax.ShapeDtypeStruct((data.examples, *shape), np.uint8, sharding=topology.replicated)
+        columns = abstract_batch((rows, length), None, topology)
+        number = jax.ShapeDtypeStruct((), np.int32, sharding=topology.replicated)
+        feed = (images, columns, number)
+        step = make_resident_steps(local_step, topology, length=length)
+    given = dict(word.split("=", 1) for word in config.parallel.xla_options)
+    return step.trace(state, *feed).lower().compile(compiler_options={**compiler_options(), **given}), length
+
+
+def abstract_batch(rows: tuple[int, ...], shape: tuple[int, ...] | None, topology: Topology) -> Batch:
+    """The shapes of a placed batch; without images where they lie on the devices."""
+    types = {"label": np.int32, "mask": np.float32, "row": np.int32, "epoch": np.int32}
+    columns = {name: jax.ShapeDtypeStruct(rows, dtype) for name, dtype in types.items()}
+    image = None if shape is None else jax.ShapeDtypeStruct((*rows, *shape), np.uint8)
+    return shapes(Batch(image=image, **columns), topology.sharded)
+
+
+def shapes(tree: Any, sharding: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+
+
+if __name__ == "__main__":
+    main()
