@@ -122,13 +122,12 @@ class _Reader:
     def _kernel(self, instruction: Any) -> Kernel:
         operands = [self._instructions[number] for number in instruction.operand_ids]
         fused = self._fused(instruction)
-        read = sum(self._bytes_read(fused, i, operand) for i, operand in enumerate(operands))
         return Kernel(
             name=instruction.name,
             kind=self._kind(instruction, fused),
             operation=instruction.metadata.op_name,
             source=self._sources.line(instruction.metadata.stack_frame_id),
-            num_bytes=read + self._bytes_written(instruction, fused),
+            num_bytes=self._bytes_read(instruction, fused) + self._bytes_written(instruction, fused),
             flops=self._flops(instruction, operands, fused),
             dtype=_dtype(operands[0] if operands else instruction),
         )
@@ -139,17 +138,25 @@ class _Reader:
             return []
         return list(self._computations[instruction.called_computation_ids[0]].instructions)
 
-    def _bytes_read(self, fused: list[Any], number: int, operand: Any) -> int:
-        whole = _bytes(operand.shape)
-        (parameter, *_) = [i for i in fused if i.opcode == "parameter" and i.parameter_number == number] or [None]
-        if parameter is None:
-            return whole
-        users = [i for i in fused if parameter.id in i.operand_ids]
-        if all(i.opcode in _PARTIAL and i.operand_ids[0] == parameter.id for i in users):
-            return min(whole, sum(_bytes(i.shape) for i in users))
-        if all(i.opcode == "dynamic-update-slice" and i.operand_ids[0] == parameter.id for i in users):
-            return 0  # updated in place
-        return whole
+    def _bytes_read(self, instruction: Any, fused: list[Any]) -> int:
+        operands = [self._instructions[number] for number in instruction.operand_ids]
+        if not fused:
+            return sum(_bytes(operand.shape) for operand in operands)
+        needed = self._elements_needed(fused)
+        parameters = ((i, needed[i.id]) for i in fused if i.opcode == "parameter")
+        sizes = ((operands[parameter.parameter_number].shape, count) for parameter, count in parameters)
+        return sum(_bytes(shape) * count // max(1, _size(shape)) for shape, count in sizes)
+
+    def _elements_needed(self, fused: list[Any]) -> dict[int, int]:
+        """How many elements of each value, by id, a fusion takes for its root."""
+        needed = {each.id: 0 for each in fused} | {fused[-1].id: _size(fused[-1].shape)}
+        # Operands stand before what uses them.
+        for user in reversed(fused):
+            for place, number in enumerate(user.operand_ids):
+                value = self._instructions[number]
+                taken = _taken(user, place, value, needed[user.id])
+                needed[number] = min(_size(value.shape), needed[number] + taken)
+        return needed
 
     def _bytes_written(self, instruction: Any, fused: list[Any]) -> int:
         if instruction.opcode.endswith("-start"):
@@ -219,6 +226,17 @@ def _short(path: str) -> str:
         if found:
             return after if folder == "/site-packages/" else f"{folder[1:]}{after}"
     return path.rpartition("/")[2]
+
+
+def _taken(user: Any, place: int, value: Any, needed: int) -> int:
+    """How many elements of an operand an instruction takes, of whose result so many are needed."""
+    if user.opcode == "dynamic-update-slice" and place == 0:
+        return 0  # updated in place
+    partial = user.opcode in _PARTIAL and place == 0
+    as_many = user.opcode in ("bitcast", "reshape") or list(user.shape.dimensions) == list(value.shape.dimensions)
+    if partial or (as_many and user.opcode != "tuple"):
+        return needed
+    return _size(value.shape) if needed else 0
 
 
 def _trip_count(instruction: Any) -> int | None:

@@ -1,7 +1,5 @@
 """ResNets: published parameter counts, equality with an independent NumPy statement, and each option's promise."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,7 @@ from jaxddp.models.resnet import (
     ResidualBlock,
     ResNet,
 )
-from jaxddp.models.stems import max_pool, small_stem
+from jaxddp.models.stems import small_stem
 
 COUNTS = {
     "resnet10": 5_418_792,
@@ -123,34 +121,6 @@ def test_network_equals_numpy(name, train):
     depth = int(name.removeprefix("resnet"))
     expected = numpy_resnet.resnet(depth, variables["params"], variables["batch_stats"], images, train)
     assert_equals_numpy(actual, expected, weights)
-
-
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 2), (5, 8), (8, 5), (9, 9)])
-def test_max_pool_equals_select_and_scatter(height, width):
-    rng = np.random.default_rng(0)
-    images = rng.standard_normal((2, height, width, 3), np.float32)  # no ties
-    weights = rng.standard_normal((2, (height + 1) // 2, (width + 1) // 2, 3), np.float32)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def value_and_gradients(pool, images):
-        value, back = jax.vjp(pool, images)
-        # After a relu, as in the stem, most ties are at zero, and there the relu passes no gradient to any of them.
-        _, back_after_relu = jax.vjp(lambda x: pool(nn.relu(x)), images)
-        return value, back(weights), back_after_relu(weights)
-
-    def flax_pool(x):
-        return nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
-
-    actual, expected = (value_and_gradients(pool, images) for pool in (max_pool, flax_pool))
-    np.testing.assert_array_equal(actual[0], expected[0])
-    assert_trees_close(actual, expected, 1e-6)
-    assert jax.eval_shape(max_pool, images.astype(jnp.bfloat16)).dtype == jnp.bfloat16
-
-
-def test_max_pool_shares_a_tie():
-    images = jnp.zeros((1, 4, 4, 1)).at[0, 0, :2, 0].set(1.0)  # the first window's maximum is at two pixels
-    gradient = jax.grad(lambda x: max_pool(x)[0, 0, 0, 0])(images)[0, :, :, 0]
-    np.testing.assert_array_equal(gradient, jnp.zeros((4, 4)).at[0, :2].set(0.5))
 
 
 @pytest.mark.parametrize(("block", "last"), [(BASIC, "bn2"), (BOTTLENECK, "bn3")], ids=["basic", "bottleneck"])

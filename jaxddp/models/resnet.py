@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 
 from jaxddp.config import Config, ModelConfig
 from jaxddp.errors import InputError
+from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.stems import STEMS, ModuleFactory, imagenet_stem
 from jaxddp.registry import MODELS
 from jaxddp.wording import choices
@@ -98,14 +99,12 @@ class ResidualBlock(nn.Module):
             stride = self.stride if convolution.strided else 1
             y = self.conv(features, kernel=convolution.kernel, stride=stride, name=f"conv{i}")(y)
             if i < last:
-                y = nn.relu(self.norm(name=f"bn{i}")(y))
+                y = self.norm(name=f"bn{i}")(y, relu=True)
         scale_init = nn.initializers.zeros if self.zero_init_last_scale else nn.initializers.ones
-        y = self.norm(name=f"bn{last}", scale_init=scale_init)(y)
-
         if x.shape != y.shape:
             x = self.conv(y.shape[-1], kernel=1, stride=self.stride, name="downsample_conv")(x)
             x = self.norm(name="downsample_bn")(x)
-        return nn.relu(x + y)
+        return self.norm(name=f"bn{last}", scale_init=scale_init)(y, residual=x, relu=True)
 
 
 class ResNet(nn.Module):
@@ -182,13 +181,11 @@ class ResNet(nn.Module):
             )
 
         norm = functools.partial(
-            nn.BatchNorm,
+            BatchNorm,
             use_running_average=not train,
             momentum=BATCH_NORM_MOMENTUM,
             epsilon=BATCH_NORM_EPSILON,
             axis_name=self.axis_name,
-            # Flax's floor of float32 for statistics is also the dtype they start in: too narrow for float64.
-            force_float32_reductions=jnp.dtype(self.param_dtype) != jnp.float64,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
         )

@@ -1,0 +1,161 @@
+"""Batch norm together with the addition and the ReLU that follow it in a residual network, and its gradient by hand.
+
+On a GPU these operations cost what they read and write. The gradient here reads the incoming gradient and the input
+twice and writes once (with an addition, the ReLU's part of it is written for the shortcut, and read again); what JAX
+derives reads and writes half as much again. How XLA fuses it is counted by `benchmarks/gpu_program.py`.
+
+Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
+"""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+
+class BatchNorm(nn.Module):
+    """relu(normalized(x) + residual), with the parameters, statistics and values of `flax.linen.BatchNorm`.
+
+    Normalizes the last axis by the mean and the biased variance over all others.
+
+    Attributes:
+        use_running_average: of the collection `batch_stats`, which is left as it is; else the batch's own.
+        momentum: how much of the old running average stays.
+        axis_name: mesh axis over which statistics are averaged; None for those of a device.
+        dtype: of the result. Statistics and what is computed between are in float32 at least.
+    """
+
+    use_running_average: bool
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    axis_name: str | None = None
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+    scale_init: nn.initializers.Initializer = nn.initializers.ones
+
+    @nn.compact
+    def __call__(self, x: jax.Array, residual: jax.Array | None = None, *, relu: bool = False) -> jax.Array:
+        """float[..., C] -> `dtype`[..., C].
+
+        Args:
+            residual: of the result's shape and dtype; added before the ReLU.
+        """
+        features, x = x.shape[-1:], x.astype(self.dtype)
+        scale = self.param("scale", self.scale_init, features, self.param_dtype)
+        bias = self.param("bias", nn.initializers.zeros, features, self.param_dtype)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, features, self.param_dtype)
+        var = self.variable("batch_stats", "var", jnp.ones, features, self.param_dtype)
+        if self.use_running_average:
+            multiplier = lax.rsqrt(var.value + self.epsilon) * scale
+            return _applied(x, mean.value, multiplier, bias, residual, relu)
+        normalized: Any = _normalize
+        result, *batch = normalized(x, scale, bias, residual, relu, self.epsilon, self.axis_name)
+        if not self.is_initializing():
+            for running, own in zip((mean, var), batch, strict=True):
+                new = self.momentum * running.value + (1 - self.momentum) * lax.stop_gradient(own)
+                running.value = new.astype(self.param_dtype)
+        return result
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _normalize(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    residual: jax.Array | None,
+    relu: bool,
+    epsilon: float,
+    axis_name: str | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The result, and the batch's mean and variance, [C]; these two pass no gradient on."""
+    return _forward(x, scale, bias, residual, relu, epsilon, axis_name)[0]
+
+
+def _forward(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    residual: jax.Array | None,
+    relu: bool,
+    epsilon: float,
+    axis_name: str | None,
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Any]:
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    count = x.size // x.shape[-1]
+    mean, mean_of_squares = (total / count for total in _sums(wide, jnp.square(wide)))
+    if axis_name is not None:
+        mean, mean_of_squares = lax.pmean((mean, mean_of_squares), axis_name)
+    # Rounding may leave a little below zero.
+    var = jnp.maximum(0, mean_of_squares - jnp.square(mean))
+    deviation = lax.rsqrt(var + epsilon)
+    result = _applied(x, mean, deviation * scale, bias, residual, relu)
+    # Without an addition the sign is found from the input, which is read anyway.
+    kept = result if relu and residual is not None else None
+    return (result, mean, var), (x, mean, deviation, scale, bias, residual is not None, kept)
+
+
+def _backward(
+    relu: bool, epsilon: float, axis_name: str | None, saved: Any, grads: tuple[jax.Array, jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    x, mean, deviation, scale, bias, has_residual, result = saved
+    multiplier, grad = deviation * scale, grads[0]
+    if relu and result is not None:
+        # "> 0" XLA would rewrite as a question about what the maximum was taken of, and read all of that again.
+        grad = jnp.where(result != 0, grad, 0)
+    wide = grad.astype(mean.dtype)
+    if relu and result is None:
+        wide = jnp.where(_is_positive(x, mean, multiplier, bias), wide, 0)
+    centered = x.astype(mean.dtype) - mean
+    bias_grad, moment = _sums(wide, wide * centered)
+    scale_grad = moment * deviation
+    count, total = x.size // x.shape[-1], bias_grad
+    if axis_name is not None:
+        total, moment = lax.psum((total, moment), axis_name)
+        count *= lax.axis_size(axis_name)
+    own = multiplier * (wide - total / count - centered * (jnp.square(deviation) * moment / count))
+    return own.astype(x.dtype), scale_grad, bias_grad, grad if has_residual else None
+
+
+_normalize.defvjp(_forward, _backward)
+
+
+def _applied(
+    x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array, residual: jax.Array | None, relu: bool
+) -> jax.Array:
+    wide = x.astype(jnp.promote_types(x.dtype, mean.dtype))
+    result = ((wide - mean) * multiplier + bias).astype(x.dtype)
+    if residual is not None:
+        result = result + residual
+    return jnp.maximum(result, 0) if relu else result
+
+
+def _is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array) -> jax.Array:
+    """Where (x - mean) multiplier + bias > 0, up to rounding, by one comparison with a bound for each channel.
+
+    What is as cheap as that, XLA computes wherever it is needed; of anything more it writes a mask as large as `x`.
+    """
+    falling = multiplier < 0
+    bound = mean - bias / jnp.where(multiplier == 0, 1, multiplier)
+    bound = jnp.where(multiplier == 0, jnp.where(bias > 0, -jnp.inf, jnp.inf), bound)
+    # Of a falling line it is x < bound, which is not x > the next number below.
+    bound = jnp.where(falling, jnp.nextafter(bound, -jnp.inf), bound)
+    return (x.astype(mean.dtype) > bound) ^ falling
+
+
+def _sums(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sums of two [..., C] over all axes but the last, in one pass over both."""
+    axes = tuple(range(a.ndim - 1))
+
+    def together(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        zero = jnp.zeros((), a.dtype)
+        return tuple(lax.reduce((a, b), (zero, zero), lambda x, y: (x[0] + y[0], x[1] + y[1]), axes))
+
+    def apart(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return a.sum(axes), b.sum(axes)
+
+    # On a CPU a reduction of pairs takes five times as long as the two; on a GPU each of the two ends in a kernel.
+    return lax.platform_dependent(a, b, cpu=apart, default=together)

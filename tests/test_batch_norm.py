@@ -1,0 +1,137 @@
+"""Batch norm with the addition and the ReLU: the values, statistics and gradients of Flax's own layers."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+
+from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.batch_norm import BatchNorm
+
+FORMS = [(relu, residual) for relu in (False, True) for residual in (False, True)]
+
+
+class Plain(nn.Module):
+    """The same of Flax's layers."""
+
+    use_running_average: bool
+    axis_name: str | None = None
+    dtype: jnp.dtype = jnp.float32
+    param_dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, residual=None, relu=False):
+        norm = nn.BatchNorm(
+            self.use_running_average,
+            momentum=0.9,
+            axis_name=self.axis_name,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            force_float32_reductions=self.param_dtype != jnp.float64,
+            name="norm",
+        )
+        y = norm(x) if residual is None else norm(x) + residual
+        return nn.relu(y) if relu else y
+
+
+def results(module, variables, x, residual, weights, relu):
+    """Result, new statistics, and the gradients of sum(result * weights) by parameters, input and residual."""
+
+    def loss(params, x, residual):
+        result, updated = module.apply({**variables, "params": params}, x, residual, relu=relu, mutable=["batch_stats"])
+        return jnp.sum(result * weights), (result, updated["batch_stats"])
+
+    differentiated = jax.grad(loss, (0, 1) if residual is None else (0, 1, 2), has_aux=True)
+    gradients, (result, stats) = differentiated(variables["params"], x, residual)
+    return result, stats, gradients
+
+
+def both(module, plain, variables, *arguments):
+    ours = results(module, variables, *arguments)
+    within = {collection: {"norm": found} for collection, found in variables.items()}
+    result, stats, (params, *others) = results(plain, within, *arguments)
+    return ours, (result, stats["norm"], (params["norm"], *others))
+
+
+def assert_close(actual, expected, tolerance):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), actual, expected)
+
+
+def drawn(seed, shape, dtype):
+    rng = np.random.default_rng(seed)
+    x, residual, weights = (jnp.asarray(rng.standard_normal(shape), dtype) for _ in range(3))
+    scale, bias, mean, var = (jnp.asarray(rng.standard_normal(shape[-1]), dtype) for _ in range(4))
+    variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": mean, "var": jnp.square(var) + 0.5}}
+    return variables, x, residual, weights
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(FORMS), st.booleans(), st.integers(0, 1000), st.sampled_from([(8, 3), (3, 5, 4, 2)]))
+def test_it_is_flax_s_in_float64(form, running, seed, shape):
+    relu, has_residual = form
+    with jax.enable_x64(True):
+        variables, x, residual, weights = drawn(seed, shape, jnp.float64)
+        kinds = (kind(running, dtype=jnp.float64, param_dtype=jnp.float64) for kind in (BatchNorm, Plain))
+        actual, expected = both(*kinds, variables, x, residual if has_residual else None, weights, relu)
+    assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {jnp.dtype("float64")}
+    assert_close(actual, expected, 1e-9)
+
+
+@pytest.mark.parametrize(("relu", "has_residual"), FORMS)
+def test_in_bfloat16_statistics_and_gradients_of_parameters_stay_float32(relu, has_residual):
+    variables, x, residual, weights = drawn(0, (64, 4), jnp.float32)
+    x, residual = x.astype(jnp.bfloat16), residual.astype(jnp.bfloat16)
+    kinds = (kind(False, dtype=jnp.bfloat16) for kind in (BatchNorm, Plain))
+    actual, expected = both(*kinds, variables, x, residual if has_residual else None, weights, relu)
+    assert [leaf.dtype for leaf in jax.tree.leaves(actual)] == [leaf.dtype for leaf in jax.tree.leaves(expected)]
+    assert_close(actual, expected, 0.05)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1.0])
+@pytest.mark.parametrize("bias", [0.0, -1.0, 1.0])
+def test_where_the_scale_is_zero_or_negative_and_the_input_constant(scale, bias):
+    """All pixels of the second channel are equal, so that with no bias each is at the ReLU's corner, where it passes
+    no gradient."""
+    with jax.enable_x64(True):
+        variables, x, _, weights = drawn(0, (16, 2), jnp.float64)
+        x = x.at[:, 1].set(0.25)
+        variables["params"] = {"scale": jnp.full(2, scale), "bias": jnp.full(2, bias)}
+        kinds = (kind(False, dtype=jnp.float64, param_dtype=jnp.float64) for kind in (BatchNorm, Plain))
+        assert_close(*both(*kinds, variables, x, None, weights, True), 1e-9)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize(("relu", "has_residual"), FORMS)
+def test_with_an_axis_the_shards_are_one_batch(devices, relu, has_residual):
+    with jax.enable_x64(True):
+        variables, x, residual, weights = drawn(1, (8, 3, 2), jnp.float64)
+        given = (x, residual if has_residual else None, weights)
+        module = functools.partial(BatchNorm, False, dtype=jnp.float64, param_dtype=jnp.float64)
+        expected = results(module(), variables, *given, relu)
+
+        def shard(variables, x, residual, weights):
+            varying = jax.lax.pcast(variables, AXIS, to="varying")
+            result, stats, (params, *inputs) = results(module(axis_name=AXIS), varying, x, residual, weights, relu)
+            return result, jax.lax.pmean(stats, AXIS), (jax.lax.psum(params, AXIS), *inputs)
+
+        split = (P(AXIS),) * len(expected[2][1:])
+        specs = {"in_specs": (P(), P(AXIS), P(AXIS), P(AXIS)), "out_specs": (P(AXIS), P(), (P(), *split))}
+        mesh = Topology.create(jax.devices()[:devices]).mesh
+        actual = jax.jit(jax.shard_map(shard, mesh=mesh, **specs))(variables, *given)
+    assert_close(actual, expected, 1e-9)
+
+
+@pytest.mark.parametrize(("relu", "has_residual"), FORMS)
+def test_a_nan_is_not_hidden(relu, has_residual):
+    variables, x, residual, weights = drawn(0, (8, 2), jnp.float32)
+    result, stats, gradients = results(
+        BatchNorm(False), variables, x.at[3, 0].set(jnp.nan), residual if has_residual else None, weights, relu
+    )
+    assert np.isnan(result[:, 0]).all() and np.isfinite(result[:, 1]).all()
+    assert np.isnan(stats["mean"][0]) and np.isnan(gradients[1][:, 0]).all()

@@ -1,0 +1,53 @@
+"""The maximum over windows: values and gradients are those of Flax's, ties and NaN too."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from jaxddp.models.max_pool import max_pool
+
+
+def flax_pool(images, window, stride, padding):
+    return nn.max_pool(images, (window,) * 2, (stride,) * 2, ((padding,) * 2,) * 2)
+
+
+def value_and_gradient(pool, images, weights):
+    value, back = jax.vjp(pool, images)
+    return value, *back(weights)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    st.sampled_from([(3, 2, 1), (2, 2, 0), (3, 1, 1), (3, 3, 0), (1, 1, 0)]),
+    st.integers(0, 1000),
+    st.sampled_from(["float32", "bfloat16"]),
+)
+def test_it_is_flax_s_where_pixels_tie_too(sides, windows, seed, dtype):
+    window, _, padding = windows
+    assume(min(sides) + 2 * padding >= window)
+    rng = np.random.default_rng(seed)
+    images = jnp.asarray(rng.integers(-2, 3, (2, *sides, 3)), dtype)
+    weights = jnp.asarray(rng.integers(-4, 5, jax.eval_shape(lambda x: flax_pool(x, *windows), images).shape), dtype)
+    actual = value_and_gradient(lambda x: max_pool(x, *windows), images, weights)
+    expected = value_and_gradient(lambda x: flax_pool(x, *windows), images, weights)
+    for own, other in zip(actual, expected, strict=True):
+        assert own.dtype == other.dtype
+        np.testing.assert_array_equal(own, other)
+
+
+def test_of_a_tie_the_first_pixel_has_the_gradient():
+    images = jnp.zeros((1, 4, 4, 1)).at[0, 0, :2, 0].set(1.0)
+    gradient = jax.grad(lambda x: max_pool(x)[0, 0, 0, 0])(images)[0, :, :, 0]
+    np.testing.assert_array_equal(gradient, jnp.zeros((4, 4)).at[0, 0].set(1.0))
+
+
+@pytest.mark.parametrize("place", [(0, 0), (1, 2), (3, 3)])
+def test_a_nan_is_the_maximum(place):
+    images = jnp.ones((1, 4, 4, 1)).at[0, *place, 0].set(jnp.nan)
+    np.testing.assert_array_equal(max_pool(images), flax_pool(images, 3, 2, 1))
+    assert np.isnan(max_pool(images)).any()
