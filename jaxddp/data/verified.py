@@ -57,14 +57,14 @@ class Verified:
             identity = np.where(identity == 0, 0, _mixed(identity + self._offset.astype(np.uint64)))
         self.sound &= (identity == self._identity) | (self._identity == 0)
         self._identity = identity
-        if self._store.place is not None:
-            self._kept = np.isin(identity, _read_all(self._store.place)) & (identity != 0)
+        if self._store.root is not None:
+            self._kept = np.isin(identity, _read_all(self._store.root)) & (identity != 0)
             self.sound |= self._kept
         return faults
 
     def recall(self) -> None:
         """As `look`, for stores that identify images without asking another machine."""
-        if self._store.place is not None:
+        if self._store.root is not None:
             self.look()
 
     def add(self, rows: np.ndarray, part: int = 0) -> None:
@@ -78,16 +78,16 @@ class Verified:
         self._due = time.monotonic() + _SECONDS
         identified = self._identity != 0
         new, lost = self.sound & ~self._kept & identified, self._kept & ~self.sound
-        if self._store.place is None or not (new | lost).any():
+        if self._store.root is None or not (new | lost).any():
             return
         try:
             with _writing:
-                self._write(_part(self._store.place, part), new)
+                self._write(_part(self._store.root, part), new)
                 if lost.any():
-                    self._forget(_parts(self._store.place), self._identity[lost])
+                    self._forget(_parts(self._store.root), self._identity[lost])
         # There may be no place for a cache, no permission or no space.
         except (OSError, RuntimeError) as error:
-            _log.info("what was verified of %s cannot be kept (%s)", self._store.place, error)
+            _log.info("what was verified of %s cannot be kept (%s)", self._store.root, error)
         self._kept = self.sound & identified
 
     def _write(self, file: Path, new: np.ndarray) -> None:

@@ -33,6 +33,8 @@ class CachedStore:
     Raises `InputError` where the folder cannot be made.
     """
 
+    root = None
+
     def __init__(self, store: Store, folder: str | PathLike[str]):
         self.store = store
         self.folder = Path(folder).expanduser().absolute()
@@ -62,9 +64,6 @@ class CachedStore:
 
     # TensorFlow would not fill the folder.
     def in_graph(self) -> None: ...
-
-    @property
-    def place(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         return self.store.faults(paths)

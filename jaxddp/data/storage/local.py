@@ -44,10 +44,6 @@ class LocalFiles:
         top = os.fsencode(self.root) + b"/"
         return lambda path, offset: tf.io.read_file(top + path)
 
-    @property
-    def place(self) -> Path:
-        return self.root
-
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         """As every store's, and images that are no regular file or outside the root. No path may be there twice."""
         return _faults(self.root, paths, partial(_unusable, paths=paths, identity=identity))

@@ -68,10 +68,6 @@ class RecordFiles:
                 labels[row] = _value(data, feature, "int64_list", self.name(path, offset), AGAIN)
         return offsets, labels
 
-    @property
-    def place(self) -> Path:
-        return self.root
-
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         return _missing_files(self.root, paths, identity)
 
@@ -100,10 +96,6 @@ class ArrayRecords:
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
         """As those of `RecordFiles`."""
         return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
-
-    @property
-    def place(self) -> Path:
-        return self.root
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         return _missing_files(self.root, paths, identity)
