@@ -117,14 +117,12 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
 
 
 def _read(path: Path) -> dict[str, Any]:
+    with files.reading(path, _MEND, missing=f"is missing beside the checkpoints; {_MEND}"):
+        content = files.read(path)
     try:
-        content = json.loads(files.read(path))
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds {show(content)}")
-        return content
-    except FileNotFoundError:
-        raise InputError(f"{path}: is missing beside the checkpoints; {_MEND}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); {_MEND}") from None
+        saved = json.loads(content)
+        if not isinstance(saved, dict):
+            raise ValueError(f"it holds {show(saved)}")
+        return saved
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read ({error}); {_MEND}") from None

@@ -237,9 +237,8 @@ def _reading(directory: Path) -> Iterator[None]:
     before = log.level
     log.setLevel(logging.ERROR)
     try:
-        yield
-    except OSError as error:
-        raise InputError(f"{directory}: cannot be read ({error.strerror}); check --workdir") from error
+        with files.reading(directory, "check --workdir"):
+            yield
     finally:
         log.setLevel(before)
 

@@ -19,7 +19,6 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.data.storage.cache import put
-from jaxddp.errors import InputError
 
 _FORMAT = 1
 _DIGEST = hashlib.sha256().digest_size
@@ -73,12 +72,8 @@ def kept_index(
 
 
 def _state(file: Path) -> tuple[str, int, int]:
-    try:
+    with files.reading(file, "put the file back, or make the set again"):
         status = file.stat()
-    except OSError as error:
-        raise InputError(
-            f"{file}: cannot be read ({error.strerror}); put the file back, or make the set again"
-        ) from None
     return file.name, status.st_size, status.st_mtime_ns
 
 

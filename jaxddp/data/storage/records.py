@@ -181,9 +181,6 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO]:
-    try:
-        # A header is followed by megabytes that need not be read.
-        with files.open_regular(file, buffering=0) as records:
-            yield records
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); {AGAIN}") from None
+    # A header is followed by megabytes that need not be read.
+    with files.reading(file, AGAIN), files.open_regular(file, buffering=0) as records:
+        yield records
