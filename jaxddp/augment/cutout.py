@@ -5,8 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.bounds import check_bound
-from jaxddp.augment.box import centered
+from jaxddp.augment.box import centered, check_side
 from jaxddp.config import AugmentConfig
 from jaxddp.registry import AUGMENTATIONS
 
@@ -19,8 +18,8 @@ def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], j
     """
 
     def cutout(key: jax.Array, image: jax.Array) -> jax.Array:
+        check_side("cutout", settings.cutout, image)
         height, width, _ = image.shape
-        check_bound("cutout", settings.cutout, min(height, width), "pixels, at most the image's side")
         side = jnp.int32(settings.cutout)
         square = centered(key, height, width, side, side)
         return jnp.where(square.mask(height, width)[..., None], 0, image).astype(image.dtype)

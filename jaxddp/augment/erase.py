@@ -1,25 +1,14 @@
 """Random erasing: a rectangle of an image is replaced by the mean colour."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.bounds import check_bound
 from jaxddp.augment.box import Box
-from jaxddp.config import AugmentConfig
 from jaxddp.registry import AUGMENTATIONS
 
 AREA = (0.02, 0.4)
 ASPECT = (0.3, 1 / 0.3)
 TRIES = 10
-
-
-@AUGMENTATIONS.add("erase")
-def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """With the config's probability; see `erase`."""
-    check_bound("erase", settings.erase, 1, "a probability")
-    return lambda key, image: erase(key, image, settings.erase)
 
 
 def erase(key: jax.Array, image: jax.Array, probability: float) -> jax.Array:
@@ -54,3 +43,6 @@ def erased_box(key: jax.Array, image_height: int, image_width: int) -> Box:
     first = jnp.argmax(fits)
     size = jnp.where(fits[first], jnp.stack([height, width])[:, first], 0)
     return Box(top[first], left[first], size[0], size[1])
+
+
+AUGMENTATIONS.add("erase")(lambda settings: lambda key, image: erase(key, image, settings.erase))

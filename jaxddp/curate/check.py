@@ -43,12 +43,10 @@ def check(
         sources: the splits by name, such as train and val, in the order in which duplicates are assigned.
         threads: by default twice the cores, since some of them wait for the disk; at least 8.
 
-    Raises `InputError` for no split, or fewer than one thread.
+    Raises `InputError` for no split.
     """
     if not sources:
         raise InputError("nothing to check: give at least one split")
-    if threads is not None and threads < 1:
-        raise InputError(f"threads {threads}: use at least 1")
     threads = threads or max(_LEAST_THREADS, 2 * (os.cpu_count() or 1))
     splits, looked, faults = [], 0, 0
     with warnings.catch_warnings():
