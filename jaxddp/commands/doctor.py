@@ -3,12 +3,9 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from jaxddp.commands.parse import parse, parse_recipe, workdir_of
-from jaxddp.config import Config
+from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
 
 if TYPE_CHECKING:
     from jaxddp.cluster.checklist import CheckRow
@@ -26,7 +23,7 @@ class Doctor:
 class DoctorOfConfig:
     """Check this machine and what a run of the config needs: its data, its compiled step, room for its checkpoints."""
 
-    config: Annotated[Config, tyro.conf.arg(name="")]
+    config: ConfigOfRecipe
     workdir: Path
     """Where the run would write."""
 
@@ -34,8 +31,7 @@ class DoctorOfConfig:
 def run(arguments: list[str]) -> int:
     """Run the command on its words; returns the exit code: 1 where a check failed. Raises: InputError."""
     if arguments and not arguments[0].startswith("-"):
-        name, *rest = arguments
-        options, file = parse_recipe(DoctorOfConfig, "jaxddp doctor", name, rest, workdir_of(name))
+        options, file = parse_recipe(DoctorOfConfig, "jaxddp doctor", arguments)
     else:
         options, file = parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
     from jaxddp.cluster.checklist import doctor, speaks

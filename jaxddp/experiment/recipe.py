@@ -81,9 +81,13 @@ def recipe_of(file: RecipeFile, config: Config, num_classes: int, num_examples: 
     metrics = configured_metrics(config, num_classes)
     if "get_metrics" in hooks:
         metrics |= check_metrics(hooks["get_metrics"](config), hooks["get_metrics"].name, num_classes)
+    if "get_model" in hooks:
+        model = _named(hooks["get_model"], adapt, hooks["get_model"](config, num_classes))
+    else:
+        model = adapt(MODELS.get(config.model.name)(config, num_classes))
     return Recipe(
         config=config,
-        model=_model(hooks.get("get_model"), config, num_classes),
+        model=model,
         optimizer=optimizer,
         loss=loss,
         eval_loss=eval_loss,
@@ -125,12 +129,6 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
         if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in MOMENTS):
             raise InputError(f"{where}: {_kind(listener)} has none of a listener's methods ({', '.join(MOMENTS)})")
     return list(listeners)
-
-
-def _model(hook: Hook | None, config: Config, num_classes: int) -> Model:
-    if hook is None:
-        return adapt(MODELS.get(config.model.name)(config, num_classes))
-    return _named(hook, adapt, hook(config, num_classes))
 
 
 def _augmentation(hook: Hook | None, config: Config) -> Any:

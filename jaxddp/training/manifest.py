@@ -189,9 +189,10 @@ class Manifests:
         if self.fault is not None:
             # What can still be known of it: the manifests that are whole.
             for step in steps_in(self.directory):
-                manifest = self.directory / str(step) / MANIFEST
-                if str(step) not in self._steps and _is_whole(manifest):
-                    self._steps[str(step)] = _sha256(files.read(manifest))
+                with suppress(OSError, ValueError):
+                    content = files.read(self.directory / str(step) / MANIFEST)
+                    _unsealed(content)
+                    self._steps.setdefault(str(step), _sha256(content))
             self.fault = None
         files.replace(self.directory / INDEX, _sealed({"steps": self._steps, "validations": self._validations}))
 
@@ -267,14 +268,6 @@ def _unsealed(data: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise ValueError("its own SHA-256 is another")
-
-
-def _is_whole(manifest: Path) -> bool:
-    try:
-        _unsealed(files.read(manifest))
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _sha256(data: bytes) -> str:
