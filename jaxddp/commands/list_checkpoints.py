@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import tyro
 
@@ -28,16 +27,6 @@ class ListCheckpoints:
     """The work directory."""
     verify: bool = False
     """Compare every file with the SHA-256 that it had when it was saved, and not its size alone."""
-
-
-class _Listed(NamedTuple):
-    step: int
-    saved: str
-    size: str
-    metrics: str
-    marks: str
-    files: str
-    damaged: bool
 
 
 def run(arguments: list[str]) -> int:
@@ -64,10 +53,11 @@ def run(arguments: list[str]) -> int:
     for aside in sorted(place.glob(f"*{ASIDE}")):
         print(f"set aside: {aside} ({size(_bytes(aside))})")
     print(*beside, sep="\n", end="\n" if beside else "")
-    return int(options.verify and (bool(beside) or any(row.damaged for row in listed)))
+    return int(options.verify and (bool(beside) or any(damaged for damaged, _ in listed)))
 
 
-def _listed(manifests: Manifests, validations: Validations | None, *, quick: bool) -> list[_Listed]:
+def _listed(manifests: Manifests, validations: Validations | None, *, quick: bool) -> list[tuple[bool, list[str]]]:
+    """For each step whether it is damaged, and its row of the table."""
     steps, rows = steps_in(manifests.directory), []
     best = None if validations is None else validations.best(steps)
     for step in steps:
@@ -79,7 +69,7 @@ def _listed(manifests: Manifests, validations: Validations | None, *, quick: boo
             metrics = {} if validations is None else validations.of(step)
             shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if value is not None)
             marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)
-            rows.append(_Listed(step, _saved(folder), size(_bytes(folder)), shown, marks, state, bool(fault)))
+            rows.append((bool(fault), [str(step), _saved(folder), size(_bytes(folder)), shown, marks, state]))
         except FileNotFoundError:
             pass  # A run goes on, and has removed it meanwhile.
     return rows
@@ -98,15 +88,14 @@ def _bytes(folder: Path) -> int:
     return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _show(listed: list[_Listed]) -> None:
+def _show(listed: list[tuple[bool, list[str]]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table("step", "saved", "size", "validation", "", "files", box=box.SIMPLE)
-    for row in listed:
-        state = Text(row.files, "bold red" if row.damaged else "", overflow="fold")
-        table.add_row(str(row.step), row.saved, row.size, row.metrics, row.marks, state)
+    for damaged, (*cells, state) in listed:
+        table.add_row(*cells, Text(state, "bold red" if damaged else "", overflow="fold"))
     # A file has no width that a row would have to keep to.
     Console(width=None if sys.stdout.isatty() else 1000).print(table)

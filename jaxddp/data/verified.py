@@ -83,8 +83,9 @@ class Verified:
         try:
             with _writing:
                 self._write(_part(self._store.root, part), new)
-                if lost.any():
-                    self._forget(_parts(self._store.root), self._identity[lost])
+                # Images that were found to be damaged, though nothing tells from outside that they changed.
+                for file in _parts(self._store.root) if lost.any() else ():
+                    _put(file, np.setdiff1d(_read(file), self._identity[lost]))
         # There may be no place for a cache, no permission or no space.
         except (OSError, RuntimeError) as error:
             _log.info("what was verified of %s cannot be kept (%s)", self._store.root, error)
@@ -95,12 +96,6 @@ class Verified:
         if len(known) > _MOST:
             known = np.unique(self._identity[self.sound])[:_MOST]
         _put(file, known)
-
-    @staticmethod
-    def _forget(parts: list[Path], lost: np.ndarray) -> None:
-        """Removes images that were found to be damaged, though nothing tells from outside that they changed."""
-        for file in parts:
-            _put(file, np.setdiff1d(_read(file), lost))
 
 
 def _part(root: Path, part: int) -> Path:

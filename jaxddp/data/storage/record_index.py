@@ -29,8 +29,6 @@ _log = logging.getLogger("jaxddp.data")
 class RecordIndex:
     """The records of several files, one file after the other."""
 
-    count: np.ndarray
-    """int64[F], how many records each file holds."""
     offset: np.ndarray
     """int64[N], where each record is in its file."""
     label: np.ndarray
@@ -87,10 +85,10 @@ def _load(place: Path, stamp: str) -> RecordIndex | None:
     with np.load(io.BytesIO(content[_DIGEST:]), allow_pickle=False) as held:
         if held["stamp"].item() != stamp:
             return None
-        return RecordIndex(held["count"], held["offset"], held["label"])
+        return RecordIndex(held["offset"], held["label"])
 
 
 def _save(place: Path, index: RecordIndex, stamp: str) -> None:
     content = io.BytesIO()
-    np.savez(content, stamp=np.array(stamp), count=index.count, offset=index.offset, label=index.label)
+    np.savez(content, stamp=np.array(stamp), offset=index.offset, label=index.label)
     put(place, hashlib.sha256(content.getvalue()).digest() + content.getvalue())
