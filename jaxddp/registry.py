@@ -10,6 +10,7 @@ entry is, its protocol, is said beside each registry below; a recipe file's hook
 import importlib
 import pkgutil
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 from jaxddp.errors import InputError
@@ -24,7 +25,6 @@ class Registry:
     def __init__(self, key: str, package: str):
         self._key, self._package = key, package
         self._entries: dict[str, Any] = {}
-        self._complete = False
 
     def add(self, name: str) -> Callable[[Entry], Entry]:
         """A decorator that keeps what it decorates under a name."""
@@ -38,22 +38,19 @@ class Registry:
 
     def get(self, name: str) -> Any:
         """The entry of a name. Raises: InputError; there is none, says the nearest name and all of them."""
-        self._look()
-        if name not in self._entries:
-            raise InputError(f"{self._key}={name!r} is unknown; {choices(str(name), self._entries)}")
-        return self._entries[name]
+        if name not in self._all:
+            raise InputError(f"{self._key}={name!r} is unknown; {choices(str(name), self._all)}")
+        return self._all[name]
 
     def names(self) -> list[str]:
         """All names, sorted."""
-        self._look()
-        return sorted(self._entries)
+        return sorted(self._all)
 
-    def _look(self) -> None:
-        if self._complete:
-            return
+    @cached_property
+    def _all(self) -> dict[str, Any]:
         for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
             importlib.import_module(f"{self._package}.{module.name}")
-        self._complete = True
+        return self._entries
 
 
 MODELS = Registry("model.name", "jaxddp.models")

@@ -20,7 +20,7 @@ from jaxddp.curate.check import CheckProgress
 from jaxddp.data.formats.packed import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
 
 SHARD_BYTES = 1 << 30
 _RECORD_OVERHEAD = 16
@@ -141,10 +141,8 @@ def _pack_split(
 def _packed_images(source: Source, packing: Packing) -> Iterator[bytes]:
     def packed(row: int) -> bytes:
         data = source.read(row)
-        try:
+        with about(source.name(row)):
             return packed_image(data, packing)
-        except InputError as error:
-            raise InputError(f"{source.name(row)}: {error}") from None
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(source), _ROWS_AHEAD):

@@ -28,8 +28,8 @@ _SEAL = "sha256"
 _LEAST = ("_CHECKPOINT_METADATA", "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
 """Without these files of Orbax no checkpoint restores."""
 _THREADS = 4
-_SMALL = 1 << 20
-"""Bytes that one thread hashes sooner than several start."""
+_LARGE = 1 << 20
+"""Bytes of a file that is worth being hashed early."""
 _LOOK_SECONDS = 0.02
 
 Written = tuple[int, int, int, int]
@@ -230,9 +230,6 @@ def _digests(folder: Path, names: list[str], known: Mapping[Written, str] | None
         with files.open_regular(file) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
 
-    if sum((folder / name).stat().st_size for name in names) < _SMALL:
-        yield from map(digest, names)
-        return
     # Hashing lets go of Python's lock, so the few large files share the cores.
     with ThreadPoolExecutor(_THREADS) as pool:
         yield from pool.map(digest, names)
@@ -248,7 +245,7 @@ def _large_files(folder: Path) -> Iterable[tuple[Path, Written]]:
     for place, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
-                if (written := _written(Path(place, name).stat()))[2] >= _SMALL:
+                if (written := _written(Path(place, name).stat()))[2] >= _LARGE:
                     yield Path(place, name), written
 
 
