@@ -10,7 +10,6 @@ entry is, its protocol, is said beside each registry below; a recipe file's hook
 import importlib
 import pkgutil
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, TypeVar
 
 from jaxddp.errors import InputError
@@ -25,6 +24,7 @@ class Registry:
     def __init__(self, key: str, package: str):
         self._key, self._package = key, package
         self._entries: dict[str, Any] = {}
+        self._complete = False
 
     def add(self, name: str) -> Callable[[Entry], Entry]:
         """A decorator that keeps what it decorates under a name."""
@@ -38,19 +38,22 @@ class Registry:
 
     def get(self, name: str) -> Any:
         """The entry of a name. Raises: InputError; there is none, says the nearest name and all of them."""
-        if name not in self._all:
-            raise InputError(f"{self._key}={name!r} is unknown; {choices(str(name), self._all)}")
-        return self._all[name]
+        self._look()
+        if name not in self._entries:
+            raise InputError(f"{self._key}={name!r} is unknown; {choices(str(name), self._entries)}")
+        return self._entries[name]
 
     def names(self) -> list[str]:
         """All names, sorted."""
-        return sorted(self._all)
+        self._look()
+        return sorted(self._entries)
 
-    @cached_property
-    def _all(self) -> dict[str, Any]:
+    def _look(self) -> None:
+        if self._complete:
+            return
         for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
             importlib.import_module(f"{self._package}.{module.name}")
-        return self._entries
+        self._complete = True
 
 
 MODELS = Registry("model.name", "jaxddp.models")

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,11 @@ class Verified:
         self.sound &= (identity == self._identity) | (self._identity == 0)
         self._identity = identity
         if self._store.root is not None:
-            self._kept = np.isin(identity, _read_all(self._store.root)) & (identity != 0)
+            known = [np.zeros(0, np.uint64)]
+            # There may be no place for a cache.
+            with suppress(OSError, RuntimeError):
+                known += [_read(file) for file in _parts(self._store.root)]
+            self._kept = np.isin(identity, np.concatenate(known)) & (identity != 0)
             self.sound |= self._kept
         return faults
 
@@ -107,14 +112,6 @@ def _part(root: Path, part: int) -> Path:
 def _parts(root: Path) -> list[Path]:
     first = _part(root, 0)
     return sorted(first.parent.glob(f"{first.stem}.*"))
-
-
-def _read_all(root: Path) -> np.ndarray:
-    try:
-        parts = [_read(file) for file in _parts(root)]
-    except (OSError, RuntimeError):
-        parts = []
-    return np.concatenate([np.zeros(0, np.uint64), *parts])
 
 
 def _put(file: Path, digests: np.ndarray) -> None:
