@@ -98,10 +98,7 @@ _readings: ContextVar[tuple[_Reading, ...]] = ContextVar("readings", default=())
 
 
 def read_recipe(name_or_path: str | Path) -> RecipeFile:
-    """Run a recipe file, or read what a run was.
-
-    Args:
-        name_or_path: see `jaxddp.config.load`.
+    """Run a recipe file, or read what a run was; the argument is that of `jaxddp.config.load`.
 
     Raises:
         InputError: no such file, one that does not run, a `get_config()` that returns something else, a hook with

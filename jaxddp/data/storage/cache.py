@@ -75,12 +75,8 @@ class CachedStore:
             with _warning:
                 first, self._writing = self._writing, False
             if first:
-                _log.warning(
-                    "%s: cannot be written (%s); no more images are kept there, so free some space or name another "
-                    "folder",
-                    self.folder,
-                    error.strerror,
-                )
+                advice = "no more images are kept there, so free some space or name another folder"
+                _log.warning(f"{self.folder}: cannot be written ({error.strerror}); {advice}")
 
 
 def put(file: Path, content: bytes) -> None:

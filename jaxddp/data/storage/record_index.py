@@ -61,11 +61,8 @@ def kept_index(
             return index
         except OSError as error:
             _log.info("%s: cannot be written (%s)", place, error.strerror)
-    _log.warning(
-        "%s: the index cannot be kept and is built at each start; set %s to a folder that can be written",
-        places[1],
-        CACHE_VARIABLE,
-    )
+    advice = f"set {CACHE_VARIABLE} to a folder that can be written"
+    _log.warning(f"{places[1]}: the index cannot be kept and is built at each start; {advice}")
     return index
 
 
