@@ -33,8 +33,7 @@ from jaxddp.config import DataConfig
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed import read_packed
-from jaxddp.data.images.resize import resize
-from jaxddp.data.images.windows import example_keys, random_area_window
+from jaxddp.data.images.windows import example_keys, random_area_window, resize
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf

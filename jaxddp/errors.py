@@ -37,6 +37,15 @@ class Preempted(JaxddpError):
 
 
 @contextmanager
+def about(where: object) -> Iterator[None]:
+    """An InputError of the block begins with `where`."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+@contextmanager
 def noted_on(error: BaseException | None) -> Iterator[None]:
     """An InputError of the block becomes a note on the error that ended what came before: it must not hide that one.
 

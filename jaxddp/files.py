@@ -26,6 +26,17 @@ def readable_errors(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error
 
 
+@contextlib.contextmanager
+def reading(where: Path | str, advice: str, *, missing: str | None = None) -> Iterator[None]:
+    """Turns an OSError in the block into an InputError about `where`, in the words of `missing` where that is why."""
+    try:
+        yield
+    except OSError as error:
+        if missing is not None and isinstance(error, FileNotFoundError):
+            raise InputError(f"{where}: {missing}") from None
+        raise InputError(f"{where}: cannot be read ({error.strerror}); {advice}") from None
+
+
 def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab"] = "rb", buffering: int = -1) -> Any:
     """As `open`, but of regular files alone: a FIFO keeps its reader waiting, and some devices have no end.
 

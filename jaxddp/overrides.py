@@ -9,7 +9,7 @@ import typing
 from typing import Annotated, Any, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
 from jaxddp.ranges import Range
 from jaxddp.wording import choices, show
 
@@ -85,10 +85,8 @@ def checked(value: Any, hint: Any, key: str) -> Any:
     if origin is tuple and isinstance(value, list | tuple) and (args[-1] is ... or len(value) == len(args)):
         return tuple(checked(item, args[0], key) for item in value)
     if hint is Duration and isinstance(value, str):
-        try:
+        with about(key):
             return Duration.parse(value)
-        except InputError as error:
-            raise InputError(f"{key}: {error}") from None
     # NumPy's numbers too.
     if hint is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)

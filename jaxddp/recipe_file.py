@@ -82,7 +82,6 @@ class _Reading:
     """A recipe file while it runs: what it loads is noted here."""
 
     path: Path
-    within: "_Reading | None"
     hooks: dict[str, Hook] = field(default_factory=dict)
     loaded: list[Path] = field(default_factory=list)
     seen: set[Path] = field(default_factory=set)
@@ -94,20 +93,18 @@ class _Reading:
 
 _folders: set[Path] = set()
 """Whose modules can be imported because a recipe lies there."""
-_reading: ContextVar[_Reading | None] = ContextVar("reading", default=None)
+_readings: ContextVar[tuple[_Reading, ...]] = ContextVar("readings", default=())
+"""The recipe file that runs, as the last, and before it those that load it."""
 
 
 def read_recipe(name_or_path: str | Path) -> RecipeFile:
-    """Run a recipe file, or read what a run was.
-
-    Args:
-        name_or_path: see `jaxddp.config.load`.
+    """Run a recipe file, or read what a run was; the argument is that of `jaxddp.config.load`.
 
     Raises:
         InputError: no such file, one that does not run, a `get_config()` that returns something else, a hook with
             another signature, or a `get_…` function that is no hook.
     """
-    within = _reading.get()
+    within = next(reversed(_readings.get()), None)
     path = configs_folder() / f"{name_or_path}.py"
     if Path(name_or_path).suffix in (".py", ".json") or "/" in str(name_or_path):
         path = Path(name_or_path) if within is None else Path(os.path.normpath(within.path.parent / name_or_path))
@@ -165,9 +162,10 @@ def _of_run(path: Path) -> RecipeFile:
 
 
 def _of_file(path: Path) -> RecipeFile:
-    reading = _Reading(path.absolute(), _reading.get())
-    _refuse_loop(reading)
-    token = _reading.set(reading)
+    reading, outer = _Reading(path.absolute()), _readings.get()
+    if any(other.path == reading.path for other in outer):
+        raise InputError(f"{reading.path}: loads itself; load the recipe that it begins with")
+    token = _readings.set((*outer, reading))
     try:
         with one_line(path, ""):
             module = _run(path)
@@ -176,7 +174,7 @@ def _of_file(path: Path) -> RecipeFile:
             config = module.get_config()
             reading.look()
     finally:
-        _reading.reset(token)
+        _readings.reset(token)
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
     hooks = reading.hooks | hooks_of(path, module)
@@ -210,14 +208,6 @@ def _import_from(folder: Path) -> None:
         for name in [name for name, file in _modules(other) if (folder / file.relative_to(other)).is_file()]:
             del sys.modules[name]
     _folders.add(folder)
-
-
-def _refuse_loop(reading: _Reading) -> None:
-    outer = reading.within
-    while outer is not None:
-        if outer.path == reading.path:
-            raise InputError(f"{reading.path}: loads itself; load the recipe that it begins with")
-        outer = outer.within
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:

@@ -12,8 +12,7 @@ import pytest
 from made import setup_of
 from small import linear_model, random_batch, random_table
 
-from jaxddp.augment import cutout
-from jaxddp.augment.erase import ASPECT, erase, erased_box
+from jaxddp.augment.erase import ASPECT, cutout_from, erase, erased_box
 from jaxddp.augment.grayscale import grayscale
 from jaxddp.augment.preprocess import Inputs, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
@@ -67,7 +66,7 @@ def test_flip_and_padded_crop():
 @pytest.mark.parametrize("side", [1, 3, 4, 6])
 def test_cutout_is_a_square_around_any_pixel_cut_off_at_the_borders(side):
     image, number = np.full((6, 7, 3), 9, np.uint8), 4200
-    squares, apply = {}, cutout.from_settings(AugmentConfig(cutout=side))
+    squares, apply = {}, cutout_from(AugmentConfig(cutout=side))
     for row in range(6):
         for column in range(7):
             hole = image.copy()

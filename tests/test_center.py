@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from jaxddp.data.images.decode import eval_image
-from jaxddp.data.images.resize import resize
+from jaxddp.data.images.windows import resize
 
 REAL = Path(
     os.environ.get("JAXDDP_IMAGENET_SAMPLE", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")

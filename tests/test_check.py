@@ -254,7 +254,7 @@ class Counted:
         return TINY
 
     @property
-    def place(self) -> None: ...
+    def root(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list:
         return []

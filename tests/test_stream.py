@@ -20,8 +20,7 @@ from PIL import Image
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.decode import decode_window, eval_image, fitted_window, train_image
-from jaxddp.data.images.resize import resize
-from jaxddp.data.images.windows import ASPECT, Area, crop_area, example_keys, random_area_window
+from jaxddp.data.images.windows import ASPECT, Area, crop_area, example_keys, random_area_window, resize
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.table import ExampleTable

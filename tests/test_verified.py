@@ -238,7 +238,7 @@ def test_a_record_does_not_grow_without_end(root: Path, monkeypatch: pytest.Monk
 
 def test_no_two_rows_of_a_shard_are_alike():
     class Records:
-        place = Path("/nowhere")
+        root = Path("/nowhere")
 
         def faults(self, paths: np.ndarray, identity: np.ndarray) -> list:
             identity[:] = 7

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxddp.errors import InputError
+
 
 class Box(NamedTuple):
     """int32[] each; it may reach over the image's borders, and only what is inside counts."""
@@ -24,3 +26,10 @@ def centered(key: jax.Array, image_height: int, image_width: int, height: jax.Ar
     """A box of this size (int32[]) whose centre is any pixel of the image with equal chance."""
     row, column = jax.random.randint(key, (2,), 0, jnp.array([image_height, image_width]), jnp.int32)
     return Box(row - height // 2, column - width // 2, height, width)
+
+
+def check_side(key: str, pixels: int, image: jax.Array) -> None:
+    """Raises `InputError` where `data.augment.KEY` is more than the shorter side of an image, [H, W, C]."""
+    side = min(image.shape[:2])
+    if pixels > side:
+        raise InputError(f"data.augment.{key}={pixels}: expected 0 to {side}, pixels, at most the image's side")

@@ -1,12 +1,11 @@
-"""Random erasing: a rectangle of an image is replaced by the mean colour."""
+"""A part of an image is taken away: cutout, of a black square, and random erasing, of a rectangle of mean colour."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.bounds import check_bound
-from jaxddp.augment.box import Box
+from jaxddp.augment.box import Box, centered, check_side
 from jaxddp.config import AugmentConfig
 from jaxddp.registry import AUGMENTATIONS
 
@@ -15,11 +14,21 @@ ASPECT = (0.3, 1 / 0.3)
 TRIES = 10
 
 
-@AUGMENTATIONS.add("erase")
-def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """With the config's probability; see `erase`."""
-    check_bound("erase", settings.erase, 1, "a probability")
-    return lambda key, image: erase(key, image, settings.erase)
+@AUGMENTATIONS.add("cutout")
+def cutout_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """A black square with the config's side, cut off at the borders.
+
+    Its centre is any pixel of the image, uint8[H, W, C], with equal chance (DeVries & Taylor 2017, arXiv:1708.04552).
+    """
+
+    def cutout(key: jax.Array, image: jax.Array) -> jax.Array:
+        check_side("cutout", settings.cutout, image)
+        height, width, _ = image.shape
+        side = jnp.int32(settings.cutout)
+        square = centered(key, height, width, side, side)
+        return jnp.where(square.mask(height, width)[..., None], 0, image).astype(image.dtype)
+
+    return cutout
 
 
 def erase(key: jax.Array, image: jax.Array, probability: float) -> jax.Array:
@@ -54,3 +63,6 @@ def erased_box(key: jax.Array, image_height: int, image_width: int) -> Box:
     first = jnp.argmax(fits)
     size = jnp.where(fits[first], jnp.stack([height, width])[:, first], 0)
     return Box(top[first], left[first], size[0], size[1])
+
+
+AUGMENTATIONS.add("erase")(lambda settings: lambda key, image: erase(key, image, settings.erase))

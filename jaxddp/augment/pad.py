@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.bounds import check_bound
+from jaxddp.augment.box import check_side
 from jaxddp.config import AugmentConfig
 from jaxddp.registry import AUGMENTATIONS
 
@@ -16,7 +16,7 @@ def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], j
     pad = settings.pad
 
     def padded_crop(key: jax.Array, image: jax.Array) -> jax.Array:
-        check_bound("pad", pad, min(image.shape[:2]), "pixels, at most the image's side")
+        check_side("pad", pad, image)
         top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
         padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
         return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.bounds import check_bound
 from jaxddp.config import AugmentConfig
 from jaxddp.errors import InputError
 from jaxddp.registry import AUGMENTATIONS
@@ -60,8 +59,6 @@ class Drawn(NamedTuple):
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """With the config's layers and magnitude; see `rand_augment`."""
     layers, magnitude = settings.rand_augment, settings.rand_magnitude
-    check_bound("rand_augment", layers, math.inf, "layers")
-    check_bound("rand_magnitude", magnitude, LARGEST, "as in the paper")
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
         if image.shape[-1] not in (1, 3):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxddp.cluster import checks
+from jaxddp.cluster import checks, rehearsal
 from jaxddp.cluster.checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import JaxddpError
@@ -78,8 +78,6 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
 
 def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, process: int) -> Any | None:
     """Returns the setup of the config's run, or None where it could not be made."""
-    from jaxddp.cluster import rehearsal
-
     tables = report.add("data", rehearsal.data, file.config)
     if tables is not None:
         report.add("images", rehearsal.images, file.config, tables, process)
@@ -96,8 +94,6 @@ def _look_at_directory(
 ) -> None:
     needed = None
     if file is not None and setup is not None:
-        from jaxddp.cluster import rehearsal
-
         needed = rehearsal.checkpoint_bytes(setup.state, file.config.checkpoint.keep)
     written = report.add("work directory", checks.work_directory, workdir, needed)
     if topology is not None and topology.process_count > 1 and _all_can(topology, written is not None):

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
 from jaxddp.cluster.output import say
-from jaxddp.cluster.ports import is_loopback, listen_anywhere, listen_at, split_address
+from jaxddp.cluster.ports import is_loopback, listen, split_address
 from jaxddp.cluster.workers import Worker, WorkerGroup, caught_signals
 from jaxddp.errors import InputError
 from jaxddp.overrides import check_values
@@ -162,10 +162,8 @@ def _listener(options: Launch) -> socket.socket | None:
     """The socket at which process 0 of the job listens, if it runs on this machine."""
     if options.nr:
         return None
-    if options.coordinator is None:
-        return listen_anywhere()
-    listener = listen_at(options.coordinator)
-    host, _ = split_address(options.coordinator)
+    listener = listen(options.coordinator)
+    host = split_address(options.coordinator)[0] if options.coordinator else "localhost"
     if options.nodes > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
         # Debian's /etc/hosts maps a machine's own name to such an address.
         say(

@@ -18,16 +18,13 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def listen_anywhere() -> socket.socket:
-    """A socket that listens on a free port of the loopback."""
-    return socket.create_server(("127.0.0.1", 0), backlog=_WAITING)
-
-
-def listen_at(address: str) -> socket.socket:
-    """A socket that listens at `host:port`, and on no other interface.
+def listen(address: str | None) -> socket.socket:
+    """A socket that listens at `host:port`, and on no other interface; without one, on a free port of the loopback.
 
     Raises `InputError` where the port is taken or not permitted, or the host is unknown or another machine.
     """
+    if address is None:
+        return socket.create_server(("127.0.0.1", 0), backlog=_WAITING)
     host, port = split_address(address)
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -12,7 +12,7 @@ from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.source import Source
+from jaxddp.data.source import Source, columns
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.experiment import open_experiment
@@ -80,19 +80,11 @@ def step(setup: RunSetup) -> Finding:
 
 def abstract_batch(setup: RunSetup) -> Batch:
     """The shape of a placed training batch, without its memory."""
-    rows, shape, sharded = setup.order.batch_size, setup.table.image_shape(setup.data), setup.topology.sharded
-
-    def column(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=sharded)
-
-    return Batch(
-        image=column(np.uint8, *shape),
-        label=column(np.int32),
-        mask=column(np.float32),
-        row=column(np.int32),
-        epoch=column(np.int32),
-        substituted=column(np.float32) if setup.feed.substitutes else None,
-    )
+    batch = columns(setup.table.labels, setup.order, 0)
+    image = np.broadcast_to(np.uint8(0), (len(batch.row), *setup.table.image_shape(setup.data)))
+    batch = batch._replace(image=image, substituted=batch.mask if setup.feed.substitutes else None)
+    sharded = setup.topology.sharded
+    return jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=sharded), batch)
 
 
 def checkpoint_bytes(state: TrainState, keep: int) -> int:

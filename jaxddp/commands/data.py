@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jaxddp.commands.parse import parse, parse_recipe
-from jaxddp.config import Config, DataConfig, Pixels
+from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
+from jaxddp.config import DataConfig, Pixels
 from jaxddp.errors import InputError
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import config_names
@@ -45,7 +45,7 @@ class Check(DataPlace):
 class Show:
     """Draw training images exactly as the model is given them at a step, with their labels."""
 
-    config: Annotated[Config, tyro.conf.arg(name="")]
+    config: ConfigOfRecipe
     step: Annotated[int, Range(1, 2**31 - 1)] = 1
     """Which step's batch, from 1."""
     count: Annotated[int, Range(1, 100_000)] = 32
@@ -98,7 +98,7 @@ def _show(arguments: list[str]) -> int:
         arguments = [config_names()[0], *arguments]
     if not arguments or arguments[0].startswith("-"):
         raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
-    options, file = parse_recipe(Show, "jaxddp data show", arguments[0], arguments[1:])
+    options, file = parse_recipe(Show, "jaxddp data show", arguments)
     from jaxddp.curate.show import show
     from jaxddp.experiment.experiment import open_experiment
 

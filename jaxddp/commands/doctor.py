@@ -1,17 +1,12 @@
 """`jaxddp doctor [CONFIG]`: look a machine, a job and a config over before a run."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import tyro
+from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
+from jaxddp.commands.screen import print_table
 
-from jaxddp.commands.parse import parse, parse_recipe, workdir_of
-from jaxddp.config import Config
-
-if TYPE_CHECKING:
-    from jaxddp.cluster.checklist import CheckRow
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +21,7 @@ class Doctor:
 class DoctorOfConfig:
     """Check this machine and what a run of the config needs: its data, its compiled step, room for its checkpoints."""
 
-    config: Annotated[Config, tyro.conf.arg(name="")]
+    config: ConfigOfRecipe
     workdir: Path
     """Where the run would write."""
 
@@ -34,27 +29,13 @@ class DoctorOfConfig:
 def run(arguments: list[str]) -> int:
     """Run the command on its words; returns the exit code: 1 where a check failed. Raises: InputError."""
     if arguments and not arguments[0].startswith("-"):
-        name, *rest = arguments
-        options, file = parse_recipe(DoctorOfConfig, "jaxddp doctor", name, rest, workdir_of(name))
+        options, file = parse_recipe(DoctorOfConfig, "jaxddp doctor", arguments)
     else:
         options, file = parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
     from jaxddp.cluster.checklist import doctor, speaks
 
     rows = doctor(file, options.workdir)
     if speaks():
-        _show(rows)
+        cells = [(row.check, (row.verdict, _STYLES[row.verdict]), row.detail) for row in rows]
+        print_table(("check", "verdict", "detail"), cells)
     return int(any(row.verdict == "fail" for row in rows))
-
-
-def _show(rows: "list[CheckRow]") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-    table = Table("check", "verdict", "detail", box=box.SIMPLE)
-    for row in rows:
-        table.add_row(row.check, Text(row.verdict, styles[row.verdict]), Text(row.detail, overflow="fold"))
-    # A file, or the prefix of a launcher, has no width that a row would have to keep to.
-    Console(width=None if sys.stdout.isatty() else 1000).print(table)

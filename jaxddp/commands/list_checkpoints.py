@@ -4,16 +4,15 @@ It reads files alone: it needs no JAX, and a run may go on meanwhile.
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import tyro
 
 import jaxddp.files as files
 from jaxddp.commands.parse import parse
+from jaxddp.commands.screen import Row, print_table
 from jaxddp.errors import InputError
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
 from jaxddp.training.validations import VALIDATION_FILE, Validations
@@ -28,16 +27,6 @@ class ListCheckpoints:
     """The work directory."""
     verify: bool = False
     """Compare every file with the SHA-256 that it had when it was saved, and not its size alone."""
-
-
-class _Listed(NamedTuple):
-    step: int
-    saved: str
-    size: str
-    metrics: str
-    marks: str
-    files: str
-    damaged: bool
 
 
 def run(arguments: list[str]) -> int:
@@ -58,16 +47,17 @@ def run(arguments: list[str]) -> int:
         beside.append(str(error))
     listed = _listed(manifests, validations, quick=not options.verify)
     if listed:
-        _show(listed)
+        print_table(("step", "saved", "size", "validation", "", "files"), [row for _, row in listed])
     else:
         print(f"{place}: holds no checkpoints")
     for aside in sorted(place.glob(f"*{ASIDE}")):
         print(f"set aside: {aside} ({size(_bytes(aside))})")
     print(*beside, sep="\n", end="\n" if beside else "")
-    return int(options.verify and (bool(beside) or any(row.damaged for row in listed)))
+    return int(options.verify and (bool(beside) or any(damaged for damaged, _ in listed)))
 
 
-def _listed(manifests: Manifests, validations: Validations | None, *, quick: bool) -> list[_Listed]:
+def _listed(manifests: Manifests, validations: Validations | None, *, quick: bool) -> list[tuple[bool, Row]]:
+    """For each step whether it is damaged, and its row of the table."""
     steps, rows = steps_in(manifests.directory), []
     best = None if validations is None else validations.best(steps)
     for step in steps:
@@ -75,11 +65,12 @@ def _listed(manifests: Manifests, validations: Validations | None, *, quick: boo
         try:
             fault = manifests.check(step, quick=quick)
             whole = "sizes agree" if quick else "verified"
-            state = f"damaged: {fault}" if fault else whole if manifests.has(step) else "no manifest"
+            state = whole if manifests.has(step) else "no manifest"
             metrics = {} if validations is None else validations.of(step)
             shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if value is not None)
             marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)
-            rows.append(_Listed(step, _saved(folder), size(_bytes(folder)), shown, marks, state, bool(fault)))
+            last = (f"damaged: {fault}", "bold red") if fault else state
+            rows.append((bool(fault), (str(step), _saved(folder), size(_bytes(folder)), shown, marks, last)))
         except FileNotFoundError:
             pass  # A run goes on, and has removed it meanwhile.
     return rows
@@ -96,17 +87,3 @@ def _saved(folder: Path) -> str:
 
 def _bytes(folder: Path) -> int:
     return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _show(listed: list[_Listed]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("step", "saved", "size", "validation", "", "files", box=box.SIMPLE)
-    for row in listed:
-        state = Text(row.files, "bold red" if row.damaged else "", overflow="fold")
-        table.add_row(str(row.step), row.saved, row.size, row.metrics, row.marks, state)
-    # A file has no width that a row would have to keep to.
-    Console(width=None if sys.stdout.isatty() else 1000).print(table)

@@ -1,16 +1,19 @@
 """A command line becomes a dataclass: tyro, with one rule for durations."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from jaxddp.config import Config
 from jaxddp.duration import Duration
 from jaxddp.overrides import check_values
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 
 Command = TypeVar("Command")
+ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
+"""The field of a command that holds a recipe's config, whose keys are options without a prefix."""
 
 
 def parse(command: type[Command], default: Command, prog: str, arguments: list[str]) -> Command:
@@ -40,13 +43,14 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
     return parsed
 
 
-def parse_recipe(
-    command: type[Command], prog: str, name: str, arguments: list[str], *defaults: Any
-) -> tuple[Command, RecipeFile]:
-    """As `parse`, of a command that begins with a recipe file's config, then `defaults`; and that file, overridden."""
+def parse_recipe(command: type[Command], prog: str, arguments: list[str]) -> tuple[Command, RecipeFile]:
+    """As `parse`, of a command whose first word names a recipe file; and that file, with its config overridden."""
+    name, *rest = arguments
     file = read_recipe(name)
     make: Any = command
-    options: Any = parse(command, make(file.config, *defaults), f"{prog} {name}", arguments)
+    known = {"config": file.config, "workdir": workdir_of(name)}
+    default = make(**{field.name: known[field.name] for field in fields(make) if field.name in known})
+    options: Any = parse(command, default, f"{prog} {name}", rest)
     return options, replace(file, config=options.config)
 
 

@@ -2,19 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
-from jaxddp.commands.parse import parse_recipe, workdir_of
-from jaxddp.config import Config
+from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
 
 
 @dataclass(frozen=True)
 class Train:
     """Train a config."""
 
-    config: Annotated[Config, tyro.conf.arg(name="")]
+    config: ConfigOfRecipe
     workdir: Path
     """Where checkpoints, metrics and curves go."""
     resume: Literal["auto", "never", "must"] = "auto"
@@ -23,8 +20,7 @@ class Train:
 
 def run(arguments: list[str]) -> int:
     """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.errors`."""
-    name, *rest = arguments
-    options, file = parse_recipe(Train, "jaxddp train", name, rest, workdir_of(name))
+    options, file = parse_recipe(Train, "jaxddp train", arguments)
     from jaxddp.experiment.experiment import open_experiment, train
     from jaxddp.job.membership import is_first
     from jaxddp.training.listeners.curves import CURVES

@@ -1,26 +1,26 @@
 """A data set read once from end to end: which of its images cannot be used, and what else is unusual."""
 
 import os
-import threading
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from jaxddp.curate.look import Look, look_at
+from jaxddp.curate.look import look_at
 from jaxddp.curate.report import CheckedSplit, CheckReport
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 
-# Small enough that threads end together, large enough that distributing chunks costs nothing.
-_CHUNK = 16
-_AHEAD = 2
-"""Pending chunks for each thread: how many the others can finish while one image takes long."""
+_AHEAD = 32
+"""Pending rows for each thread: how many the others can finish while one image takes long."""
 _LEAST_THREADS = 8
+
+T = TypeVar("T")
 
 
 class CheckProgress(Protocol):
@@ -43,12 +43,10 @@ def check(
         sources: the splits by name, such as train and val, in the order in which duplicates are assigned.
         threads: by default twice the cores, since some of them wait for the disk; at least 8.
 
-    Raises `InputError` for no split, or fewer than one thread.
+    Raises `InputError` for no split.
     """
     if not sources:
         raise InputError("nothing to check: give at least one split")
-    if threads is not None and threads < 1:
-        raise InputError(f"threads {threads}: use at least 1")
     threads = threads or max(_LEAST_THREADS, 2 * (os.cpu_count() or 1))
     splits, looked, faults = [], 0, 0
     with warnings.catch_warnings():
@@ -56,7 +54,8 @@ def check(
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")
         for name, source in sources.items():
             splits.append(split := CheckedSplit(name, source))
-            with _verifying(source) as sound, closing(_looks(source, threads)) as looks:
+            looks = in_threads(partial(look_at, source), len(source), threads)
+            with _verifying(source) as sound, closing(looks):
                 for row, look in enumerate(looks):
                     split.add(row, look)
                     sound[row] = look.fault is None
@@ -82,22 +81,15 @@ def _verifying(source: Source) -> Iterator[np.ndarray]:
         source.verified.keep()
 
 
-def _looks(source: Source, threads: int) -> Generator[Look]:
-    """A look at each row, in their order; closing it ends the threads after their current image."""
-    ended = threading.Event()
-
-    def chunk(start: int) -> list[Look]:
-        rows = range(start, min(start + _CHUNK, len(source)))
-        return [look_at(source, row) for row in rows if not ended.is_set()]
-
-    pool, pending = ThreadPoolExecutor(threads), deque[Future[list[Look]]]()
+def in_threads(work: Callable[[int], T], count: int, threads: int) -> Generator[T]:
+    """`work` of each row from 0 on, in their order; closing it ends the threads after their current row."""
+    pool, pending = ThreadPoolExecutor(threads), deque[Future[T]]()
     try:
-        for start in range(0, len(source), _CHUNK):
-            pending.append(pool.submit(chunk, start))
+        for row in range(count):
+            pending.append(pool.submit(work, row))
             if len(pending) > _AHEAD * threads:
-                yield from pending.popleft().result()
+                yield pending.popleft().result()
         while pending:
-            yield from pending.popleft().result()
+            yield pending.popleft().result()
     finally:
-        ended.set()
         pool.shutdown(wait=False, cancel_futures=True)

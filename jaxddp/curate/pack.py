@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +15,14 @@ import numpy as np
 from PIL import Image
 
 import jaxddp.files as files
-from jaxddp.curate.check import CheckProgress
+from jaxddp.curate.check import CheckProgress, in_threads
 from jaxddp.data.formats.packed import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
 
 SHARD_BYTES = 1 << 30
 _RECORD_OVERHEAD = 16
-_ROWS_AHEAD = 256
 
 
 @dataclass(frozen=True)
@@ -141,14 +139,10 @@ def _pack_split(
 def _packed_images(source: Source, packing: Packing) -> Iterator[bytes]:
     def packed(row: int) -> bytes:
         data = source.read(row)
-        try:
+        with about(source.name(row)):
             return packed_image(data, packing)
-        except InputError as error:
-            raise InputError(f"{source.name(row)}: {error}") from None
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(source), _ROWS_AHEAD):
-            yield from pool.map(packed, range(start, min(start + _ROWS_AHEAD, len(source))))
+    return in_threads(packed, len(source), os.cpu_count() or 1)
 
 
 def _example(tf: Any, image: bytes, label: int, image_id: bytes) -> Any:

@@ -35,6 +35,8 @@ class ArrayTable:
     labels: np.ndarray
     class_names: tuple[str, ...]
 
+    verified = None
+
     def __post_init__(self) -> None:
         for name, values in (("images", self.images), ("labels", self.labels)):
             if np.ma.is_masked(values):
@@ -45,9 +47,6 @@ class ArrayTable:
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "labels", labels.astype(np.int32))
         object.__setattr__(self, "class_names", tuple(self.class_names))
-
-    @property
-    def verified(self) -> None: ...
 
     def __len__(self) -> int:
         return len(self.images)

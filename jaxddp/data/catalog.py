@@ -56,14 +56,10 @@ def resolve(name: str) -> DatasetEntry:
 
 
 def _load(catalog: Path) -> dict[str, Any]:
+    missing = f"no such file; write it, name another in {CATALOG_VARIABLE}, or give a path instead of a name"
     try:
-        return tomllib.loads(files.read(catalog).decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{catalog}: no such file; write it, name another in {CATALOG_VARIABLE}, or give a path instead of a name"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{catalog}: cannot be read ({error.strerror}); give a readable TOML file") from None
+        with files.reading(catalog, "give a readable TOML file", missing=missing):
+            return tomllib.loads(files.read(catalog).decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise InputError(f"{catalog}: not UTF-8; save the file as UTF-8") from None
     except tomllib.TOMLDecodeError as error:

@@ -56,7 +56,8 @@ class SampleOrder:
 
     def __post_init__(self) -> None:
         _check_sizes(self.num_examples, self.batch_size)
-        check_seed(self.seed)
+        if not 0 <= self.seed <= MAX_SEED:
+            raise InputError(f"seed {self.seed}: use an integer from 0 to 2**63-1 ({MAX_SEED})")
         if self.batch_size > self.num_examples:
             raise InputError(
                 f"batch size {self.batch_size}: the batch is larger than the data set of {self.num_examples} examples; "
@@ -125,12 +126,6 @@ def permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
     rows = np.argsort(words, kind="stable")
     rows.flags.writeable = False
     return rows
-
-
-def check_seed(seed: int) -> None:
-    """Raises `InputError` unless 0 <= seed <= MAX_SEED."""
-    if not 0 <= seed <= MAX_SEED:
-        raise InputError(f"seed {seed}: use an integer from 0 to 2**63-1 ({MAX_SEED})")
 
 
 def _positions(step: int, batch_size: int) -> np.ndarray:

@@ -80,7 +80,9 @@ class Pipeline:
 
     def _images(self, load: Any, steps: range) -> Iterator[np.ndarray]:
         """The pixels of one shard's batches, uint8[b, S, S, 3], b being the number of its real examples."""
-        threads, options = _usable_cores(), tf.data.Options()
+        # A scheduler or `taskset` may have left this process fewer cores than the machine has.
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        options = tf.data.Options()
         options.threading.private_threadpool_size = threads
         # Parallel over images, and not within one as well.
         options.threading.max_intra_op_parallelism = 1
@@ -207,8 +209,3 @@ def _fetched(table: ExampleTable, batches: Iterable[np.ndarray]) -> Iterator[tup
     finally:
         # Closing the stream does not wait for a store that does not answer.
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _usable_cores() -> int:
-    """The cores that this process may run on, which a scheduler or `taskset` may have made fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

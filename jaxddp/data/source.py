@@ -51,11 +51,6 @@ class Source(Protocol):
         ...
 
     @property
-    def labelled(self) -> bool:
-        """Whether every label is known."""
-        ...
-
-    @property
     def class_ids(self) -> tuple[str, ...]:
         """K ids, by which data sets are compared; the names where classes have no ids."""
         ...

@@ -37,8 +37,7 @@ class ExampleTable:
     offset: np.ndarray | None = None
     """int64[N], where in its file an image's record is, for stores whose files hold many."""
 
-    @property
-    def pixel_shape(self) -> None: ...
+    pixel_shape = None
 
     def __len__(self) -> int:
         return len(self.id)

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +58,18 @@ class Verified:
             identity = np.where(identity == 0, 0, _mixed(identity + self._offset.astype(np.uint64)))
         self.sound &= (identity == self._identity) | (self._identity == 0)
         self._identity = identity
-        if self._store.place is not None:
-            self._kept = np.isin(identity, _read_all(self._store.place)) & (identity != 0)
+        if self._store.root is not None:
+            known = [np.zeros(0, np.uint64)]
+            # There may be no place for a cache.
+            with suppress(OSError, RuntimeError):
+                known += [_read(file) for file in _parts(self._store.root)]
+            self._kept = np.isin(identity, np.concatenate(known)) & (identity != 0)
             self.sound |= self._kept
         return faults
 
     def recall(self) -> None:
         """As `look`, for stores that identify images without asking another machine."""
-        if self._store.place is not None:
+        if self._store.root is not None:
             self.look()
 
     def add(self, rows: np.ndarray, part: int = 0) -> None:
@@ -78,16 +83,17 @@ class Verified:
         self._due = time.monotonic() + _SECONDS
         identified = self._identity != 0
         new, lost = self.sound & ~self._kept & identified, self._kept & ~self.sound
-        if self._store.place is None or not (new | lost).any():
+        if self._store.root is None or not (new | lost).any():
             return
         try:
             with _writing:
-                self._write(_part(self._store.place, part), new)
-                if lost.any():
-                    self._forget(_parts(self._store.place), self._identity[lost])
+                self._write(_part(self._store.root, part), new)
+                # Images that were found to be damaged, though nothing tells from outside that they changed.
+                for file in _parts(self._store.root) if lost.any() else ():
+                    _put(file, np.setdiff1d(_read(file), self._identity[lost]))
         # There may be no place for a cache, no permission or no space.
         except (OSError, RuntimeError) as error:
-            _log.info("what was verified of %s cannot be kept (%s)", self._store.place, error)
+            _log.info("what was verified of %s cannot be kept (%s)", self._store.root, error)
         self._kept = self.sound & identified
 
     def _write(self, file: Path, new: np.ndarray) -> None:
@@ -95,12 +101,6 @@ class Verified:
         if len(known) > _MOST:
             known = np.unique(self._identity[self.sound])[:_MOST]
         _put(file, known)
-
-    @staticmethod
-    def _forget(parts: list[Path], lost: np.ndarray) -> None:
-        """Removes images that were found to be damaged, though nothing tells from outside that they changed."""
-        for file in parts:
-            _put(file, np.setdiff1d(_read(file), lost))
 
 
 def _part(root: Path, part: int) -> Path:
@@ -112,14 +112,6 @@ def _part(root: Path, part: int) -> Path:
 def _parts(root: Path) -> list[Path]:
     first = _part(root, 0)
     return sorted(first.parent.glob(f"{first.stem}.*"))
-
-
-def _read_all(root: Path) -> np.ndarray:
-    try:
-        parts = [_read(file) for file in _parts(root)]
-    except (OSError, RuntimeError):
-        parts = []
-    return np.concatenate([np.zeros(0, np.uint64), *parts])
 
 
 def _put(file: Path, digests: np.ndarray) -> None:

@@ -13,7 +13,7 @@ from jaxddp.engine.loss import ExampleLoss, check_metric, example_loss
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import Transform
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
 from jaxddp.hooks import Hook
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
@@ -72,7 +72,9 @@ def recipe_of(file: RecipeFile, config: Config, num_classes: int, num_examples: 
     else:
         optimizer = OPTIMIZERS.get(config.optimizer.name)(config, learning_rate)
     if "get_loss" in hooks:
-        loss = eval_loss = _named(hooks["get_loss"], example_loss, hooks["get_loss"](config), num_classes)
+        given = hooks["get_loss"](config)
+        with about(hooks["get_loss"].name):
+            loss = eval_loss = example_loss(given, num_classes)
     else:
         make = LOSSES.get(config.loss.name)
         loss = example_loss(make(config), num_classes)
@@ -81,9 +83,15 @@ def recipe_of(file: RecipeFile, config: Config, num_classes: int, num_examples: 
     metrics = configured_metrics(config, num_classes)
     if "get_metrics" in hooks:
         metrics |= check_metrics(hooks["get_metrics"](config), hooks["get_metrics"].name, num_classes)
+    if "get_model" in hooks:
+        network = hooks["get_model"](config, num_classes)
+        with about(hooks["get_model"].name):
+            model = adapt(network)
+    else:
+        model = adapt(MODELS.get(config.model.name)(config, num_classes))
     return Recipe(
         config=config,
-        model=_model(hooks.get("get_model"), config, num_classes),
+        model=model,
         optimizer=optimizer,
         loss=loss,
         eval_loss=eval_loss,
@@ -127,12 +135,6 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
     return list(listeners)
 
 
-def _model(hook: Hook | None, config: Config, num_classes: int) -> Model:
-    if hook is None:
-        return adapt(MODELS.get(config.model.name)(config, num_classes))
-    return _named(hook, adapt, hook(config, num_classes))
-
-
 def _augmentation(hook: Hook | None, config: Config) -> Any:
     if hook is None:
         return None
@@ -140,14 +142,6 @@ def _augmentation(hook: Hook | None, config: Config) -> Any:
     if not callable(found):
         raise InputError(f"{hook.name}: {_kind(found)} was given; give a function of (key, image)")
     return found
-
-
-def _named(hook: Hook, check: Any, *arguments: Any) -> Any:
-    """What a check makes of what a hook returned; its complaint names the hook."""
-    try:
-        return check(*arguments)
-    except InputError as error:
-        raise InputError(f"{hook.name}: {error}") from error
 
 
 def _kind(value: Any) -> str:

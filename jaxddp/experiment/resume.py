@@ -68,19 +68,15 @@ def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:
         saved = _read(path)
         kept = saved.get("recipe")
         if claimed.recipe is not None and isinstance(kept, dict) and kept.get("digest") and content.get("recipe"):
-            _compare_files(directory / COPY_FOLDER, claimed.recipe.files())
+            for name, file in claimed.recipe.files().items():
+                copy = directory / COPY_FOLDER / name
+                if copy.is_file() and files.read(copy) != file:
+                    raise InputError(f"{copy}: the recipe file {name} is another now; {_KEEPS}")
         _compare(path, saved, content)
     if is_first():
         if claimed.recipe is not None:
             _keep(directory / COPY_FOLDER, claimed.recipe.files())
         files.replace(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _compare_files(folder: Path, contents: Mapping[str, bytes]) -> None:
-    for name, content in contents.items():
-        kept = folder / name
-        if kept.is_file() and files.read(kept) != content:
-            raise InputError(f"{kept}: the recipe file {name} is another now; {_KEEPS}")
 
 
 def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -117,14 +113,12 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
 
 
 def _read(path: Path) -> dict[str, Any]:
+    with files.reading(path, _MEND, missing=f"is missing beside the checkpoints; {_MEND}"):
+        content = files.read(path)
     try:
-        content = json.loads(files.read(path))
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds {show(content)}")
-        return content
-    except FileNotFoundError:
-        raise InputError(f"{path}: is missing beside the checkpoints; {_MEND}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); {_MEND}") from None
+        saved = json.loads(content)
+        if not isinstance(saved, dict):
+            raise ValueError(f"it holds {show(saved)}")
+        return saved
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read ({error}); {_MEND}") from None

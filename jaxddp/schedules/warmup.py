@@ -1,4 +1,4 @@
-"""The learning rate of a whole run: the warm-up, then the schedule that the config names."""
+"""The learning rate of a whole run: the warm-up, then the schedule that the config names, such as those below."""
 
 from typing import NamedTuple
 
@@ -35,3 +35,27 @@ def make_schedule(config: Config, steps: Steps) -> optax.Schedule:
     peak = config.optimizer.learning_rate
     rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
     return optax.join_schedules([rise, after], [warmup])
+
+
+@SCHEDULES.add("constant")
+def constant(config: Config, steps: Steps) -> optax.Schedule:
+    """The peak at every step."""
+    return optax.constant_schedule(config.optimizer.learning_rate)
+
+
+@SCHEDULES.add("cosine")
+def cosine(config: Config, steps: Steps) -> optax.Schedule:
+    """Half a cosine wave, from the peak to 0 (Loshchilov & Hutter 2017, arXiv:1608.03983, without restarts)."""
+    return optax.cosine_decay_schedule(config.optimizer.learning_rate, max(steps.total - steps.warmup, 1))
+
+
+@SCHEDULES.add("step")
+def step(config: Config, steps: Steps) -> optax.Schedule:
+    """The peak, multiplied by `step_factor` at each share `step_at` of the run."""
+    settings = config.optimizer
+    boundaries: dict[int, float] = {}
+    for share in settings.step_at:
+        # In a short run two shares may fall on one step.
+        boundary = round(share * steps.total) - steps.warmup
+        boundaries[boundary] = boundaries.get(boundary, 1.0) * settings.step_factor
+    return optax.piecewise_constant_schedule(settings.learning_rate, boundaries)

@@ -46,12 +46,10 @@ class Checkpoints:
         validations: what was measured of them; `top1` decides which one is best.
 
     Raises:
-        InputError: `keep` below 1, or what is there cannot be read or written.
+        InputError: what is there cannot be read or written.
     """
 
     def __init__(self, directory: Path, *, keep: int = 2, read_only: bool = False):
-        if keep < 1:
-            raise InputError(f"checkpoint.keep={keep}: keep at least 1, or a run could not resume")
         self.directory = Path(directory).resolve()
         self.manifests = Manifests(self.directory)
         self.validations = Validations(self.directory, self.manifests if is_first() else None)
@@ -237,9 +235,8 @@ def _reading(directory: Path) -> Iterator[None]:
     before = log.level
     log.setLevel(logging.ERROR)
     try:
-        yield
-    except OSError as error:
-        raise InputError(f"{directory}: cannot be read ({error.strerror}); check --workdir") from error
+        with files.reading(directory, "check --workdir"):
+            yield
     finally:
         log.setLevel(before)
 

@@ -28,8 +28,8 @@ _SEAL = "sha256"
 _LEAST = ("_CHECKPOINT_METADATA", "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
 """Without these files of Orbax no checkpoint restores."""
 _THREADS = 4
-_SMALL = 1 << 20
-"""Bytes that one thread hashes sooner than several start."""
+_LARGE = 1 << 20
+"""Bytes of a file that is worth being hashed early."""
 _LOOK_SECONDS = 0.02
 
 Written = tuple[int, int, int, int]
@@ -189,9 +189,10 @@ class Manifests:
         if self.fault is not None:
             # What can still be known of it: the manifests that are whole.
             for step in steps_in(self.directory):
-                manifest = self.directory / str(step) / MANIFEST
-                if str(step) not in self._steps and _is_whole(manifest):
-                    self._steps[str(step)] = _sha256(files.read(manifest))
+                with suppress(OSError, ValueError):
+                    content = files.read(self.directory / str(step) / MANIFEST)
+                    _unsealed(content)
+                    self._steps.setdefault(str(step), _sha256(content))
             self.fault = None
         files.replace(self.directory / INDEX, _sealed({"steps": self._steps, "validations": self._validations}))
 
@@ -229,9 +230,6 @@ def _digests(folder: Path, names: list[str], known: Mapping[Written, str] | None
         with files.open_regular(file) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
 
-    if sum((folder / name).stat().st_size for name in names) < _SMALL:
-        yield from map(digest, names)
-        return
     # Hashing lets go of Python's lock, so the few large files share the cores.
     with ThreadPoolExecutor(_THREADS) as pool:
         yield from pool.map(digest, names)
@@ -247,7 +245,7 @@ def _large_files(folder: Path) -> Iterable[tuple[Path, Written]]:
     for place, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
-                if (written := _written(Path(place, name).stat()))[2] >= _SMALL:
+                if (written := _written(Path(place, name).stat()))[2] >= _LARGE:
                     yield Path(place, name), written
 
 
@@ -267,14 +265,6 @@ def _unsealed(data: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise ValueError("its own SHA-256 is another")
-
-
-def _is_whole(manifest: Path) -> bool:
-    try:
-        _unsealed(files.read(manifest))
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _sha256(data: bytes) -> str:

@@ -103,6 +103,4 @@ class Plan:
 
 def max_substituted(share: float, num_examples: int) -> int:
     """How many of an epoch's images may be substituted, to the nearest number; at least 1 of a share above 0."""
-    if not 0 <= share <= 1:
-        raise InputError(f"data.max_bad_images={share}: give a share of the images, 0 to 1")
     return max(round(share * num_examples), int(share > 0))

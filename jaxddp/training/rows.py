@@ -68,10 +68,8 @@ def parse(path: Path) -> list[tuple[bytes, Row]]:
     Raises:
         InputError: the file cannot be read, or a line is not a row.
     """
-    try:
+    with files.reading(path, "give a run's metrics.jsonl"):
         *lines, _torn = files.read(path).split(b"\n")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give a run's metrics.jsonl") from error
     return [(line + b"\n", _parse_line(path, number, line)) for number, line in enumerate(lines, 1)]
 
 

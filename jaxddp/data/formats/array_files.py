@@ -75,7 +75,7 @@ def read_names(file: Path) -> tuple[str, ...]:
 
 
 def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
-    """ "0", "1", ... up to the largest label of any of the arrays, for data that do not name their classes.
+    """ "0", "1", ... up to the largest label of both splits, so that these agree, for data without names of classes.
 
     Raises `InputError` for labels so large that they cannot count classes.
     """

@@ -33,9 +33,6 @@ class _Version(NamedTuple):
     names: str
     label_bytes: int
 
-    def lies_in(self, folder: Path) -> bool:
-        return folder.is_dir() and (folder.name == self.folder or (folder / self.names).is_file())
-
 
 _CIFAR10 = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "val": ("test_batch.bin",)}
 _CIFAR100 = {"train": ("train.bin",), "val": ("test.bin",)}
@@ -72,7 +69,8 @@ def read_cifar(folder: Path, split: Split) -> ArrayTable:
 
 def _places(folder: Path) -> list[tuple[Path, _Version]]:
     candidates = [(place, version) for version in _VERSIONS for place in (folder, folder / version.folder)]
-    return [(place, version) for place, version in candidates if version.lies_in(place)]
+    folders = [(place, version) for place, version in candidates if place.is_dir()]
+    return [(place, kind) for place, kind in folders if place.name == kind.folder or (place / kind.names).is_file()]
 
 
 def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.source import Split
 from jaxddp.data.storage.local import LocalFiles, link_out
@@ -153,10 +154,8 @@ def _ids(home: Path, path: np.ndarray) -> np.ndarray:
 
 
 def _listing(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
-    try:
+    with files.reading(folder, "make it a readable folder"):
         return os.scandir(folder)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({error.strerror}); make it a readable folder") from None
 
 
 FORMATS.add("folders")(

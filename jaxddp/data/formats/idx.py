@@ -46,9 +46,6 @@ def holds_idx(folder: Path) -> bool:
 def read_idx(folder: Path, split: Split) -> ArrayTable:
     """Reads one split: images uint8[N, H, W, C], C = 1 for gray ones.
 
-    Without classes.txt the classes are named "0", "1", ... up to the largest label of both splits, so that both tables
-    agree.
-
     Raises:
         InputError: names the file: missing, not IDX, elements that are not unsigned bytes, cut short or too long,
             damaged compression, another number of labels than of images, a label without a name.

@@ -27,12 +27,11 @@ TEST_CSV = "LOC_sample_submission.csv"
 
 _IMAGES = "ILSVRC/Data/CLS-LOC"
 
+AnyPath = str | PathLike[str]
+
 
 def train_solutions(
-    root: str | PathLike[str],
-    csv: str | PathLike[str] = TRAIN_CSV,
-    classes: ClassSelection = None,
-    cache: str | PathLike[str] | None = None,
+    root: AnyPath, csv: AnyPath = TRAIN_CSV, classes: ClassSelection = None, cache: AnyPath | None = None
 ) -> ExampleTable:
     """Reads the training examples, whose images lie in one folder a synset.
 
@@ -51,18 +50,13 @@ def train_solutions(
 
 
 def val_solutions(
-    root: str | PathLike[str],
-    csv: str | PathLike[str] = VAL_CSV,
-    classes: ClassSelection = None,
-    cache: str | PathLike[str] | None = None,
+    root: AnyPath, csv: AnyPath = VAL_CSV, classes: ClassSelection = None, cache: AnyPath | None = None
 ) -> ExampleTable:
     """Reads the validation examples, whose images lie in one folder; otherwise as `train_solutions`."""
     return _labelled(root, csv, classes, cache, f"{_IMAGES}/val/")
 
 
-def test_listing(
-    root: str | PathLike[str], csv: str | PathLike[str] = TEST_CSV, cache: str | PathLike[str] | None = None
-) -> ExampleTable:
+def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None = None) -> ExampleTable:
     """Reads the names of the test images from the sample submission: labels are -1, and there are no classes.
 
     Only the column ImageId is read. Raises: as `train_solutions`.
@@ -73,13 +67,7 @@ def test_listing(
     return _table(home, solutions, folder, {})
 
 
-def _labelled(
-    root: str | PathLike[str],
-    csv: str | PathLike[str],
-    classes: ClassSelection,
-    cache: str | PathLike[str] | None,
-    folder: str,
-) -> ExampleTable:
+def _labelled(root: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, folder: str) -> ExampleTable:
     home = open_root(root, SYNSET_MAPPING, cache)
     mapping = read_mapping(home.file(SYNSET_MAPPING))
     solutions = read_solutions(home.file(csv), tuple(mapping))

@@ -41,9 +41,6 @@ def holds_numpy(path: Path) -> bool:
 def read_numpy(path: Path, split: Split) -> ArrayTable:
     """Reads the arrays of one split.
 
-    Without class_names the classes are named "0", "1", ... up to the largest label of both splits, so that both tables
-    agree.
-
     Raises:
         InputError: a missing array (those that are there are named), a file that NumPy did not save or that is cut
             short, pickled objects, and what `ArrayTable` refuses.

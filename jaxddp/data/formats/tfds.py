@@ -51,8 +51,8 @@ def read_tfds(name: str, split: Split, data_dir: str | PathLike[str] | None = No
     store = _store(shards)
     index = kept_index(shards.split, shards.root, shards.files, shards.about, lambda: _index(shards, store))
     files = np.array([os.fsencode(file) for file in shards.files])
-    numbers = np.concatenate([np.arange(count) for count in index.count])
-    path = np.repeat(files, index.count)
+    numbers = np.concatenate([np.arange(length) for length in shards.lengths])
+    path = np.repeat(files, shards.lengths)
     example_id = np.strings.add(np.strings.add(path, b"__"), numbers.astype("S"))
     names = shards.class_names
     indices = tuple(range(len(names)))
@@ -178,7 +178,7 @@ def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
             f"{name}: the label {label[wrong[0]]} is not one of the {len(shards.class_names)} classes "
             f"({len(wrong)} such records); choose a split with labels"
         )
-    return RecordIndex(np.array(shards.lengths), offset, label.astype(np.int32))
+    return RecordIndex(offset, label.astype(np.int32))
 
 
 class PreparedSets:

@@ -11,9 +11,8 @@ import numpy as np
 
 from jaxddp.data.images.center import around, center_box, resampled
 from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, parse_header
-from jaxddp.data.images.resize import resize
 from jaxddp.data.images.verify import verify
-from jaxddp.data.images.windows import Area, random_area_window
+from jaxddp.data.images.windows import Area, random_area_window, resize
 from jaxddp.data.tensorflow_cpu import tf
 from jaxddp.errors import InputError
 

@@ -33,6 +33,8 @@ class CachedStore:
     Raises `InputError` where the folder cannot be made.
     """
 
+    root = None
+
     def __init__(self, store: Store, folder: str | PathLike[str]):
         self.store = store
         self.folder = Path(folder).expanduser().absolute()
@@ -63,9 +65,6 @@ class CachedStore:
     # TensorFlow would not fill the folder.
     def in_graph(self) -> None: ...
 
-    @property
-    def place(self) -> None: ...
-
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         return self.store.faults(paths)
 
@@ -76,12 +75,8 @@ class CachedStore:
             with _warning:
                 first, self._writing = self._writing, False
             if first:
-                _log.warning(
-                    "%s: cannot be written (%s); no more images are kept there, so free some space or name another "
-                    "folder",
-                    self.folder,
-                    error.strerror,
-                )
+                advice = "no more images are kept there, so free some space or name another folder"
+                _log.warning(f"{self.folder}: cannot be written ({error.strerror}); {advice}")
 
 
 def put(file: Path, content: bytes) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.data.storage.store import Fault, faults_by_folder
-from jaxddp.errors import InputError
 
 # Listing folders mostly waits for the disk or for a server.
 _THREADS = 16
@@ -31,22 +30,15 @@ class LocalFiles:
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         name = self.name(path)
-        try:
+        missing = "missing image; download it or remove its row"
+        with files.reading(name, "make it a readable image file", missing=missing):
             return files.read(name)
-        except FileNotFoundError:
-            raise InputError(f"{name}: missing image; download it or remove its row") from None
-        except OSError as error:
-            raise InputError(f"{name}: cannot be read ({error.strerror}); make it a readable image file") from None
 
     def in_graph(self) -> Callable[[Any, Any], Any]:
         from jaxddp.data.tensorflow_cpu import tf
 
         top = os.fsencode(self.root) + b"/"
         return lambda path, offset: tf.io.read_file(top + path)
-
-    @property
-    def place(self) -> Path:
-        return self.root
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         """As every store's, and images that are no regular file or outside the root. No path may be there twice."""

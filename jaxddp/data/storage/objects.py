@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.data.storage.patience import PATIENCE, Cut, Patience, Refused, T, cause
+from jaxddp.data.storage.patience import Cut, Patience, T, cause
 from jaxddp.data.storage.store import Fault, faults_by_folder
 from jaxddp.errors import InputError
 from jaxddp.wording import choices, show
@@ -23,6 +23,7 @@ from jaxddp.wording import choices, show
 _THREADS = 32
 # Of the deadline of an image, for a file of some tens of MB.
 _LARGE = 10
+_PATIENCE = Patience()
 
 _ADVICE = {
     "s3": "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL, or set "
@@ -40,8 +41,10 @@ class Objects:
     url: str
     patience: Patience
 
+    root = None
+
     @classmethod
-    def open(cls, url: str, patience: Patience = PATIENCE) -> "Objects":
+    def open(cls, url: str, patience: Patience = _PATIENCE) -> "Objects":
         """No request is made yet. Raises `InputError` where it is no such URL, or obstore is not installed."""
         scheme, mark, rest = url.partition("://")
         store = cls(scheme + mark + rest.rstrip("/"), patience)
@@ -73,7 +76,7 @@ class Objects:
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         try:
-            return self._insist(self.name(path), self._download(path), self.patience.deadline)
+            return self._insist(self.name(path), self._download(path))
         except FileNotFoundError:
             raise InputError(f"{self.name(path)}: missing image; upload it or remove its row") from None
 
@@ -82,7 +85,7 @@ class Objects:
 
         Raises `FileNotFoundError` where there is no such object; otherwise as `read`.
         """
-        return self._insist(self.name(path), self._download(path), _LARGE * self.patience.deadline)
+        return self._insist(self.name(path), self._download(path), times=_LARGE)
 
     def sizes(self, folder: bytes) -> dict[bytes, int]:
         """The objects of a folder, and not of folders within it: path -> bytes. Not over HTTP. Raises: as `read`."""
@@ -94,13 +97,10 @@ class Objects:
             found = obstore.list_with_delimiter(self._client, os.fsdecode(folder) or None)["objects"]
             return {os.fsencode(one["path"]): one["size"] for one in found}
 
-        return self._insist(name, listed, self.patience.deadline)
+        return self._insist(name, listed)
 
     # TensorFlow would neither retry nor keep a deadline.
     def in_graph(self) -> None: ...
-
-    @property
-    def place(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         """As every store's, by listing the folders; none over plain HTTP, where a missing image shows when it is read.
@@ -141,11 +141,8 @@ class Objects:
 
         return attempt
 
-    def _insist(self, name: str, attempt: Callable[[float], T], deadline: float) -> T:
-        try:
-            return self.patience.insist(name, attempt, deadline)
-        except Refused as error:
-            raise InputError(f"{name}: {error}; {_ADVICE[self._scheme]}") from None
+    def _insist(self, name: str, attempt: Callable[[float], T], times: int = 1) -> T:
+        return self.patience.insist(name, attempt, times * self.patience.deadline, _ADVICE[self._scheme])
 
     @cached_property
     def _client(self) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from jaxddp.errors import Unreachable
+from jaxddp.errors import InputError, Unreachable
 from jaxddp.wording import show
 
 T = TypeVar("T")
@@ -21,10 +21,6 @@ class Cut(Exception):
     """A body that is not as long as its header said, or that is still coming at the deadline."""
 
 
-class Refused(Exception):
-    """A store answered, and its answer will stay the same."""
-
-
 @dataclass(frozen=True)
 class Patience:
     """How long to wait for one object."""
@@ -35,7 +31,7 @@ class Patience:
     """Seconds without a byte after which a try ends; the last one may end this long after the deadline."""
     tries: int = 10
 
-    def insist(self, name: str, attempt: Callable[[float], T], deadline: float) -> T:
+    def insist(self, name: str, attempt: Callable[[float], T], deadline: float, advice: str) -> T:
         """What an attempt returns, tried again where that may help.
 
         The pauses double, each cut by up to a half at random, so that many hosts do not come back all at once.
@@ -44,9 +40,10 @@ class Patience:
             name: of what is fetched, for messages.
             attempt: is told the time.monotonic() of the deadline, at which it should end by itself.
             deadline: instead of the attribute, for what is larger or smaller than an image.
+            advice: what to do where another try would not help.
 
-        Raises the attempt's `FileNotFoundError`, `Refused` where another try would not help, and `Unreachable` where no
-        tries or no time are left.
+        Raises the attempt's `FileNotFoundError`, `InputError` where another try would not help, and `Unreachable` where
+        no tries or no time are left.
         """
         began, tries = time.monotonic(), 0
         while True:
@@ -55,12 +52,12 @@ class Patience:
                 return attempt(began + deadline)
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
-                    raise Refused("no such bucket") from None
+                    raise InputError(f"{name}: no such bucket; {advice}") from None
                 raise
             except Exception as error:
                 passing, reason = cause(error)
             if not passing:
-                raise Refused(reason)
+                raise InputError(f"{name}: {reason}; {advice}")
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (tries - 1)) * random.uniform(0.5, 1)
             elapsed = time.monotonic() - began
             if tries >= self.tries or elapsed + pause > deadline:
@@ -69,9 +66,6 @@ class Patience:
                     f"{reason}; check that the store and the network are up, and start again"
                 )
             time.sleep(pause)
-
-
-PATIENCE = Patience()
 
 
 def cause(error: Exception) -> tuple[bool, str]:

@@ -19,7 +19,6 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.data.storage.cache import put
-from jaxddp.errors import InputError
 
 _FORMAT = 1
 _DIGEST = hashlib.sha256().digest_size
@@ -30,8 +29,6 @@ _log = logging.getLogger("jaxddp.data")
 class RecordIndex:
     """The records of several files, one file after the other."""
 
-    count: np.ndarray
-    """int64[F], how many records each file holds."""
     offset: np.ndarray
     """int64[N], where each record is in its file."""
     label: np.ndarray
@@ -64,21 +61,14 @@ def kept_index(
             return index
         except OSError as error:
             _log.info("%s: cannot be written (%s)", place, error.strerror)
-    _log.warning(
-        "%s: the index cannot be kept and is built at each start; set %s to a folder that can be written",
-        places[1],
-        CACHE_VARIABLE,
-    )
+    advice = f"set {CACHE_VARIABLE} to a folder that can be written"
+    _log.warning(f"{places[1]}: the index cannot be kept and is built at each start; {advice}")
     return index
 
 
 def _state(file: Path) -> tuple[str, int, int]:
-    try:
+    with files.reading(file, "put the file back, or make the set again"):
         status = file.stat()
-    except OSError as error:
-        raise InputError(
-            f"{file}: cannot be read ({error.strerror}); put the file back, or make the set again"
-        ) from None
     return file.name, status.st_size, status.st_mtime_ns
 
 
@@ -92,10 +82,10 @@ def _load(place: Path, stamp: str) -> RecordIndex | None:
     with np.load(io.BytesIO(content[_DIGEST:]), allow_pickle=False) as held:
         if held["stamp"].item() != stamp:
             return None
-        return RecordIndex(held["count"], held["offset"], held["label"])
+        return RecordIndex(held["offset"], held["label"])
 
 
 def _save(place: Path, index: RecordIndex, stamp: str) -> None:
     content = io.BytesIO()
-    np.savez(content, stamp=np.array(stamp), count=index.count, offset=index.offset, label=index.label)
+    np.savez(content, stamp=np.array(stamp), offset=index.offset, label=index.label)
     put(place, hashlib.sha256(content.getvalue()).digest() + content.getvalue())

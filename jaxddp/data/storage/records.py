@@ -68,10 +68,6 @@ class RecordFiles:
                 labels[row] = _value(data, feature, "int64_list", self.name(path, offset), AGAIN)
         return offsets, labels
 
-    @property
-    def place(self) -> Path:
-        return self.root
-
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         return _missing_files(self.root, paths, identity)
 
@@ -100,10 +96,6 @@ class ArrayRecords:
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
         """As those of `RecordFiles`."""
         return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
-
-    @property
-    def place(self) -> Path:
-        return self.root
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         return _missing_files(self.root, paths, identity)
@@ -189,9 +181,6 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO]:
-    try:
-        # A header is followed by megabytes that need not be read.
-        with files.open_regular(file, buffering=0) as records:
-            yield records
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); {AGAIN}") from None
+    # A header is followed by megabytes that need not be read.
+    with files.reading(file, AGAIN), files.open_regular(file, buffering=0) as records:
+        yield records

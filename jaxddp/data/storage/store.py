@@ -15,6 +15,11 @@ Fault = tuple[int, str]
 class Store(Protocol):
     """A store of encoded images. A path names a file in it, and an offset the record in a file that holds many."""
 
+    @property
+    def root(self) -> Path | None:
+        """The directory of its files; None where they cannot be told apart without reading them."""
+        ...
+
     def name(self, path: bytes, offset: int = 0) -> str:
         """What a person calls the image, for messages."""
         ...
@@ -38,14 +43,9 @@ class Store(Protocol):
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         """The rows of bytes 'S'[N] whose image is seen to be missing or empty, in their order, without opening any.
 
-        A store with a `place` writes to `identity`, uint64[N], a number that is another one where a file's path below
-        the place, its size, or its time of change is; not 0.
+        A store with a `root` writes to `identity`, uint64[N], a number that is another one where a file's path below
+        the root, its size, or its time of change is; not 0.
         """
-        ...
-
-    @property
-    def place(self) -> Path | None:
-        """The directory of its files; None where they cannot be told apart without reading them."""
         ...
 
 
