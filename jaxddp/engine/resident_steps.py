@@ -16,41 +16,46 @@ from jaxddp.mesh import AXIS, Topology
 
 
 def make_resident_steps(
-    local_step: TrainStep, topology: Topology, *, length: int, compiler_options: Mapping[str, str] | None = None
+    local_step: TrainStep, topology: Topology, *, compiler_options: Mapping[str, str] | None = None
 ) -> Callable[..., tuple[TrainState, MetricSums]]:
-    """Compile (on first use) up to `length` optimizer steps, of `make_local_step`, as one program.
+    """Compile (on first use, for each number of steps) optimizer steps, of `make_local_step`, as one program.
 
-    The result takes a replicated state, which it consumes; the images of `place_images`; the columns of
-    `jaxddp.data.source.stacked_columns`, placed; and the number of steps, a replicated int32[] of 1 to `length`. It
-    returns the next state and the sums of each step, [length, metrics, 2], 0 beyond that number. The number is an
-    argument and not a shape, so that one program takes chunks of any length: where a run is cut into chunks can then
-    have no part in its numbers. Of one step there is no loop in the program.
+    The result takes a replicated state, which it consumes; the images of `place_images`; and the columns of
+    `jaxddp.data.source.stacked_columns`, placed. It takes as many steps as there are columns: their number is a shape,
+    so that XLA knows how often its loop turns. Of one step there is no loop. It returns the next state and the sums of
+    each step, [steps, metrics, 2].
     """
 
-    def local_steps(
-        state: TrainState, images: jax.Array, columns: Batch, count: jax.Array
-    ) -> tuple[TrainState, MetricSums]:
-        def batch(number: jax.Array | int) -> Batch:
-            own = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
-            # Rows come from the order and are never out of bounds.
-            return own._replace(image=images.at[own.row].get(mode="promise_in_bounds"))
+    def local_steps(state: TrainState, images: jax.Array, columns: Batch) -> tuple[TrainState, MetricSums]:
+        def take_step(number: jax.Array | int, state: TrainState) -> tuple[TrainState, MetricSums]:
+            return local_step(state, gathered(images, columns, number))
 
-        def take_step(number: jax.Array, carry: tuple[TrainState, jax.Array]) -> tuple[TrainState, jax.Array]:
-            state, values = carry
-            state, sums = local_step(state, batch(number))
-            return state, values.at[number].set(sums.values)
+        return in_turn(take_step, state, steps_in(images, columns))
 
-        if length == 1:
-            state, sums = local_step(state, batch(0))
-            return state, sums.replace(values=sums.values[None])
-        _, sums = jax.eval_shape(local_step, state, batch(0))
-        values = jnp.zeros((length, *sums.values.shape), sums.values.dtype)
-        state, values = lax.fori_loop(0, count, take_step, (state, values))
-        return state, sums.replace(values=values)
-
-    specs = (P(), P(), P(AXIS), P())
-    steps = jax.shard_map(local_steps, mesh=topology.mesh, in_specs=specs, out_specs=P())
+    steps = jax.shard_map(local_steps, mesh=topology.mesh, in_specs=(P(), P(), P(AXIS)), out_specs=P())
     return jax.jit(steps, donate_argnums=0, compiler_options=dict(compiler_options or {}))
+
+
+def steps_in(images: jax.Array, columns: Batch) -> int:
+    """How many batches there are columns of."""
+    return columns.row.shape[1]
+
+
+def gathered(images: jax.Array, columns: Batch, number: jax.Array | int) -> Batch:
+    """A device's slice of one batch: its columns, and its images from among all."""
+    own = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
+    # Rows come from the order and are never out of bounds.
+    return own._replace(image=images.at[own.row].get(mode="promise_in_bounds"))
+
+
+def in_turn(
+    take: Callable[[jax.Array | int, TrainState], tuple[TrainState, MetricSums]], state: TrainState, times: int
+) -> tuple[TrainState, MetricSums]:
+    """Call `take` with 0, 1, … and the last state, in a loop where that is several times; the sums are stacked."""
+    if times == 1:
+        state, sums = take(0, state)
+        return state, jax.tree.map(lambda values: values[None], sums)
+    return lax.scan(lambda state, number: take(number, state), state, jnp.arange(times))
 
 
 def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[int, ...], topology: Topology) -> bool:

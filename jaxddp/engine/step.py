@@ -92,24 +92,35 @@ def make_local_step(
 
 
 class Program:
-    """A jitted step that is compiled at its first call, and then says what it costs.
+    """A jitted step, or several in one, compiled when so many are first needed; then it says what one of them costs.
 
-    It takes the state, which is donated as `function` does, and what a chunk feeds it with.
+    It takes the state, which is donated as `function` does, and what a chunk feeds it with; `steps_in` tells of this
+    feed how many steps it is for.
     """
 
-    def __init__(self, function: Any):
-        self._function, self._compiled = function, None
+    def __init__(self, function: Any, steps_in: Callable[..., int] = lambda *feed: 1):
+        self.function, self._steps_in = function, steps_in
+        self._compiled: dict[int, Any] = {}
         self.cost: Cost | None = None
 
-    def __call__(self, *arguments: Any) -> tuple[TrainState, MetricSums]:
-        if self._compiled is not None:
-            try:
-                return self._compiled(*arguments)
-            except TypeError:
-                # A network may change the dtype of its own state. Under `jit` that compiles anew, and so it does here.
-                pass
-        self._compiled, self.cost = compile_with_cost(self._function, *arguments)
-        return self._compiled(*arguments)
+    def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
+        self.prepare(state, *feed)
+        try:
+            return self._compiled[self._steps_in(*feed)](state, *feed)
+        except TypeError:
+            # A network may change the dtype of its own state. Under `jit` that compiles anew, and so it does here.
+            return self._compile(state, *feed)(state, *feed)
+
+    def prepare(self, state: TrainState, *feed: Any) -> None:
+        """Compile what takes as many steps as this feed is for, unless it was needed before."""
+        if self._steps_in(*feed) not in self._compiled:
+            self._compile(state, *feed)
+
+    def _compile(self, state: TrainState, *feed: Any) -> Any:
+        steps = self._steps_in(*feed)
+        self._compiled[steps], cost = compile_with_cost(self.function, state, *feed)
+        self.cost = cost.of_one(steps)
+        return self._compiled[steps]
 
 
 def make_eval_step(objective: Objective, topology: Topology) -> EvalStep:

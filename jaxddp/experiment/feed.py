@@ -83,12 +83,11 @@ class Feed:
         check_substituted(everywhere, max_substituted(self.data.max_bad_images, len(self.source)), "data.cache=device")
         return images
 
-    def resident_chunks(self, chunks: Iterable[range], length: int) -> Iterator[Chunk]:
-        """What `make_resident_steps` takes for chunks of at most `length` steps: images, columns, and their number."""
+    def resident_chunks(self, chunks: Iterable[range]) -> Iterator[Chunk]:
+        """What `make_resident_steps` takes for chunks of steps: images and columns."""
         for steps in chunks:
-            columns = stacked_columns(self.source.labels, self.order, steps, length, self.shard)
-            count = self.topology.replicate(np.int32(len(steps)))
-            yield Chunk(len(steps), (self.images, self.topology.place(columns), count))
+            columns = stacked_columns(self.source.labels, self.order, steps, self.shard)
+            yield Chunk(len(steps), (self.images, self.topology.place(columns)))
 
     def _placed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Batches on the devices ahead of their use, so that copying overlaps with computing."""

@@ -17,7 +17,7 @@ from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.engine.objective import Metric, Objective
-from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
+from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps, steps_in
 from jaxddp.engine.state import TrainState, create_state
 from jaxddp.engine.step import Program, TrainStep, make_eval_step, make_local_step, make_train_step
 from jaxddp.errors import InputError
@@ -127,9 +127,9 @@ class RunSetup:
             total = self.plan.total_steps
             return Program(self.step()), lambda done: (Chunk(1, (batch,)) for batch in self.batches(done, total))
         slow = loops_are_slow(self.objective, self.state, self.feed.images.shape[1:], self.topology)
-        length, options = 1 if slow else LONGEST_CHUNK, self.resources.compiler_options
-        steps = make_resident_steps(self._local_step(), self.topology, length=length, compiler_options=options)
-        return Program(steps), lambda done: self.feed.resident_chunks(self.plan.chunks(done, length), length)
+        length, options = 1 if slow else self.plan.chunk_length(LONGEST_CHUNK), self.resources.compiler_options
+        steps = make_resident_steps(self._local_step(), self.topology, compiler_options=options)
+        return Program(steps, steps_in), lambda done: self.feed.resident_chunks(self.plan.chunks(done, length))
 
     def evaluator(
         self,
