@@ -21,9 +21,10 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig, load
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.order import SampleOrder
+from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import stacked_columns
+from jaxddp.data.table import ExampleTable
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
@@ -297,8 +298,10 @@ def test_a_run_that_is_resumed_at_any_cut_makes_the_same_cuts_again(plan, longes
     ("every", "num_examples", "length"),
     [
         (("10 steps", "1 epoch", "0 steps"), 5000, 10),
-        (("50 steps", "1 epoch", "1 epoch"), 5000, 32),
-        (("0 steps", "0 steps", "0 steps"), 5000, 32),
+        (("50 steps", "1 epoch", "1 epoch"), 5000, 25),
+        (("64 steps", "1 epoch", "1 epoch"), 5000, 32),
+        # An epoch of 625 steps is 20 chunks and 5 steps.
+        (("0 steps", "0 steps", "0 steps"), 5000, 31),
         # An epoch of 50 examples in batches of 8 has 6 or 7 steps.
         (("1000 steps", "0 steps", "1000 steps"), 50, 6),
         (("9 examples", "0 steps", "0 steps"), 5000, 1),
@@ -309,6 +312,58 @@ def test_a_full_chunk_is_as_long_as_the_shortest_cadence_lets_it_be(every, num_e
     cadences = {name: {"every": value} for name, value in zip(("log", "eval", "checkpoint"), every, strict=True)}
     config = Config().replace(train={"batch_size": 8, "duration": "999 steps"}, **cadences)
     assert Plan.of(config, num_examples).chunk_length(LONGEST_CHUNK) == length
+
+
+# --- Validation ---
+
+
+@pytest.mark.parametrize(("net", "devices"), [(LINEAR, 1), (LINEAR, 4), (SmallNet(batch_norm=True, sync="data"), 4)])
+@pytest.mark.parametrize("size", (5, 23, 299, 400))
+def test_validation_on_the_devices_is_that_from_a_stream_bit_for_bit(net, devices, size):
+    """Less than a batch; one dispatch; two of 19 batches each, padded; two of 25 batches."""
+    made = setup_of(net, optax.sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
+    state, source = made.state.replace(params=randomized(made.state.params)), random_table(size, seed=1)
+    streamed, resident = (made.evaluator(source, 8, resident=where) for where in (False, True))
+    assert resident(state) == streamed(state) and streamed(state)["count"] == size
+
+
+def test_validation_asks_between_two_dispatches_and_can_be_left_there():
+    made = setup_of(LINEAR, optax.sgd(0.1), TABLE, data=DataConfig(cache="device"))
+    evaluator, asked, seen = made.evaluator(random_table(8 * 70 + 1, seed=1), 8, resident=True), [], []
+    # 71 batches: 3 dispatches of 23, and 2 of one batch.
+    expected = evaluator(made.state, between=lambda: asked.append(1))
+    assert len(asked) == 4
+
+    def stop():
+        raise Preempted("now")
+
+    with pytest.raises(Preempted):
+        evaluator(made.state, between=stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1)
+        assert evaluator(made.state, lambda means, count: seen.append(count)) == expected
+    assert seen == [184, 368, 552, 560, 561]
+
+
+def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monkeypatch):
+    table, val = train_solutions(root), val_solutions(root)
+    data = DataConfig(image_size=16, resize=18, crop="whole", cache="device")
+    (batch,) = val.eval_batches(EvalOrder(len(val), len(val)), data)
+    decoded = []
+    eval_batches = ExampleTable.eval_batches
+    monkeypatch.setattr(ExampleTable, "eval_batches", lambda *given: decoded.append(1) or eval_batches(*given))
+    made = setup_of(linear_model(3), optax.sgd(0.05), table, devices=4, data=data)
+    recorder = Recorder()
+    train(made, {"train": {"duration": "6 steps"}, "eval": {"every": "2 steps"}}, val=val, listeners=[recorder])
+    assert len(decoded) == 1 and len(recorder.evaluations) == 3
+    np.testing.assert_array_equal(np.asarray(made.feed.resident["validation"].images)[: len(val)], batch.image)
+
+
+def test_another_set_to_validate_on_takes_the_place_of_the_last():
+    made = setup_of(LINEAR, optax.sgd(0.1), TABLE, data=DataConfig(cache="device"))
+    for source in (VAL, random_table(31, seed=2), VAL):
+        made.feed.place(source)
+        assert [placed.source for placed in made.feed.resident.values()] == [TABLE, source]
 
 
 # --- The doors ---
@@ -328,7 +383,8 @@ def test_the_notebook_keeps_the_set_on_the_devices(monkeypatch):
     setup = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain, cache="device"), epochs=2)
     assert not loads
     histories = [jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=VAL, listeners=())[1] for _ in range(2)]
-    assert len(loads) == 1
+    # Of each set, however often it is trained and validated on.
+    assert len(loads) == 2
     streamed = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain), epochs=2)
     _, expected = jaxddp.train(jaxddp.softmax_cross_entropy, streamed, val=VAL, listeners=())
     for history in histories:
@@ -403,12 +459,22 @@ def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(tmp_path, monke
     device = ("--data.cache", "device")
     monkeypatch.setattr(Topology, "free_memory", lambda _: 150_000)
     message = fails(train_words(root, tmp_path / "w", *device), capfd)
-    assert 'data.cache="device": 197 kB of images on each device needed, 150 kB free there' in message
+    needed = "197 kB of training and 197 kB of validation images on each device needed, 150 kB free there; lower"
+    assert f'data.cache="device": {needed}' in message
+    monkeypatch.setattr(Topology, "free_memory", lambda _: 300_000)
+    # Each of them would fit.
+    assert needed.replace("150", "300") in fails(train_words(root, tmp_path / "w", *device), capfd)
+    assert (
+        main(train_words(root, tmp_path / "w", *device, "--eval.every", "0 steps", "--train.duration", "1 step")) == 0
+    )
     monkeypatch.undo()
-    image = sorted((root / IMAGES / "train").rglob("*.JPEG"))[20]
-    image.write_bytes(image.read_bytes()[:-40])
-    message = fails(train_words(root, tmp_path / "w", *device), capfd)
-    assert str(image) in message and "end-of-image" in message
+    for split, *more in (("val", "--data.bad-images", "substitute"), ("train",)):
+        image = sorted((root / IMAGES / split).rglob("*.JPEG"))[2]
+        image.write_bytes(image.read_bytes()[:-40])
+        # Before the first step. Validation substitutes no image.
+        message = fails(train_words(root, tmp_path / f"w {split}", *device, *more), capfd)
+        assert str(image) in message and "end-of-image" in message
+        assert not (tmp_path / f"w {split}" / "metrics.jsonl").exists()
 
 
 def test_what_a_device_has_free(monkeypatch):

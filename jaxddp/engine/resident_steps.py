@@ -1,6 +1,7 @@
-"""A training set that lies on the devices: several steps in one dispatch, each of which gathers its images there."""
+"""Sets that lie on the devices: several batches in one dispatch, each of which gathers its images there."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import TrainStep
+from jaxddp.engine.step import EvalStep, TrainStep
 from jaxddp.mesh import AXIS, Topology
+
+Carry = TypeVar("Carry")
 
 
 def make_resident_steps(
@@ -36,6 +39,23 @@ def make_resident_steps(
     return jax.jit(steps, donate_argnums=0, compiler_options=dict(compiler_options or {}))
 
 
+def make_resident_eval(local_step: EvalStep, topology: Topology) -> Callable[..., MetricSums]:
+    """Compile (on first use, for each number of batches) measurements, of `make_local_eval_step`, as one program.
+
+    The result takes a state, images and columns as `make_resident_steps` does, and returns the sums of each batch,
+    [batches, metrics, 2].
+    """
+
+    def local_batches(state: TrainState, images: jax.Array, columns: Batch) -> MetricSums:
+        def measure(number: jax.Array | int, nothing: None) -> tuple[None, MetricSums]:
+            return nothing, local_step(state, gathered(images, columns, number))
+
+        return in_turn(measure, None, steps_in(images, columns))[1]
+
+    specs = (P(), P(), P(AXIS))
+    return jax.jit(jax.shard_map(local_batches, mesh=topology.mesh, in_specs=specs, out_specs=P()))
+
+
 def steps_in(images: jax.Array, columns: Batch) -> int:
     """How many batches there are columns of."""
     return columns.row.shape[1]
@@ -49,13 +69,13 @@ def gathered(images: jax.Array, columns: Batch, number: jax.Array | int) -> Batc
 
 
 def in_turn(
-    take: Callable[[jax.Array | int, TrainState], tuple[TrainState, MetricSums]], state: TrainState, times: int
-) -> tuple[TrainState, MetricSums]:
-    """Call `take` with 0, 1, … and the last state, in a loop where that is several times; the sums are stacked."""
+    take: Callable[[jax.Array | int, Carry], tuple[Carry, MetricSums]], carry: Carry, times: int
+) -> tuple[Carry, MetricSums]:
+    """Call `take` with 0, 1, … and the last carry, in a loop where that is several times; the sums are stacked."""
     if times == 1:
-        state, sums = take(0, state)
-        return state, jax.tree.map(lambda values: values[None], sums)
-    return lax.scan(lambda state, number: take(number, state), state, jnp.arange(times))
+        carry, sums = take(0, carry)
+        return carry, jax.tree.map(lambda values: values[None], sums)
+    return lax.scan(lambda carry, number: take(number, carry), carry, jnp.arange(times))
 
 
 def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[int, ...], topology: Topology) -> bool:

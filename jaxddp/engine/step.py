@@ -125,12 +125,18 @@ class Program:
 
 def make_eval_step(objective: Objective, topology: Topology) -> EvalStep:
     """Compile (on first use) the measurement of one batch: sums over its unmasked examples, over all devices."""
+    local_step = make_local_eval_step(objective)
+    return jax.jit(jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+
+
+def make_local_eval_step(objective: Objective) -> EvalStep:
+    """The measurement of one batch as each device makes it, on its slice: to be called inside `jax.shard_map`."""
 
     def local_step(state: TrainState, batch: Batch) -> MetricSums:
         sums, _ = objective(state.eval_params, state.model_state, batch, train=False)
         return sums.replace(values=lax.psum(sums.values, AXIS))
 
-    return jax.jit(jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+    return local_step
 
 
 def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], jax.Array]:

@@ -17,9 +17,16 @@ from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.engine.objective import Metric, Objective
-from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps, steps_in
+from jaxddp.engine.resident_steps import loops_are_slow, make_resident_eval, make_resident_steps, steps_in
 from jaxddp.engine.state import TrainState, create_state
-from jaxddp.engine.step import Program, TrainStep, make_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step import (
+    Program,
+    TrainStep,
+    make_eval_step,
+    make_local_eval_step,
+    make_local_step,
+    make_train_step,
+)
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.experiment.identity import checksums, identity
@@ -88,6 +95,11 @@ class RunSetup:
         """How long the run is, and when it logs, validates and saves."""
         return Plan.of(self.recipe.config, len(self.table))
 
+    @property
+    def validated(self) -> Source | None:
+        """What is validated on; None where validation is switched off."""
+        return self.resources.val if self.plan.evaluate.examples else None
+
     @cached_property
     def objective(self) -> Objective:
         """What training minimizes and measures."""
@@ -126,10 +138,14 @@ class RunSetup:
         if self.data.cache == "none":
             total = self.plan.total_steps
             return Program(self.step()), lambda done: (Chunk(1, (batch,)) for batch in self.batches(done, total))
-        slow = loops_are_slow(self.objective, self.state, self.feed.images.shape[1:], self.topology)
-        length, options = 1 if slow else self.plan.chunk_length(LONGEST_CHUNK), self.resources.compiler_options
+        length, options = self.plan.chunk_length(self._longest_chunk), self.resources.compiler_options
         steps = make_resident_steps(self._local_step(), self.topology, compiler_options=options)
         return Program(steps, steps_in), lambda done: self.feed.resident_chunks(self.plan.chunks(done, length))
+
+    @cached_property
+    def _longest_chunk(self) -> int:
+        shape = self.table.image_shape(self.data)
+        return 1 if loops_are_slow(self.objective, self.state, shape, self.topology) else LONGEST_CHUNK
 
     def evaluator(
         self,
@@ -137,14 +153,23 @@ class RunSetup:
         batch_size: int | None = None,
         metrics: Mapping[str, Metric] | None = None,
         extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
+        *,
+        resident: bool = False,
     ) -> Evaluator:
-        """Measures a state over a source, in batches of `batch_size`, else as in training. Raises: InputError."""
+        """Measures a state over a source, in batches of `batch_size`, else as in training. Raises: InputError.
+
+        The images are decoded anew at each measurement, or once, if they are to be `resident` on the devices.
+        """
         size = batch_size or self.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
         check_labelled(source, "validation data")
         check_comparable(source, self.table, self.data)
-        step = make_eval_step(self.eval_objective(metrics), self.topology)
-        return Evaluator(step, lambda: self.feed.eval_batches(source, size), len(source), extra)
+        objective, topology = self.eval_objective(metrics), self.topology
+        if resident:
+            step, longest = make_resident_eval(make_local_eval_step(objective), topology), self._longest_chunk
+            return Evaluator(step, lambda: self.feed.resident_eval(source, size, longest), len(source), extra)
+        step, batches = make_eval_step(objective, topology), self.feed.eval_batches
+        return Evaluator(step, lambda: ((batch,) for batch in batches(source, size)), len(source), extra)
 
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
@@ -170,7 +195,12 @@ class RunSetup:
         val, config = self.resources.val, self.recipe.config
         if self.topology.process_count > 1:
             agree({**(objects or {}), **checksums(self.state), "the number of steps": str(self.plan.total_steps)})
-        evaluator = None if val is None else self.evaluator(val, config.eval.batch_size, extra=evaluators)
+        evaluator, resident = None, self.data.cache == "device"
+        if val is not None:
+            evaluator = self.evaluator(val, config.eval.batch_size, extra=evaluators, resident=resident)
+        if resident:
+            # Before anything is compiled: both have to fit, and no image may be damaged.
+            self.feed.place(self.validated)
         (program, chunks), rate = self.program(), self.recipe.learning_rate
         run = Run(
             self.plan, self.topology, self.state, program, chunks, evaluator, listeners=listeners, learning_rate=rate

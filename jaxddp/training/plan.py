@@ -80,9 +80,9 @@ class Plan:
             done = due
 
     def chunk_length(self, longest: int) -> int:
-        """The steps of a full chunk: as many as come between two turns of the shortest cadence, at most `longest`."""
-        shortest = [int(cadence.examples / self.batch_size) for cadence in self._cadences if cadence.examples]
-        return max(1, min(longest, *shortest))
+        """The steps of a full chunk: those between two turns of the shortest cadence, in parts of at most `longest`."""
+        between = [int(cadence.examples / self.batch_size) for cadence in self._cadences if cadence.examples]
+        return even(max(1, min(between, default=longest)), longest)
 
     @property
     def _cadences(self) -> tuple[Cadence, ...]:
@@ -109,6 +109,11 @@ class Plan:
 
     def saves(self, step: int) -> bool:
         return self.checkpoint.due(step) or self.last(step)
+
+
+def even(steps: int, longest: int) -> int:
+    """The length of as few chunks as can be, of at most `longest`, that leave fewer single steps than they are."""
+    return steps // -(-steps // longest)
 
 
 def cut(steps: range, length: int) -> Iterator[range]:
