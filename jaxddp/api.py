@@ -190,6 +190,9 @@ def train(
 ) -> tuple[TrainState, History]:
     """Train a setup for its epochs. The setup stays as it was: training it again repeats the run.
 
+    `train(loss, setup.with_seed(seed))` is the run of another seed. With the same loss and schedule (the same objects,
+    made outside of the loop over seeds) it compiles nothing anew.
+
     Args:
         loss: a function of (logits, labels) that returns the loss of each example, their mean, or a pair (sum, weight);
             see `jaxddp.engine.loss`.

@@ -53,7 +53,7 @@ STEPS_TAKEN = 10
 
 def float64_parts(net, devices: int):
     """A network and momentum, with flips and padded crops, all in float64."""
-    preprocess = Preprocess(augment=AugmentConfig(flip=True, pad=1), seed=5, dtype=jnp.float64)
+    preprocess = Preprocess(augment=AugmentConfig(flip=True, pad=1), dtype=jnp.float64)
     objective = Objective(adapt(net), example_loss(cross_entropy(), CLASSES), preprocess, {"top1": TopK(1)})
     topology, optimizer = Topology.create(devices), optax.sgd(0.05, momentum=0.9)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
@@ -76,16 +76,17 @@ LINEAR = linear_model()
 def test_several_steps_in_one_dispatch_are_the_steps_one_by_one(net, devices, length):
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(net, devices)
-        order, images = SampleOrder(len(TABLE), 8, seed=5), topology.replicate(TABLE.images)
-        step = make_train_step(make_local_step(objective, optimizer, topology, seed=5), topology)
+        order, key = SampleOrder(len(TABLE), 8, seed=5), topology.replicate(jax.random.key(5))
+        images = topology.replicate(TABLE.images)
+        step = make_train_step(make_local_step(objective, optimizer, topology), topology)
         expected, one_by_one = [], jax.tree.map(jnp.copy, state)
         for batch in TABLE.train_batches(order, DataConfig(), range(STEPS_TAKEN)):
-            one_by_one, sums = step(one_by_one, topology.place(batch))
+            one_by_one, sums = step(one_by_one, topology.place(batch), key)
             expected.append(np.asarray(sums.values))
-        program = make_resident_steps(make_local_step(objective, optimizer, topology, seed=5), topology)
+        program = make_resident_steps(make_local_step(objective, optimizer, topology), topology)
         found = []
         for steps in cut(range(STEPS_TAKEN), length):
-            state, sums = program(state, images, placed_chunk(order, steps, topology))
+            state, sums = program(state, images, placed_chunk(order, steps, topology), key)
             assert len(sums.values) == len(steps) and sums.names == ("loss", "top1")
             found += list(np.asarray(sums.values))
         assert np.abs(np.array(found) - np.array(expected)).max() < 1e-9

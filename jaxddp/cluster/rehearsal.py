@@ -2,7 +2,6 @@
 
 import time
 from itertools import islice
-from typing import Any
 
 import jax
 import numpy as np
@@ -65,9 +64,9 @@ def step(setup: RunSetup) -> Finding:
 
     Raises `InputError` where a device has less memory.
     """
-    made: Any = setup.step()
+    program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
     begin = time.perf_counter()
-    _, cost = compile_with_cost(made, setup.state, abstract_batch(setup))
+    _, cost = compile_with_cost(program.function, setup.state, abstract_batch(setup), setup.key)
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     memory, needed, limit = cost.memory, cost.needed_bytes, device_memory(setup.topology)
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}

@@ -1,5 +1,6 @@
 """Sets that lie on the devices: several batches in one dispatch, each of which gathers its images there."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -23,19 +24,28 @@ def make_resident_steps(
 ) -> Callable[..., tuple[TrainState, MetricSums]]:
     """Compile (on first use, for each number of steps) optimizer steps, of `make_local_step`, as one program.
 
-    The result takes a replicated state, which it consumes; the images of `place_images`; and the columns of
-    `jaxddp.data.source.stacked_columns`, placed. It takes as many steps as there are columns: their number is a shape,
-    so that XLA knows how often its loop turns. Of one step there is no loop. It returns the next state and the sums of
-    each step, [steps, metrics, 2].
+    The result takes a replicated state, which it consumes; the images of `place_images`; the columns of
+    `jaxddp.data.source.stacked_columns`, placed; and the run's key. It takes as many steps as there are columns: their
+    number is a shape, so that XLA knows how often its loop turns. Of one step there is no loop. It returns the next
+    state and the sums of each step, [steps, metrics, 2].
     """
 
-    def local_steps(state: TrainState, images: jax.Array, columns: Batch) -> tuple[TrainState, MetricSums]:
+    def local_steps(
+        state: TrainState, images: jax.Array, columns: Batch, key: jax.Array | None = None
+    ) -> tuple[TrainState, MetricSums]:
         def take_step(number: jax.Array | int, state: TrainState) -> tuple[TrainState, MetricSums]:
-            return local_step(state, gathered(images, columns, number))
+            return local_step(state, gathered(images, columns, number), key)
 
         return in_turn(take_step, state, steps_in(images, columns))
 
-    steps = jax.shard_map(local_steps, mesh=topology.mesh, in_specs=(P(), P(), P(AXIS)), out_specs=P())
+    sharded = jax.shard_map(local_steps, mesh=topology.mesh, in_specs=(P(), P(), P(AXIS), P()), out_specs=P())
+
+    @functools.wraps(local_steps)
+    def steps(
+        state: TrainState, images: jax.Array, columns: Batch, key: jax.Array | None = None
+    ) -> tuple[TrainState, MetricSums]:
+        return sharded(state, images, columns, key)
+
     return jax.jit(steps, donate_argnums=0, compiler_options=dict(compiler_options or {}))
 
 
@@ -56,7 +66,7 @@ def make_resident_eval(local_step: EvalStep, topology: Topology) -> Callable[...
     return jax.jit(jax.shard_map(local_batches, mesh=topology.mesh, in_specs=specs, out_specs=P()))
 
 
-def steps_in(images: jax.Array, columns: Batch) -> int:
+def steps_in(images: jax.Array, columns: Batch, key: jax.Array | None = None) -> int:
     """How many batches there are columns of."""
     return columns.row.shape[1]
 

@@ -90,11 +90,11 @@ class Feed:
         """What the images to train on, and those of a set to validate on, take on each device, by their use."""
         return {use: self._bytes(source) for use, source in self._wanted(val).items()}
 
-    def resident_chunks(self, chunks: Iterable[range]) -> Iterator[Chunk]:
-        """What `make_resident_steps` takes for chunks of steps: images and columns."""
+    def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
+        """What `make_resident_steps` takes for chunks of steps: images, columns and the run's key."""
         for steps in chunks:
             columns = stacked_columns(self.source.labels, self.order, steps, self.shard)
-            yield Chunk(len(steps), (self.images, self.topology.place(columns)))
+            yield Chunk(len(steps), (self.images, self.topology.place(columns), key))
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
         """What `make_resident_eval` takes for each example of another source once, `longest` batches or fewer at once.
