@@ -41,7 +41,7 @@ from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.loop import _Loop
-from jaxddp.training.plan import Plan, cut
+from jaxddp.training.plan import Plan, cut, full_length
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 STEPS = 45
@@ -295,6 +295,13 @@ def test_a_run_that_is_resumed_at_any_cut_makes_the_same_cuts_again(plan, longes
     assert list(plan.chunks(chunks[number].stop, length)) == chunks[number + 1 :]
 
 
+@given(steps=st.integers(1, 1000), longest=st.integers(1, 70))
+def test_a_full_chunk_makes_the_fewest_dispatches(steps, longest):
+    count = [len(list(cut(range(steps), length))) for length in range(1, longest + 1)]
+    length = full_length(steps, longest)
+    assert 1 <= length <= longest and len(list(cut(range(steps), length))) == min(count)
+
+
 @pytest.mark.parametrize(
     ("every", "num_examples", "length"),
     [
@@ -321,7 +328,7 @@ def test_a_full_chunk_is_as_long_as_the_shortest_cadence_lets_it_be(every, num_e
 @pytest.mark.parametrize(("net", "devices"), [(LINEAR, 1), (LINEAR, 4), (SmallNet(batch_norm=True, sync="data"), 4)])
 @pytest.mark.parametrize("size", (5, 23, 299, 400))
 def test_validation_on_the_devices_is_that_from_a_stream_bit_for_bit(net, devices, size):
-    """Less than a batch; one dispatch; two of 19 batches each, padded; two of 25 batches."""
+    """Less than a batch; one dispatch of 3 batches; two of 19, the last one padded; two of 25."""
     made = setup_of(net, optax.sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
     state, source = made.state.replace(params=randomized(made.state.params)), random_table(size, seed=1)
     streamed, resident = (made.evaluator(source, 8, resident=where) for where in (False, True))

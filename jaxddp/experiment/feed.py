@@ -19,7 +19,7 @@ from jaxddp.errors import InputError
 from jaxddp.job.membership import exchange
 from jaxddp.mesh import Topology
 from jaxddp.training.epoch_sums import check_substituted
-from jaxddp.training.plan import cut, even, max_substituted
+from jaxddp.training.plan import cut, full_length, max_substituted
 from jaxddp.training.run import Chunk
 from jaxddp.wording import size
 
@@ -103,7 +103,7 @@ class Feed:
         """
         self.place(source)
         images, order = self.resident[VALIDATION].images, EvalOrder(len(source), batch_size)
-        for numbers in cut(range(order.num_batches), even(order.num_batches, longest)):
+        for numbers in cut(range(order.num_batches), full_length(order.num_batches, longest)):
             yield images, self.topology.place(stacked_columns(source.labels, order, numbers, self.shard))
 
     def _wanted(self, val: Source | None) -> dict[str, Source]:

@@ -80,9 +80,9 @@ class Plan:
             done = due
 
     def chunk_length(self, longest: int) -> int:
-        """The steps of a full chunk: those between two turns of the shortest cadence, in parts of at most `longest`."""
+        """The length of a full chunk: it makes the fewest dispatches between two turns of the shortest cadence."""
         between = [int(cadence.examples / self.batch_size) for cadence in self._cadences if cadence.examples]
-        return even(max(1, min(between, default=longest)), longest)
+        return full_length(max(1, min(between)), longest)
 
     @property
     def _cadences(self) -> tuple[Cadence, ...]:
@@ -111,9 +111,9 @@ class Plan:
         return self.checkpoint.due(step) or self.last(step)
 
 
-def even(steps: int, longest: int) -> int:
-    """The length of as few chunks as can be, of at most `longest`, that leave fewer single steps than they are."""
-    return steps // -(-steps // longest)
+def full_length(steps: int, longest: int) -> int:
+    """The length of full chunks, at most `longest`, by which so many steps are cut into the fewest."""
+    return min(range(min(steps, longest), 0, -1), key=lambda length: sum(divmod(steps, length)))
 
 
 def cut(steps: range, length: int) -> Iterator[range]:
