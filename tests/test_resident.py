@@ -1,6 +1,7 @@
 """Data sets on the device: the same steps as from a stream, several in one dispatch, and cut where something is due."""
 
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -203,6 +204,27 @@ def test_each_program_is_compiled_when_it_is_first_needed_and_costs_what_a_step_
     run("device", plan_of(8, **SEEN))
     assert [(number, programs) for number, programs, _ in costs] == [(6, 1), (7, 2), (8, 2)]
     assert costs[0][2].flops == costs[1][2].flops > 0
+
+
+def test_compiling_is_no_training_time(monkeypatch):
+    """On a clock that ticks at each look, and that each compilation moves far."""
+    now = [0.0]
+
+    def look() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    def slow(*given):
+        now[0] += 1e6
+        return compile_with_cost(*given)
+
+    monkeypatch.setattr("jaxddp.training.clock.time", SimpleNamespace(perf_counter=look))
+    monkeypatch.setattr("jaxddp.engine.step.compile_with_cost", slow)
+    _, recorder = run("device", plan_of(8, **SEEN))
+    # The second program is compiled for step 7.
+    assert now[0] > 2e6 and [record.step for record in recorder.steps] == [7, 8]
+    assert all(record.images_per_second > 8 / 100 for record in recorder.steps)
+    assert recorder.steps[0].epoch_end.seconds < 100
 
 
 @pytest.fixture(scope="module")
