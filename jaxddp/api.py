@@ -145,7 +145,7 @@ def prepare_training(
         xla_options: for the compiled step, as NAME=VALUE; `jaxddp.engine.compiler_options` has some to try.
 
     Returns:
-        A `RunSetup`; printed, it shows which slice of a batch each device gets.
+        A `RunSetup`; printed, it shows which slice of a batch each device gets. Its `with_seed` has another seed.
 
     Raises:
         InputError: names the argument, its value, and what would do.
@@ -188,7 +188,7 @@ def train(
     save_every: str = "1 epoch",
     profile: str | None = None,
 ) -> tuple[TrainState, History]:
-    """Train a setup for its epochs. The setup stays as it was: training it again repeats the run.
+    """Train a setup for its epochs. The setup stays as it was: training it, or its `with_seed`, compiles nothing anew.
 
     Args:
         loss: a function of (logits, labels) that returns the loss of each example, their mean, or a pair (sum, weight);

@@ -127,6 +127,8 @@ class Topology:
         """The same values on every device; every process must hold the same (see `jaxddp.job.membership.agree`)."""
 
         def put(x: Any) -> jax.Array:
+            if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+                return jax.jit(jax.random.wrap_key_data, out_shardings=self.replicated)(put(jax.random.key_data(x)))
             x = np.asarray(x)
             return jax.make_array_from_process_local_data(self.replicated, x, x.shape)
 

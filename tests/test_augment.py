@@ -28,13 +28,13 @@ ALONE = AugmentConfig(pad=1, rand_augment=2, cutout=2, erase=0.5)
 """All that happens to an image by itself."""
 
 
-def images_of(batch: Batch, augment: AugmentConfig, **settings) -> np.ndarray:
-    return np.array(inputs_of(batch, Preprocess(augment=augment, **settings)).images)
+def images_of(batch: Batch, augment: AugmentConfig, seed: int = 0, **settings) -> np.ndarray:
+    return np.array(inputs_of(batch, Preprocess(augment=augment, **settings), jax.random.key(seed)).images)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def inputs_of(batch: Batch, preprocess: Preprocess) -> Inputs:
-    return preprocess(batch, train=True)
+def inputs_of(batch: Batch, preprocess: Preprocess, key: jax.Array | None = None) -> Inputs:
+    return preprocess(batch, train=True, key=key)
 
 
 def keys(number: int, seed: int = 0) -> jax.Array:

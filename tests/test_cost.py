@@ -26,7 +26,7 @@ from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, make_local_step, make_train_step
-from jaxddp.errors import Preempted
+from jaxddp.errors import InputError, Preempted
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.measure.cost import Cost, compile_with_cost
@@ -196,6 +196,22 @@ def test_the_doctor_says_what_a_step_takes_also_where_the_backend_says_nothing_o
     assert f"{BY_HAND['linear'] / 1e9:.3g} GFLOP a step" in found and "temporary" in found
     monkeypatch.setattr(rehearsal, "compile_with_cost", lambda *_: (None, Cost({"float32": 2 * 10**9}, None)))
     assert rehearsal.step(setup).detail.startswith("2 GFLOP a step; compiled in")
+
+
+def test_the_doctor_counts_the_images_that_are_to_lie_on_the_devices(monkeypatch):
+    trained, validated = "28 kB of training", "55 kB of validation"
+    plain, val = setup_of(2, cache="device"), random_table(300)
+    both, off = made.changed(plain, {}, val), made.changed(plain, {"eval": {"every": "0 steps"}}, val)
+    assert "images" not in rehearsal.step(setup_of(2)).detail
+    for alone in (plain, off):
+        assert f", {trained} images);" in rehearsal.step(alone).detail
+    assert f", {trained} and {validated} images);" in rehearsal.step(both).detail
+    monkeypatch.setattr(rehearsal, "device_memory", lambda topology: 60_000)
+    rehearsal.step(plain)
+    with pytest.raises(
+        InputError, match=rf"{trained} and {validated} images\), 60 kB there; .* or set data.cache to none"
+    ):
+        rehearsal.step(both)
 
 
 def test_a_program_does_what_the_jitted_step_does_and_donates_the_state():

@@ -28,16 +28,16 @@ BATCH = random_batch(SIZE, image=12)
 NEIGHBOUR = np.arange(SIZE) ^ 1
 
 
-def inputs_of(batch: Batch, mode: str, **settings) -> Inputs:
+def inputs_of(batch: Batch, mode: str, seed: int = 0) -> Inputs:
     """Images of 0..255, neither flipped nor normalized, but mixed."""
     augment = AugmentConfig(flip=False, **MODES[mode])
-    plain = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3, **settings}
-    return jax.device_get(preprocessed(batch, Preprocess(augment=augment, **plain)))
+    plain = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
+    return jax.device_get(preprocessed(batch, Preprocess(augment=augment, **plain), jax.random.key(seed)))
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def preprocessed(batch: Batch, preprocess: Preprocess) -> Inputs:
-    return preprocess(batch, train=True)
+def preprocessed(batch: Batch, preprocess: Preprocess, key: jax.Array | None = None) -> Inputs:
+    return preprocess(batch, train=True, key=key)
 
 
 def is_boxed(image: np.ndarray, own: np.ndarray, other: np.ndarray) -> bool:

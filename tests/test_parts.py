@@ -120,7 +120,8 @@ def test_a_step_reports_scalars_beside_its_metrics():
 
 def _loss(setup, params):
     batch = next(setup.batches(0, 1))
-    sums, _ = setup.objective(params, setup.state.model_state, batch, train=True, key=jax.random.key(0))
+    keys = {"key": jax.random.key(0), "image_key": setup.key}
+    sums, _ = setup.objective(params, setup.state.model_state, batch, train=True, **keys)
     return sums.values[0, 0] / sums.values[0, 1]
 
 

@@ -118,11 +118,12 @@ def test_the_trace_holds_exactly_those_steps(tmp_path):
     assert largest_difference(state, expected) == 0
 
 
-def test_steps_that_are_dispatched_together_are_one_annotation(tmp_path):
+def test_steps_that_are_dispatched_together_are_one_annotation(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxddp.experiment.setup.LONGEST_CHUNK", 2)
     expected = run(plan_of(24, None), tmp_path, cache="device")
     state = run(plan_of(24, "9 steps"), tmp_path, cache="device")
-    # Steps are recorded every 5 steps and at an epoch's end, after 7 and 13 steps: the chunks end there.
-    assert traced_steps(tmp_path) == [4, 6, 8, 11]
+    # Steps are recorded every 5 steps and at an epoch's end, after 7 and 13 steps: the chunks of 2 begin anew there.
+    assert traced_steps(tmp_path) == [4, 6, 8, 10, 11]
     assert largest_difference(state, expected) == 0
 
 

@@ -1,5 +1,8 @@
 """Data sets on the device: the same steps as from a stream, several in one dispatch, and cut where something is due."""
 
+import re
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,9 +22,10 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig, load
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.order import SampleOrder
+from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import stacked_columns
+from jaxddp.data.table import ExampleTable
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
@@ -32,15 +36,17 @@ from jaxddp.experiment import feed
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import Topology
 from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt
 from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.plan import Plan
+from jaxddp.training.loop import _Loop
+from jaxddp.training.plan import Plan, cut, full_length
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 STEPS = 45
-CUTS = (range(0, 3), range(3, 4), range(4, 8), range(8, 10))
+STEPS_TAKEN = 10
 
 
 # --- The program ---
@@ -48,7 +54,7 @@ CUTS = (range(0, 3), range(3, 4), range(4, 8), range(8, 10))
 
 def float64_parts(net, devices: int):
     """A network and momentum, with flips and padded crops, all in float64."""
-    preprocess = Preprocess(augment=AugmentConfig(flip=True, pad=1), seed=5, dtype=jnp.float64)
+    preprocess = Preprocess(augment=AugmentConfig(flip=True, pad=1), dtype=jnp.float64)
     objective = Objective(adapt(net), example_loss(cross_entropy(), CLASSES), preprocess, {"top1": TopK(1)})
     topology, optimizer = Topology.create(devices), optax.sgd(0.05, momentum=0.9)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
@@ -57,9 +63,8 @@ def float64_parts(net, devices: int):
     return objective, optimizer, topology, topology.replicate(state)
 
 
-def placed_chunk(order: SampleOrder, steps: range, length: int, topology: Topology):
-    columns = stacked_columns(TABLE.labels, order, steps, length)
-    return topology.place(columns), topology.replicate(np.int32(len(steps)))
+def placed_chunk(order: SampleOrder, steps: range, topology: Topology):
+    return topology.place(stacked_columns(TABLE.labels, order, steps))
 
 
 CONVOLUTION = SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
@@ -72,19 +77,19 @@ LINEAR = linear_model()
 def test_several_steps_in_one_dispatch_are_the_steps_one_by_one(net, devices, length):
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(net, devices)
-        order, images = SampleOrder(len(TABLE), 8, seed=5), topology.replicate(TABLE.images)
-        step = make_train_step(make_local_step(objective, optimizer, topology, seed=5), topology)
+        order, key = SampleOrder(len(TABLE), 8, seed=5), topology.replicate(jax.random.key(5))
+        images = topology.replicate(TABLE.images)
+        step = make_train_step(make_local_step(objective, optimizer, topology), topology)
         expected, one_by_one = [], jax.tree.map(jnp.copy, state)
-        for batch in TABLE.train_batches(order, DataConfig(), range(CUTS[-1].stop)):
-            one_by_one, sums = step(one_by_one, topology.place(batch))
+        for batch in TABLE.train_batches(order, DataConfig(), range(STEPS_TAKEN)):
+            one_by_one, sums = step(one_by_one, topology.place(batch), key)
             expected.append(np.asarray(sums.values))
-        program = make_resident_steps(make_local_step(objective, optimizer, topology, seed=5), topology, length=length)
+        program = make_resident_steps(make_local_step(objective, optimizer, topology), topology)
         found = []
-        for cut in CUTS if length > 1 else [range(i, i + 1) for i in range(CUTS[-1].stop)]:
-            state, sums = program(state, images, *placed_chunk(order, cut, length, topology))
-            assert sums.values.shape[0] == length and sums.names == ("loss", "top1")
-            assert not np.asarray(sums.values)[len(cut) :].any()
-            found += list(np.asarray(sums.values)[: len(cut)])
+        for steps in cut(range(STEPS_TAKEN), length):
+            state, sums = program(state, images, placed_chunk(order, steps, topology), key)
+            assert len(sums.values) == len(steps) and sums.names == ("loss", "top1")
+            found += list(np.asarray(sums.values))
         assert np.abs(np.array(found) - np.array(expected)).max() < 1e-9
         assert largest_difference(jax.device_get(state), jax.device_get(one_by_one)) < 1e-9
 
@@ -92,10 +97,24 @@ def test_several_steps_in_one_dispatch_are_the_steps_one_by_one(net, devices, le
 def test_a_step_in_the_loop_has_one_collective():
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(LINEAR, 4)
-        chunk = placed_chunk(SampleOrder(len(TABLE), 8, seed=5), CUTS[0], 4, topology)
-        program = make_resident_steps(make_local_step(objective, optimizer, topology), topology, length=4)
-        text = program.lower(state, topology.replicate(TABLE.images), *chunk).as_text()  # pyright: ignore
+        chunk = placed_chunk(SampleOrder(len(TABLE), 8, seed=5), range(4), topology)
+        program = make_resident_steps(make_local_step(objective, optimizer, topology), topology)
+        text = program.lower(state, topology.replicate(TABLE.images), chunk).as_text()  # pyright: ignore
         assert text.count("stablehlo.all_reduce") == 1
+
+
+def test_xla_knows_how_often_the_loop_of_a_full_chunk_turns_and_a_step_alone_has_none():
+    with jax.enable_x64(True):
+        objective, optimizer, topology, state = float64_parts(LINEAR, 2)
+        program = make_resident_steps(make_local_step(objective, optimizer, topology), topology)
+        images, order, turns = topology.replicate(TABLE.images), SampleOrder(len(TABLE), 8, seed=5), {}
+        for length in (LONGEST_CHUNK, 1):
+            chunk = placed_chunk(order, range(length), topology)
+            text = program.lower(state, images, chunk).compile().as_text()  # pyright: ignore
+            turns[length] = re.findall(r'"known_trip_count":\{"n":"(\d+)"\}', text)
+            assert len(turns[length]) == text.count(" while(")
+    # The other loops are those of random numbers, 5 rounds each.
+    assert "32" not in turns[1] and sorted(turns[LONGEST_CHUNK]) == sorted([*turns[1], "32"])
 
 
 def test_loops_are_slow_for_convolutions_on_a_cpu():
@@ -158,6 +177,56 @@ def test_every_example_once_an_epoch():
     assert (np.asarray(state.params["seen"]) * batch_size).tolist() == [epochs] * size
 
 
+@pytest.mark.parametrize("devices", (1, 4))
+def test_full_chunks_and_single_steps_are_single_steps_bit_for_bit(devices, monkeypatch):
+    runs, dispatched = [], []
+    for longest in (LONGEST_CHUNK, 4, 1):
+        monkeypatch.setattr("jaxddp.experiment.setup.LONGEST_CHUNK", longest)
+        runs.append(run("device", plan_of(**SEEN), devices=devices, should_stop=dispatched.append))
+    assert dispatched[-STEPS:] == list(range(1, STEPS + 1)) and len(dispatched) < 2 * STEPS
+    (single, recorder) = runs.pop()
+    for state, recorded in runs:
+        assert largest_difference(state, single) == 0
+        assert [record.metrics for record in recorded.steps] == [record.metrics for record in recorder.steps]
+
+
+def test_each_program_is_compiled_when_it_is_first_needed_and_costs_what_a_step_costs(monkeypatch):
+    compiled, costs, end_step = [], [], _Loop.end_step
+    monkeypatch.setattr(
+        "jaxddp.engine.step.compile_with_cost", lambda *given: compiled.append(given) or compile_with_cost(*given)
+    )
+
+    def ended(own, number, state):
+        costs.append((number, len(compiled), own.run.program.cost))
+        return end_step(own, number, state)
+
+    monkeypatch.setattr(_Loop, "end_step", ended)
+    run("device", plan_of(8, **SEEN))
+    assert [(number, programs) for number, programs, _ in costs] == [(6, 1), (7, 2), (8, 2)]
+    assert costs[0][2].flops == costs[1][2].flops > 0
+
+
+def test_compiling_is_no_training_time(monkeypatch):
+    """On a clock that ticks at each look, and that each compilation moves far."""
+    now = [0.0]
+
+    def look() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    def slow(*given):
+        now[0] += 1e6
+        return compile_with_cost(*given)
+
+    monkeypatch.setattr("jaxddp.training.clock.time", SimpleNamespace(perf_counter=look))
+    monkeypatch.setattr("jaxddp.engine.step.compile_with_cost", slow)
+    _, recorder = run("device", plan_of(8, **SEEN))
+    # The second program is compiled for step 7.
+    assert now[0] > 2e6 and [record.step for record in recorder.steps] == [7, 8]
+    assert all(record.images_per_second > 8 / 100 for record in recorder.steps)
+    assert recorder.steps[0].epoch_end.seconds < 100
+
+
 @pytest.fixture(scope="module")
 def whole_run():
     return run("device", plan_of(**SEEN))
@@ -192,7 +261,8 @@ def test_a_loss_that_is_not_finite_is_named_by_its_own_step(bad):
 def test_the_run_asks_once_a_chunk_whether_to_stop_and_the_processes_count_the_questions(monkeypatch):
     asked, numbers = [], []
     run("device", plan_of(16, **SEEN), should_stop=lambda step: bool(asked.append(step)))
-    assert asked == [7, 13, 16]
+    # Chunks of 6, the steps of the shortest epoch, and single steps up to the end of an epoch and of the run.
+    assert asked == [6, 7, 13, 14, 15, 16]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: bool(numbers.append(step)))
     for _ in range(2):
@@ -209,27 +279,121 @@ EVERY = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(
+PLANS = st.builds(
+    lambda sizes, total, every: Plan.of(
+        Config().replace(
+            train={"batch_size": sizes[1], "duration": f"{total} steps"},
+            **{name: {"every": value} for name, value in zip(("log", "eval", "checkpoint"), every, strict=True)},
+        ),
+        sizes[0],
+    ),
     sizes=st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))),
     total=st.integers(1, 400),
     every=st.tuples(EVERY, EVERY, EVERY),
-    longest=st.integers(1, 70),
-    data=st.data(),
 )
-def test_chunks_are_cut_where_something_is_due_and_nowhere_else(sizes, total, every, longest, data):
-    cadences = {name: {"every": value} for name, value in zip(("log", "eval", "checkpoint"), every, strict=True)}
-    config = Config().replace(train={"batch_size": sizes[1], "duration": f"{total} steps"}, **cadences)
-    plan = Plan.of(config, sizes[0])
-    done = data.draw(st.integers(0, total))
-    chunks = list(plan.chunks(done, longest))
-    assert [step for chunk in chunks for step in chunk] == list(range(done, total))
+
+
+@settings(max_examples=150, deadline=None)
+@given(plan=PLANS, length=st.integers(1, 70), data=st.data())
+def test_chunks_are_full_or_of_one_step_and_nothing_is_due_within_one(plan, length, data):
+    done = data.draw(st.integers(0, plan.total_steps))
+    steps = range(1, plan.total_steps + 1)
+    # The last step is always due.
+    dues = [step for step in steps if plan.logs(step) or plan.evaluates(step) or plan.saves(step)]
+    chunks = list(plan.chunks(done, length))
+    assert [step for chunk in chunks for step in chunk] == list(range(done, plan.total_steps))
     for chunk in chunks:
-        due = [plan.logs(step) or plan.evaluates(step) or plan.saves(step) for step in range(done + 1, chunk.stop + 1)]
-        assert 1 <= len(chunk) <= longest and len(due) == len(chunk)
-        assert not any(due[:-1])
-        assert due[-1] or len(chunk) == longest
-        done = chunk.stop
+        due = next(step for step in dues if step > chunk.start)
+        assert chunk.stop <= due
+        assert len(chunk) == (length if chunk.start + length <= due else 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(plan=PLANS, longest=st.integers(1, 70), data=st.data())
+def test_a_run_that_is_resumed_at_any_cut_makes_the_same_cuts_again(plan, longest, data):
+    length = plan.chunk_length(longest)
+    chunks = list(plan.chunks(0, length))
+    number = data.draw(st.integers(0, len(chunks) - 1))
+    assert list(plan.chunks(chunks[number].stop, length)) == chunks[number + 1 :]
+
+
+@given(steps=st.integers(1, 1000), longest=st.integers(1, 70))
+def test_a_full_chunk_makes_the_fewest_dispatches(steps, longest):
+    count = [len(list(cut(range(steps), length))) for length in range(1, longest + 1)]
+    length = full_length(steps, longest)
+    assert 1 <= length <= longest and len(list(cut(range(steps), length))) == min(count)
+
+
+@pytest.mark.parametrize(
+    ("every", "num_examples", "length"),
+    [
+        (("10 steps", "1 epoch", "0 steps"), 5000, 10),
+        (("50 steps", "1 epoch", "1 epoch"), 5000, 25),
+        (("64 steps", "1 epoch", "1 epoch"), 5000, 32),
+        # An epoch of 625 steps is 20 chunks and 5 steps.
+        (("0 steps", "0 steps", "0 steps"), 5000, 31),
+        # An epoch of 50 examples in batches of 8 has 6 or 7 steps.
+        (("1000 steps", "0 steps", "1000 steps"), 50, 6),
+        (("9 examples", "0 steps", "0 steps"), 5000, 1),
+        (("3 examples", "0 steps", "0 steps"), 5000, 1),
+    ],
+)
+def test_a_full_chunk_is_as_long_as_the_shortest_cadence_lets_it_be(every, num_examples, length):
+    cadences = {name: {"every": value} for name, value in zip(("log", "eval", "checkpoint"), every, strict=True)}
+    config = Config().replace(train={"batch_size": 8, "duration": "999 steps"}, **cadences)
+    assert Plan.of(config, num_examples).chunk_length(LONGEST_CHUNK) == length
+
+
+# --- Validation ---
+
+
+@pytest.mark.parametrize(("net", "devices"), [(LINEAR, 1), (LINEAR, 4), (SmallNet(batch_norm=True, sync="data"), 4)])
+@pytest.mark.parametrize("size", (5, 23, 299, 400))
+def test_validation_on_the_devices_is_that_from_a_stream_bit_for_bit(net, devices, size):
+    """Less than a batch; one dispatch of 3 batches; two of 19, the last one padded; two of 25."""
+    made = setup_of(net, optax.sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
+    state, source = made.state.replace(params=randomized(made.state.params)), random_table(size, seed=1)
+    streamed, resident = (made.evaluator(source, 8, resident=where) for where in (False, True))
+    assert resident(state) == streamed(state) and streamed(state)["count"] == size
+
+
+def test_validation_asks_between_two_dispatches_and_can_be_left_there():
+    made = setup_of(LINEAR, optax.sgd(0.1), TABLE, data=DataConfig(cache="device"))
+    evaluator, asked, seen = made.evaluator(random_table(8 * 70 + 1, seed=1), 8, resident=True), [], []
+    # 71 batches: 3 dispatches of 23, and 2 of one batch.
+    expected = evaluator(made.state, between=lambda: asked.append(1))
+    assert len(asked) == 4
+
+    def stop():
+        raise Preempted("now")
+
+    with pytest.raises(Preempted):
+        evaluator(made.state, between=stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1)
+        assert evaluator(made.state, lambda means, count: seen.append(count)) == expected
+    assert seen == [184, 368, 552, 560, 561]
+
+
+def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monkeypatch):
+    table, val = train_solutions(root), val_solutions(root)
+    data = DataConfig(image_size=16, resize=18, crop="whole", cache="device")
+    (batch,) = val.eval_batches(EvalOrder(len(val), len(val)), data)
+    decoded = []
+    eval_batches = ExampleTable.eval_batches
+    monkeypatch.setattr(ExampleTable, "eval_batches", lambda *given: decoded.append(1) or eval_batches(*given))
+    made = setup_of(linear_model(3), optax.sgd(0.05), table, devices=4, data=data)
+    recorder = Recorder()
+    train(made, {"train": {"duration": "6 steps"}, "eval": {"every": "2 steps"}}, val=val, listeners=[recorder])
+    assert len(decoded) == 1 and len(recorder.evaluations) == 3
+    np.testing.assert_array_equal(np.asarray(made.feed.resident["validation"].images)[: len(val)], batch.image)
+
+
+def test_another_set_to_validate_on_takes_the_place_of_the_last():
+    made = setup_of(LINEAR, optax.sgd(0.1), TABLE, data=DataConfig(cache="device"))
+    for source in (VAL, random_table(31, seed=2), VAL):
+        made.feed.place(source)
+        assert [placed.source for placed in made.feed.resident.values()] == [TABLE, source]
 
 
 # --- The doors ---
@@ -249,7 +413,8 @@ def test_the_notebook_keeps_the_set_on_the_devices(monkeypatch):
     setup = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain, cache="device"), epochs=2)
     assert not loads
     histories = [jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=VAL, listeners=())[1] for _ in range(2)]
-    assert len(loads) == 1
+    # Of each set, however often it is trained and validated on.
+    assert len(loads) == 2
     streamed = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain), epochs=2)
     _, expected = jaxddp.train(jaxddp.softmax_cross_entropy, streamed, val=VAL, listeners=())
     for history in histories:
@@ -324,12 +489,22 @@ def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(tmp_path, monke
     device = ("--data.cache", "device")
     monkeypatch.setattr(Topology, "free_memory", lambda _: 150_000)
     message = fails(train_words(root, tmp_path / "w", *device), capfd)
-    assert 'data.cache="device": 197 kB of images on each device needed, 150 kB free there' in message
+    needed = "197 kB of training and 197 kB of validation images on each device needed, 150 kB free there; lower"
+    assert f'data.cache="device": {needed}' in message
+    monkeypatch.setattr(Topology, "free_memory", lambda _: 300_000)
+    # Each of them would fit.
+    assert needed.replace("150", "300") in fails(train_words(root, tmp_path / "w", *device), capfd)
+    assert (
+        main(train_words(root, tmp_path / "w", *device, "--eval.every", "0 steps", "--train.duration", "1 step")) == 0
+    )
     monkeypatch.undo()
-    image = sorted((root / IMAGES / "train").rglob("*.JPEG"))[20]
-    image.write_bytes(image.read_bytes()[:-40])
-    message = fails(train_words(root, tmp_path / "w", *device), capfd)
-    assert str(image) in message and "end-of-image" in message
+    for split, *more in (("val", "--data.bad-images", "substitute"), ("train",)):
+        image = sorted((root / IMAGES / split).rglob("*.JPEG"))[2]
+        image.write_bytes(image.read_bytes()[:-40])
+        # Before the first step. Validation substitutes no image.
+        message = fails(train_words(root, tmp_path / f"w {split}", *device, *more), capfd)
+        assert str(image) in message and "end-of-image" in message
+        assert not (tmp_path / f"w {split}" / "metrics.jsonl").exists()
 
 
 def test_what_a_device_has_free(monkeypatch):

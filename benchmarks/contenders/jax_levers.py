@@ -94,8 +94,8 @@ def variants(setup: RunSetup, batch: Batch, steps: int) -> Iterator[tuple[str, V
         yield option, Variant(functools.partial(with_option, setup, option), (batch,))
     yield "state not donated", Variant(functools.partial(undonated, setup), (batch,))
     for length in (1, min(LONGEST_CHUNK, steps)):
-        (chunk,) = setup.feed.resident_chunks([range(length)], length)
-        make = functools.partial(make_resident_steps, local_step(setup), setup.topology, length=length)
+        (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
+        make = functools.partial(make_resident_steps, local_step(setup), setup.topology)
         yield f"on the device, {length} a dispatch", Variant(make, chunk.feed, length)
 
 

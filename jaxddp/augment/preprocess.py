@@ -48,17 +48,22 @@ class Preprocess:
     """Per channel, of pixel values in 0..1; grayscale images take the first."""
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    seed: int = 0
     dtype: Any = jnp.float32
     """Of the result; after the uint8 pixels everything is computed in float32 or wider."""
     extra: Augmentation | None = None
     """A further augmentation of normalized images, a recipe file's own."""
 
-    def __call__(self, batch: Batch, *, train: bool) -> Inputs:
-        """The images in this instance's dtype, for a batch of uint8[B, H, W, C] images; B even where any are mixed."""
+    def __call__(self, batch: Batch, *, train: bool, key: jax.Array | None = None) -> Inputs:
+        """The images in this instance's dtype, for a batch of uint8[B, H, W, C] images; B even where any are mixed.
+
+        `key` is that of the run's seed; of seed 0 where there is none. Evaluation draws nothing.
+        """
         if not train:
             return Inputs(self._normalize(batch.image).astype(self.dtype), None)
-        keys = jax.vmap(self._key)(batch.epoch, batch.row)
+        stream = jax.random.fold_in(jax.random.key(0) if key is None else key, _AUGMENT)
+        keys = jax.vmap(lambda epoch, row: jax.random.fold_in(jax.random.fold_in(stream, epoch), row))(
+            batch.epoch, batch.row
+        )
         images, mixing = jax.vmap(self.augmented)(keys, batch.image), None
         if self.augment.mixup or self.augment.cutmix:
             keys = jax.vmap(lambda key: jax.random.fold_in(key, _MIX))(keys)
@@ -88,10 +93,6 @@ class Preprocess:
             if getattr(self.augment, name):
                 image = apply(jax.random.fold_in(key, _STREAMS[name]), image)
         return image
-
-    def _key(self, epoch: jax.Array, row: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(jax.random.key(self.seed), _AUGMENT)
-        return jax.random.fold_in(jax.random.fold_in(key, epoch), row)
 
     def _normalize(self, images: jax.Array) -> jax.Array:
         """(pixels / 255 - mean) / std, as one multiplication and one addition; float32, or float64 where asked for."""

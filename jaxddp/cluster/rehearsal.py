@@ -2,7 +2,6 @@
 
 import time
 from itertools import islice
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +15,7 @@ from jaxddp.data.source import Source, columns
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.experiment import open_experiment
+from jaxddp.experiment.feed import told
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.recipe_file import RecipeFile
@@ -60,21 +60,26 @@ def recipe(file: RecipeFile) -> Finding:
 
 
 def step(setup: RunSetup) -> Finding:
-    """Compile the training step and report its memory and FLOPs; raises `InputError` where they exceed a device's."""
-    made: Any = setup.step()
+    """Compile the training step and report its memory, that of images to be kept on the devices, and its FLOPs.
+
+    Raises `InputError` where a device has less memory.
+    """
+    program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
     begin = time.perf_counter()
-    _, cost = compile_with_cost(made, setup.state, abstract_batch(setup))
+    _, cost = compile_with_cost(program.function, setup.state, abstract_batch(setup), setup.key)
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     memory, needed, limit = cost.memory, cost.needed_bytes, device_memory(setup.topology)
+    kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
+    images = f", {told(kept)}" if kept else ""
     if needed is None:
-        return Finding(f"{work}; the backend does not say what memory it needs")
+        return Finding(f"{work}{images}; the backend does not say what memory it needs")
+    needed += sum(kept.values())
     arguments, output = size(memory.argument_size_in_bytes), size(memory.output_size_in_bytes)
-    parts = f"arguments {arguments}, output {output}, temporary {size(memory.temp_size_in_bytes)}"
+    parts = f"arguments {arguments}, output {output}, temporary {size(memory.temp_size_in_bytes)}{images}"
     if limit is not None and needed > limit:
-        raise InputError(
-            f"{size(needed)} a device needed ({parts}), {size(limit)} there; lower train.batch_size or "
-            "data.image_size, use more devices, or train.precision bfloat16"
-        )
+        advice = "lower train.batch_size or data.image_size, use more devices, or train.precision bfloat16"
+        advice += ", or set data.cache to none" if kept else ""
+        raise InputError(f"{size(needed)} a device needed ({parts}), {size(limit)} there; {advice}")
     return Finding(f"{size(needed)} a device ({parts}); {work}")
 
 

@@ -30,7 +30,8 @@ def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
         raise InputError(f"--count {count}: give at least 1")
     feed, preprocess = experiment.feed, experiment.preprocess
     batch = next(feed.batches(step - 1, step))
-    inputs = jax.jit(lambda batch: preprocess(batch, train=True))(batch)
+    key = jax.random.key(feed.order.seed)
+    inputs = jax.jit(lambda batch: preprocess(batch, train=True, key=key))(batch)
     pixels = denormalized(preprocess, inputs)[:count]
     picture = input_grid(pixels, _titles(batch, inputs, feed.source.class_names, len(pixels)))
     with files.readable_errors(out):

@@ -193,17 +193,13 @@ def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -
     )
 
 
-def stacked_columns(labels: np.ndarray, order: Order, steps: range, length: int, shard: Shard = WHOLE) -> Batch:
-    """The `columns` of several steps side by side, each [B, length]: step `steps[k]` is column k, the rest is 0.
+def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard = WHOLE) -> Batch:
+    """The `columns` of several steps side by side, each [B, len(steps)]: step `steps[k]` is column k.
 
     The batch's axis is the first, so that `Topology.place` shards it as it does a batch.
     """
     each = [columns(labels, order, step, shard) for step in steps]
-
-    def stacked(*parts: np.ndarray) -> np.ndarray | None:
-        return None if parts[0] is None else np.pad(np.stack(parts, axis=1), ((0, 0), (0, length - len(parts))))
-
-    return Batch(*map(stacked, *each))
+    return Batch(*(None if parts[0] is None else np.stack(parts, axis=1) for parts in zip(*each, strict=True)))
 
 
 def check_order(source: Source, order: Order, shard: Shard) -> None:

@@ -73,10 +73,20 @@ class Objective:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def __call__(
-        self, params: Any, model_state: Any, batch: Batch, *, train: bool, key: jax.Array | None = None
+        self,
+        params: Any,
+        model_state: Any,
+        batch: Batch,
+        *,
+        train: bool,
+        key: jax.Array | None = None,
+        image_key: jax.Array | None = None,
     ) -> tuple[MetricSums, Any]:
-        """Sums over this device's slice of the batch, and the new model state."""
-        images, mixing = self.preprocess(batch, train=train)
+        """Sums over this device's slice of the batch, and the new model state.
+
+        `key` is the model's, for this step on this device; `image_key` the run's, see `Preprocess`.
+        """
+        images, mixing = self.preprocess(batch, train=train, key=image_key)
         logits, model_state = self.model.apply(params, model_state, images, train=train, key=key)
         _check_logits(logits, (len(images), self.loss.num_classes))
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

@@ -1,6 +1,8 @@
-"""A training set that lies on the devices: several steps in one dispatch, each of which gathers its images there."""
+"""Sets that lie on the devices: several batches in one dispatch, each of which gathers its images there."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,46 +13,79 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import TrainStep
+from jaxddp.engine.step import EvalStep, TrainStep
 from jaxddp.mesh import AXIS, Topology
+
+Carry = TypeVar("Carry")
 
 
 def make_resident_steps(
-    local_step: TrainStep, topology: Topology, *, length: int, compiler_options: Mapping[str, str] | None = None
+    local_step: TrainStep, topology: Topology, *, compiler_options: Mapping[str, str] | None = None
 ) -> Callable[..., tuple[TrainState, MetricSums]]:
-    """Compile (on first use) up to `length` optimizer steps, of `make_local_step`, as one program.
+    """Compile (on first use, for each number of steps) optimizer steps, of `make_local_step`, as one program.
 
     The result takes a replicated state, which it consumes; the images of `place_images`; the columns of
-    `jaxddp.data.source.stacked_columns`, placed; and the number of steps, a replicated int32[] of 1 to `length`. It
-    returns the next state and the sums of each step, [length, metrics, 2], 0 beyond that number. The number is an
-    argument and not a shape, so that one program takes chunks of any length: where a run is cut into chunks can then
-    have no part in its numbers. Of one step there is no loop in the program.
+    `jaxddp.data.source.stacked_columns`, placed; and the run's key. It takes as many steps as there are columns: their
+    number is a shape, so that XLA knows how often its loop turns. Of one step there is no loop. It returns the next
+    state and the sums of each step, [steps, metrics, 2].
     """
 
     def local_steps(
-        state: TrainState, images: jax.Array, columns: Batch, count: jax.Array
+        state: TrainState, images: jax.Array, columns: Batch, key: jax.Array | None = None
     ) -> tuple[TrainState, MetricSums]:
-        def batch(number: jax.Array | int) -> Batch:
-            own = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
-            # Rows come from the order and are never out of bounds.
-            return own._replace(image=images.at[own.row].get(mode="promise_in_bounds"))
+        def take_step(number: jax.Array | int, state: TrainState) -> tuple[TrainState, MetricSums]:
+            return local_step(state, gathered(images, columns, number), key)
 
-        def take_step(number: jax.Array, carry: tuple[TrainState, jax.Array]) -> tuple[TrainState, jax.Array]:
-            state, values = carry
-            state, sums = local_step(state, batch(number))
-            return state, values.at[number].set(sums.values)
+        return in_turn(take_step, state, steps_in(images, columns))
 
-        if length == 1:
-            state, sums = local_step(state, batch(0))
-            return state, sums.replace(values=sums.values[None])
-        _, sums = jax.eval_shape(local_step, state, batch(0))
-        values = jnp.zeros((length, *sums.values.shape), sums.values.dtype)
-        state, values = lax.fori_loop(0, count, take_step, (state, values))
-        return state, sums.replace(values=values)
+    sharded = jax.shard_map(local_steps, mesh=topology.mesh, in_specs=(P(), P(), P(AXIS), P()), out_specs=P())
 
-    specs = (P(), P(), P(AXIS), P())
-    steps = jax.shard_map(local_steps, mesh=topology.mesh, in_specs=specs, out_specs=P())
+    @functools.wraps(local_steps)
+    def steps(
+        state: TrainState, images: jax.Array, columns: Batch, key: jax.Array | None = None
+    ) -> tuple[TrainState, MetricSums]:
+        return sharded(state, images, columns, key)
+
     return jax.jit(steps, donate_argnums=0, compiler_options=dict(compiler_options or {}))
+
+
+def make_resident_eval(local_step: EvalStep, topology: Topology) -> Callable[..., MetricSums]:
+    """Compile (on first use, for each number of batches) measurements, of `make_local_eval_step`, as one program.
+
+    The result takes a state, images and columns as `make_resident_steps` does, and returns the sums of each batch,
+    [batches, metrics, 2].
+    """
+
+    def local_batches(state: TrainState, images: jax.Array, columns: Batch) -> MetricSums:
+        def measure(number: jax.Array | int, nothing: None) -> tuple[None, MetricSums]:
+            return nothing, local_step(state, gathered(images, columns, number))
+
+        return in_turn(measure, None, steps_in(images, columns))[1]
+
+    specs = (P(), P(), P(AXIS))
+    return jax.jit(jax.shard_map(local_batches, mesh=topology.mesh, in_specs=specs, out_specs=P()))
+
+
+def steps_in(images: jax.Array, columns: Batch, key: jax.Array | None = None) -> int:
+    """How many batches there are columns of."""
+    return columns.row.shape[1]
+
+
+def gathered(images: jax.Array, columns: Batch, number: jax.Array | int) -> Batch:
+    """A device's slice of one batch: its columns, and its images from among all."""
+    own = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
+    # Rows come from the order and are never out of bounds.
+    return own._replace(image=images.at[own.row].get(mode="promise_in_bounds"))
+
+
+def in_turn(
+    take: Callable[[jax.Array | int, Carry], tuple[Carry, MetricSums]], carry: Carry, times: int
+) -> tuple[Carry, MetricSums]:
+    """Call `take` with 0, 1, … and the last carry, in a loop where that is several times; the sums are stacked."""
+    if times == 1:
+        carry, sums = take(0, carry)
+        return carry, jax.tree.map(lambda values: values[None], sums)
+    return lax.scan(lambda carry, number: take(number, carry), carry, jnp.arange(times))
 
 
 def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[int, ...], topology: Topology) -> bool:

@@ -46,17 +46,31 @@ def create_state(
     parts: Sequence[Part] = (),
     transform: Transform | None = None,
 ) -> TrainState:
-    """Initialize a replicated state; one compiled program, so that a deep network starts in seconds.
+    """Initialize a replicated state; every process must give the same seed. See `make_init`."""
+    return make_init(model, optimizer, image_shape, topology, parts=parts, transform=transform)(jax.random.key(seed))
+
+
+def make_init(
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    image_shape: tuple[int, int, int],
+    topology: Topology,
+    *,
+    parts: Sequence[Part] = (),
+    transform: Transform | None = None,
+) -> Callable[[jax.Array], TrainState]:
+    """Compile (on first use) the initialization of a replicated state from the key of a seed.
+
+    It is one program, so that a deep network starts in seconds.
 
     Args:
         image_shape: (H, W, C) of the images that the network will see.
-        seed: every process must give the same.
         transform: of the fresh parameters, before optimizer and parts see them: pretrained weights, or an
             initialization from data. Traced by JAX; it must give every process the same, and keep names, shapes and
             dtypes.
 
     Raises:
-        InputError: `transform` changes one; names the first.
+        InputError: when it is first used; `transform` changes one, and the first is named.
     """
 
     def init(key: jax.Array) -> TrainState:
@@ -74,7 +88,7 @@ def create_state(
 
     # Every parameter has random numbers of its own to compile: half of a cold start.
     options = options_of_one_call(topology.platform)
-    return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)(jax.random.key(seed))
+    return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)
 
 
 @jax.jit

@@ -3,6 +3,7 @@
 What leaves the step is the same on every device: `shard_map`'s replication checker proves it when the step is traced.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,8 @@ from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, MetricSums]]
+TrainStep = Callable[..., tuple[TrainState, MetricSums]]
+"""(state, batch, key of the run's seed, of seed 0 where there is none) -> the next state and the sums of this step."""
 EvalStep = Callable[[TrainState, Batch], MetricSums]
 
 _DROPOUT = 0x64726F
@@ -34,10 +36,15 @@ def make_train_step(
 ) -> TrainStep:
     """Compile (on first use) one optimizer step, of `make_local_step`, over the global batch.
 
-    The result takes a replicated state, which it consumes (its memory is donated to the new one), and a batch placed by
-    `topology.place`; it returns the new state and that step's sums over the global batch.
+    The result takes a replicated state, which it consumes (its memory is donated to the new one), a batch placed by
+    `topology.place`, and the run's key; it returns the new state and that step's sums over the global batch.
     """
-    step = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())
+    sharded = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P())
+
+    @functools.wraps(local_step)
+    def step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
+        return sharded(state, batch, key)
+
     return jax.jit(step, donate_argnums=0, compiler_options=dict(compiler_options or {}))
 
 
@@ -46,27 +53,27 @@ def make_local_step(
     optimizer: optax.GradientTransformation,
     topology: Topology,
     *,
-    seed: int = 0,
     schedule: optax.Schedule | None = None,
     parts: Sequence[Part] = (),
 ) -> TrainStep:
     """One optimizer step as each device takes it, on its slice of the batch: to be called inside `jax.shard_map`.
 
     Args:
-        seed: of the key that the model is given (dropout). It is folded with the step and the device's place.
         schedule: multiplies the optimizer's updates, 0 for the first step; for optimizers that have no schedule.
         parts: optional pieces, in this order; their arrays are in the state.
     """
 
-    def local_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
+    def local_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
         # The gradient of replicated parameters comes out summed over the devices, N times too large: cast first.
         params = lax.pcast(state.params, AXIS, to="varying")
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _DROPOUT), state.step)
-        key = jax.random.fold_in(key, lax.axis_index(AXIS))
+        # An argument and no constant, so that runs of several seeds are one program.
+        key = jax.random.key(0) if key is None else key
+        dropout = jax.random.fold_in(jax.random.fold_in(key, _DROPOUT), state.step)
+        dropout = jax.random.fold_in(dropout, lax.axis_index(AXIS))
         scale = math.prod(part.loss_scale(state.parts[part.name]) for part in parts)
 
         def total_loss(params: Any) -> tuple[jax.Array, tuple[MetricSums, Any]]:
-            sums, model_state = objective(params, state.model_state, batch, train=True, key=key)
+            sums, model_state = objective(params, state.model_state, batch, train=True, key=dropout, image_key=key)
             return sums.values[0, 0] * scale, (sums, model_state)
 
         grads, (sums, model_state) = jax.grad(total_loss, has_aux=True)(params)
@@ -95,34 +102,51 @@ def make_local_step(
 
 
 class Program:
-    """A jitted step that is compiled at its first call, and then says what it costs.
+    """A jitted step, or several in one, compiled when so many are first needed; then it says what one of them costs.
 
-    It takes the state, which is donated as `function` does, and what a chunk feeds it with.
+    It takes the state, which is donated as `function` does, and what a chunk feeds it with; `steps_in` tells of this
+    feed how many steps it is for.
     """
 
-    def __init__(self, function: Any):
-        self._function, self._compiled = function, None
+    def __init__(self, function: Any, steps_in: Callable[..., int] = lambda *feed: 1):
+        self.function, self._steps_in = function, steps_in
+        self._compiled: dict[int, Any] = {}
         self.cost: Cost | None = None
 
-    def __call__(self, *arguments: Any) -> tuple[TrainState, MetricSums]:
-        if self._compiled is not None:
-            try:
-                return self._compiled(*arguments)
-            except TypeError:
-                # A network may change the dtype of its own state. Under `jit` that compiles anew, and so it does here.
-                pass
-        self._compiled, self.cost = compile_with_cost(self._function, *arguments)
-        return self._compiled(*arguments)
+    def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
+        self.prepare(state, *feed)
+        try:
+            return self._compiled[self._steps_in(*feed)](state, *feed)
+        except TypeError:
+            # A network may change the dtype of its own state. Under `jit` that compiles anew, and so it does here.
+            return self._compile(state, *feed)(state, *feed)
+
+    def prepare(self, state: TrainState, *feed: Any) -> None:
+        """Compile what takes as many steps as this feed is for, unless it was needed before."""
+        if self._steps_in(*feed) not in self._compiled:
+            self._compile(state, *feed)
+
+    def _compile(self, state: TrainState, *feed: Any) -> Any:
+        steps = self._steps_in(*feed)
+        self._compiled[steps], cost = compile_with_cost(self.function, state, *feed)
+        self.cost = cost.of_one(steps)
+        return self._compiled[steps]
 
 
 def make_eval_step(objective: Objective, topology: Topology) -> EvalStep:
     """Compile (on first use) the measurement of one batch: sums over its unmasked examples, over all devices."""
+    local_step = make_local_eval_step(objective)
+    return jax.jit(jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+
+
+def make_local_eval_step(objective: Objective) -> EvalStep:
+    """The measurement of one batch as each device makes it, on its slice: to be called inside `jax.shard_map`."""
 
     def local_step(state: TrainState, batch: Batch) -> MetricSums:
         sums, _ = objective(state.eval_params, state.model_state, batch, train=False)
         return sums.replace(values=lax.psum(sums.values, AXIS))
 
-    return jax.jit(jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+    return local_step
 
 
 def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], jax.Array]:

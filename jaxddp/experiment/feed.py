@@ -1,9 +1,10 @@
 """A source becomes what the step is fed with: placed batches, or rows of images that lie on the devices."""
 
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,15 +19,25 @@ from jaxddp.errors import InputError
 from jaxddp.job.membership import exchange
 from jaxddp.mesh import Topology
 from jaxddp.training.epoch_sums import check_substituted
-from jaxddp.training.plan import max_substituted
+from jaxddp.training.plan import cut, full_length, max_substituted
 from jaxddp.training.run import Chunk
 from jaxddp.wording import size
 
 LONGEST_CHUNK = 32
 """Steps in one dispatch, at most: enough for its cost to vanish, and few enough for SIGTERM to be answered soon."""
 
+TRAINING, VALIDATION = "training", "validation"
+"""What images are on the devices for."""
+
 _LOAD_BATCH = 256
 _PLACED_AHEAD = 2
+
+
+class Resident(NamedTuple):
+    """A source, and its images on every device: uint8[N + padding, H, W, C], replicated; row r is the source's."""
+
+    source: Source
+    images: jax.Array
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,8 @@ class Feed:
     data: DataConfig
     topology: Topology
     substitutes: Substitutes | None = None
+    resident: dict[str, Resident] = field(default_factory=dict, repr=False)
+    """What lies on the devices already, by its use."""
 
     @property
     def shard(self) -> Shard:
@@ -53,42 +66,87 @@ class Feed:
         """Placed batches that hold each example of another source once; the last is padded and masked."""
         return self._placed(source.eval_batches(EvalOrder(len(source), batch_size), self.data, self.shard))
 
-    @cached_property
+    @property
     def images(self) -> jax.Array:
-        """The source's images on every device, uint8[N + padding, H, W, C], replicated; row r is the source's.
+        """The source's images on every device, see `Resident`. Raises: as `place`."""
+        self.place()
+        return self.resident[TRAINING].images
+
+    def place(self, val: Source | None = None) -> None:
+        """Put the images to train on, and those of a set to validate on, on every device, unless they lie there.
 
         Files are decoded once, each by one process, which sends it to the others by the devices. Raises: InputError;
         they do not fit into a device's free memory, or more images than may be cannot be used.
         """
-        batch_size = -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices
-        order = EvalOrder(len(self.source), batch_size)
-        shape = self.source.image_shape(self.data)
-        num_rows = order.num_batches * batch_size
-        needed, free = num_rows * int(np.prod(shape)), self.topology.free_memory()
-        if free is not None and needed > free:
+        missing = {use: source for use, source in self._wanted(val).items() if not self._lies_there(use, source)}
+        # What was validated on before makes room.
+        for use in missing.keys() & self.resident.keys():
+            del self.resident[use]
+        self._check_memory(missing)
+        for use, source in missing.items():
+            self.resident[use] = Resident(source, self._decoded(use, source))
+
+    def resident_bytes(self, val: Source | None) -> dict[str, int]:
+        """What the images to train on, and those of a set to validate on, take on each device, by their use."""
+        return {use: self._bytes(source) for use, source in self._wanted(val).items()}
+
+    def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
+        """What `make_resident_steps` takes for chunks of steps: images, columns and the run's key."""
+        for steps in chunks:
+            columns = stacked_columns(self.source.labels, self.order, steps, self.shard)
+            yield Chunk(len(steps), (self.images, self.topology.place(columns), key))
+
+    def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
+        """What `make_resident_eval` takes for each example of another source once, `longest` batches or fewer at once.
+
+        Raises: as `place`.
+        """
+        self.place(source)
+        images, order = self.resident[VALIDATION].images, EvalOrder(len(source), batch_size)
+        for numbers in cut(range(order.num_batches), full_length(order.num_batches, longest)):
+            yield images, self.topology.place(stacked_columns(source.labels, order, numbers, self.shard))
+
+    def _wanted(self, val: Source | None) -> dict[str, Source]:
+        return {TRAINING: self.source} | ({} if val is None else {VALIDATION: val})
+
+    def _lies_there(self, use: str, source: Source) -> bool:
+        return use in self.resident and self.resident[use].source is source
+
+    def _load_order(self, source: Source) -> EvalOrder:
+        return EvalOrder(len(source), -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices)
+
+    def _bytes(self, source: Source) -> int:
+        order = self._load_order(source)
+        return order.num_batches * order.batch_size * math.prod(source.image_shape(self.data))
+
+    def _check_memory(self, missing: Mapping[str, Source]) -> None:
+        needed = {use: self._bytes(source) for use, source in missing.items()}
+        free = self.topology.free_memory()
+        if free is not None and sum(needed.values()) > free:
             raise InputError(
-                f'data.cache="device": {size(needed)} of images on each device needed, {size(free)} free there; lower '
+                f'data.cache="device": {told(needed)} on each device needed, {size(free)} free there; lower '
                 "data.image_size or data.limit, or set data.cache to none"
             )
-        substituted = 0
+
+    def _decoded(self, use: str, source: Source) -> jax.Array:
+        """The images of a source, as training without random crops or evaluation sees them, placed."""
+        order, substituted = self._load_order(source), 0
+        num_rows, shape = order.num_batches * order.batch_size, source.image_shape(self.data)
 
         def counted() -> Iterator[np.ndarray]:
             nonlocal substituted
-            for batch in self.source.whole_batches(order, self.data, self.shard, self.substitutes):
+            if use == TRAINING:
+                batches = source.whole_batches(order, self.data, self.shard, self.substitutes)
+            else:
+                batches = source.eval_batches(order, self.data, self.shard)
+            for batch in batches:
                 substituted += 0 if batch.substituted is None else int(batch.substituted.sum())
                 yield batch.image
 
         images = place_images(counted(), num_rows, shape, self.topology)
-        everywhere = sum(map(int, exchange("substituted images", str(substituted))))
-        check_substituted(everywhere, max_substituted(self.data.max_bad_images, len(self.source)), "data.cache=device")
+        everywhere = sum(map(int, exchange(f"substituted {use} images", str(substituted))))
+        check_substituted(everywhere, max_substituted(self.data.max_bad_images, len(source)), "data.cache=device")
         return images
-
-    def resident_chunks(self, chunks: Iterable[range], length: int) -> Iterator[Chunk]:
-        """What `make_resident_steps` takes for chunks of at most `length` steps: images, columns, and their number."""
-        for steps in chunks:
-            columns = stacked_columns(self.source.labels, self.order, steps, length, self.shard)
-            count = self.topology.replicate(np.int32(len(steps)))
-            yield Chunk(len(steps), (self.images, self.topology.place(columns), count))
 
     def _placed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Batches on the devices ahead of their use, so that copying overlaps with computing."""
@@ -98,3 +156,8 @@ class Feed:
             if len(placed) > _PLACED_AHEAD:
                 yield placed.popleft()
         yield from placed
+
+
+def told(sizes: Mapping[str, int]) -> str:
+    """Bytes of images by their use, in words: "197 kB of training and 98 kB of validation images"."""
+    return " and ".join(f"{size(count)} of {use}" for use, count in sizes.items()) + " images"

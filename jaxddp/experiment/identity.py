@@ -1,5 +1,6 @@
 """What tells one training from another where its pieces are objects: names, and digests of what they compute."""
 
+import functools
 import hashlib
 import re
 import zlib
@@ -70,12 +71,13 @@ def _checksum(tree: Any) -> str:
 
 def _initial_numbers(optimizer: optax.GradientTransformation, params: Any) -> list[str]:
     """The numbers that an optimizer keeps in its state and not in its program, as `optax.inject_hyperparams` does."""
+    return [str(np.asarray(number)) for number in _scalars(optimizer.init, params)]
 
-    def numbers(params: Any) -> list[jax.Array]:
-        leaves = jax.tree.leaves(optimizer.init(params))
-        return [leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
 
-    return [str(np.asarray(number)) for number in jax.jit(numbers)(params)] if jax.eval_shape(numbers, params) else []
+@functools.partial(jax.jit, static_argnums=0)
+def _scalars(init: Callable[[Any], Any], params: Any) -> list[jax.Array]:
+    leaves = jax.tree.leaves(init(params))
+    return [leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
 
 
 def _part(part: Part, state: TrainState) -> str:

@@ -15,14 +15,15 @@ from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
-from jaxddp.engine.loss import Loss, example_loss
+from jaxddp.engine.loss import Loss
 from jaxddp.engine.objective import Metric, Objective
-from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
-from jaxddp.engine.state import TrainState, create_state
-from jaxddp.engine.step import Program, TrainStep, make_eval_step, make_local_step, make_train_step
+from jaxddp.engine.resident_steps import loops_are_slow
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import Program, TrainStep
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.experiment.identity import checksums, identity
+from jaxddp.experiment.programs import Programs, seeded_step, settings
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.experiment.session import Session
@@ -33,12 +34,6 @@ from jaxddp.models.protocol import Model
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.plan import Plan
 from jaxddp.training.run import Chunk, Chunks, Run
-
-_SETTINGS = (
-    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
-    "jax_numpy_dtype_promotion",
-)
-"""JAX's settings that decide numbers: a program of other types would wait for that of another process."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +50,7 @@ class RunSetup:
     feed: Feed = field(repr=False)
     preprocess: Preprocess = field(repr=False)
     state: TrainState = field(repr=False)
+    programs: Programs = field(default_factory=Programs, repr=False)
 
     @property
     def topology(self) -> Topology:
@@ -78,6 +74,11 @@ class RunSetup:
         """Which rows of the training data make up each global batch."""
         return self.feed.order
 
+    @cached_property
+    def key(self) -> jax.Array:
+        """The random key of the seed, on every device."""
+        return self.topology.replicate(jax.random.key(self.order.seed))
+
     @property
     def slices(self) -> list[tuple[Device, slice]]:
         """Per device, in mesh order, the rows of a global batch that it gets."""
@@ -87,6 +88,11 @@ class RunSetup:
     def plan(self) -> Plan:
         """How long the run is, and when it logs, validates and saves."""
         return Plan.of(self.recipe.config, len(self.table))
+
+    @property
+    def validated(self) -> Source | None:
+        """What is validated on; None where validation is switched off."""
+        return self.resources.val if self.plan.evaluate.examples else None
 
     @cached_property
     def objective(self) -> Objective:
@@ -102,34 +108,51 @@ class RunSetup:
         """The same setup with another loss, which evaluation measures too. Raises: as `example_loss`."""
         if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
             return self
-        taken_apart = example_loss(loss, self.table.num_classes)
+        taken_apart = self.programs.loss(loss, self.table.num_classes)
         return dataclasses.replace(
             self, recipe=dataclasses.replace(self.recipe, loss=taken_apart, eval_loss=taken_apart)
         )
+
+    def with_seed(self, seed: int) -> "RunSetup":
+        """The same setup with another seed, and so another initial state, order, augmentation and dropout.
+
+        A run of it gives the same bits as one that is prepared with this seed. It compiles nothing that a run of this
+        setup has compiled, and images that lie on the devices stay there. The objects of the recipe stay, too: a model
+        or an optimizer that a recipe file made of its config's seed is still that one.
+
+        Raises:
+            InputError: a seed that is out of range, or another one in another process.
+        """
+        config = self.recipe.config.replace(seed=seed)
+        agree({"seed": str(seed)})
+        order, substitutes = dataclasses.replace(self.order, seed=seed), self.table.substitutes(self.data)
+        recipe = dataclasses.replace(self.recipe, config=config)
+        feed = dataclasses.replace(self.feed, order=order, substitutes=substitutes)
+        init = self.programs.init(self.model, recipe, self.table.image_shape(self.data), self.topology)
+        made = dataclasses.replace(self, recipe=recipe, feed=feed)
+        return dataclasses.replace(made, state=init(made.key))
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
         return self.feed.batches(start, stop)
 
     def step(self) -> TrainStep:
-        """One optimizer step on a placed batch, compiled on first use; see `make_train_step`."""
-        return make_train_step(self._local_step(), self.topology, compiler_options=self.resources.compiler_options)
-
-    def _local_step(self) -> TrainStep:
-        recipe, seed = self.recipe, self.order.seed
-        return make_local_step(
-            self.objective, recipe.optimizer, self.topology, seed=seed, schedule=recipe.schedule, parts=recipe.parts
-        )
+        """One optimizer step on a placed batch, compiled on first use, with the seed in it; see `make_train_step`."""
+        return seeded_step(self.objective, self.recipe, self.resources, self.order.seed)
 
     def program(self) -> tuple[Program, Chunks]:
         """The program of the steps, and what feeds it: placed batches, or rows of images on the devices."""
-        if self.data.cache == "none":
-            total = self.plan.total_steps
-            return Program(self.step()), lambda done: (Chunk(1, (batch,)) for batch in self.batches(done, total))
-        slow = loops_are_slow(self.objective, self.state, self.feed.images.shape[1:], self.topology)
-        length, options = 1 if slow else LONGEST_CHUNK, self.resources.compiler_options
-        steps = make_resident_steps(self._local_step(), self.topology, length=length, compiler_options=options)
-        return Program(steps), lambda done: self.feed.resident_chunks(self.plan.chunks(done, length), length)
+        key, plan, resident = self.key, self.plan, self.data.cache == "device"
+        program = self.programs.train(self.objective, self.recipe, self.resources, resident=resident)
+        if not resident:
+            return program, lambda done: (Chunk(1, (batch, key)) for batch in self.batches(done, plan.total_steps))
+        length = plan.chunk_length(self._longest_chunk)
+        return program, lambda done: self.feed.resident_chunks(plan.chunks(done, length), key)
+
+    @cached_property
+    def _longest_chunk(self) -> int:
+        shape = self.table.image_shape(self.data)
+        return 1 if loops_are_slow(self.objective, self.state, shape, self.topology) else LONGEST_CHUNK
 
     def evaluator(
         self,
@@ -137,14 +160,23 @@ class RunSetup:
         batch_size: int | None = None,
         metrics: Mapping[str, Metric] | None = None,
         extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
+        *,
+        resident: bool = False,
     ) -> Evaluator:
-        """Measures a state over a source, in batches of `batch_size`, else as in training. Raises: InputError."""
+        """Measures a state over a source, in batches of `batch_size`, else as in training. Raises: InputError.
+
+        The images are decoded anew at each measurement, or once, if they are to be `resident` on the devices.
+        """
         size = batch_size or self.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
         check_labelled(source, "validation data")
         check_comparable(source, self.table, self.data)
-        step = make_eval_step(self.eval_objective(metrics), self.topology)
-        return Evaluator(step, lambda: self.feed.eval_batches(source, size), len(source), extra)
+        step = self.programs.evaluate(self.eval_objective(metrics), self.topology, resident=resident)
+        if resident:
+            longest = self._longest_chunk
+            return Evaluator(step, lambda: self.feed.resident_eval(source, size, longest), len(source), extra)
+        batches = self.feed.eval_batches
+        return Evaluator(step, lambda: ((batch,) for batch in batches(source, size)), len(source), extra)
 
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
@@ -170,7 +202,12 @@ class RunSetup:
         val, config = self.resources.val, self.recipe.config
         if self.topology.process_count > 1:
             agree({**(objects or {}), **checksums(self.state), "the number of steps": str(self.plan.total_steps)})
-        evaluator = None if val is None else self.evaluator(val, config.eval.batch_size, extra=evaluators)
+        evaluator, resident = None, self.data.cache == "device"
+        if val is not None:
+            evaluator = self.evaluator(val, config.eval.batch_size, extra=evaluators, resident=resident)
+        if resident:
+            # Before anything is compiled: both have to fit, and no image may be damaged.
+            self.feed.place(self.validated)
         (program, chunks), rate = self.program(), self.recipe.learning_rate
         run = Run(
             self.plan, self.topology, self.state, program, chunks, evaluator, listeners=listeners, learning_rate=rate
@@ -193,15 +230,13 @@ def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Pre
     """The last part of `prepare`: what compiles. Raises: InputError; the processes hold different data."""
     order, source, topology = feed.order, feed.source, resources.topology
     agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
-    settings = {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
-    agree(settings | {"XLA's options": str(sorted(resources.compiler_options.items()))})
+    # A program of other types would wait for that of another process.
+    agree(settings() | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
-    model = for_platform(recipe.model, topology.platform)
-    shape, parts, transform = source.image_shape(feed.data), recipe.parts, recipe.initialize
-    state = create_state(
-        model, recipe.optimizer, shape, seed=order.seed, topology=topology, parts=parts, transform=transform
-    )
-    return RunSetup(recipe, resources, model, feed, preprocess, state)
+    model, programs = for_platform(recipe.model, topology.platform), Programs()
+    init = programs.init(model, recipe, source.image_shape(feed.data), topology)
+    state = init(topology.replicate(jax.random.key(order.seed)))
+    return RunSetup(recipe, resources, model, feed, preprocess, state, programs)
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:
@@ -225,7 +260,7 @@ def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
             "channels; give a value for each channel"
         )
     dtype = config.train.precision or "float32"
-    preprocess = Preprocess(data.mean, data.std, data.augment, config.seed, dtype, recipe.augmentation)
+    preprocess = Preprocess(data.mean, data.std, data.augment, dtype, recipe.augmentation)
     check_augmentation(preprocess, shape)
     check_mixing(data.augment, config.train.batch_size, resources.topology.num_devices)
     return preprocess

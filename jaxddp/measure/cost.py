@@ -1,7 +1,7 @@
 """What a compiled program costs: its floating-point operations, and the memory that a device needs for it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxddp.measure.flops import count_flops
@@ -10,7 +10,7 @@ from jaxddp.measure.peaks import peak
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run of a program; of a program that takes several steps in a loop, of one of them."""
+    """Of one run of a program."""
 
     flops_of: Mapping[str, int]
     """Floating-point operations by dtype, over all devices of all processes; see `count_flops`."""
@@ -29,6 +29,10 @@ class Cost:
             return None
         output = found.output_size_in_bytes - found.alias_size_in_bytes
         return found.argument_size_in_bytes + output + found.temp_size_in_bytes
+
+    def of_one(self, steps: int) -> "Cost":
+        """Of one of the steps that the program takes; all of them share its memory."""
+        return replace(self, flops_of={dtype: flops // steps for dtype, flops in self.flops_of.items()})
 
     def utilization(self, seconds: float, num_devices: int, device_kind: str) -> float | None:
         """Model FLOP utilization (Chowdhery et al. 2022, arXiv:2204.02311, appendix B): the share of a time in which

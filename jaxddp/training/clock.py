@@ -40,7 +40,7 @@ class Clock:
         self._begin, self._waited, self._steps = time.perf_counter(), 0.0, 0
 
     def dispatched(self, steps: int, result: Any) -> None:
-        """Count steps dispatched together; the first wait for their compilation, and only then the clock starts."""
+        """Count steps dispatched together; the first, which warm up, are waited for, and only then the clock starts."""
         if self._started:
             self._steps += steps
             return
@@ -52,7 +52,7 @@ class Clock:
     def rates(self) -> tuple[float, float]:
         """(images a second over all devices, share of the time spent waiting for data) since the last call.
 
-        The run's first dispatch, which compiles, has no part in it, unless there was no other.
+        The run's first dispatch has no part in it, unless there was no other; compiling never has.
         """
         seconds = time.perf_counter() - self._begin
         self.epoch_seconds += seconds + self._first_seconds

@@ -35,7 +35,7 @@ class EpochSums:
         """Take the sums of steps that were just dispatched together; waits where too many are unfinished.
 
         Args:
-            steps: their numbers, from 1; sums of several have an axis of steps first, which may be longer.
+            steps: their numbers, from 1; sums of several have an axis of steps first.
         """
         self._names = sums.names
         self._pending.append((steps, sums))
@@ -56,7 +56,7 @@ class EpochSums:
         values = [
             value.astype(np.float64)
             for (several, _), found in zip(self._pending, fetched, strict=True)
-            for value in found.reshape(-1, *found.shape[-2:])[: len(several)]
+            for value in found.reshape(len(several), *found.shape[-2:])
         ]
         self._pending.clear()
         for step, value in zip(steps, values, strict=True):

@@ -8,10 +8,8 @@ from typing import Any
 
 import jax
 
-from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import EvalStep
 
 # A display that asks more often than this would make the devices wait for it.
 _REPORT_SECONDS = 0.5
@@ -26,12 +24,13 @@ class Evaluator:
     """Measures a state over a whole split of `num_examples`.
 
     Attributes:
-        batches: starts over at each call; its batches are placed on the devices.
+        step: measures the batch that it is fed with, or several, whose sums it stacks.
+        batches: starts over at each call; what the step is given beside the state, on the devices.
         extra: further functions of the state, whose metrics join the means.
     """
 
-    step: EvalStep
-    batches: Callable[[], Iterator[Batch]]
+    step: Callable[..., MetricSums]
+    batches: Callable[[], Iterator[tuple[Any, ...]]]
     num_examples: int
     extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = ()
 
@@ -40,19 +39,19 @@ class Evaluator:
     ) -> dict[str, float]:
         """Means over the split, with `count`, the number of examples that had a part in them.
 
-        `report` is told of the means so far, now and then. `between` is called between two batches, by all processes as
-        often; what it raises ends the evaluation. Raises: RuntimeError; the batches did not hold each example once.
+        `report` is told of the means so far, now and then. `between` is called between two dispatches, by all processes
+        as often; what it raises ends the evaluation. Raises: RuntimeError; the batches did not hold each example once.
         """
         totals: MetricSums | None = None
         in_flight: deque[Any] = deque()
         reported = time.perf_counter()
-        for number, batch in enumerate(self.batches()):
+        for number, feed in enumerate(self.batches()):
             if number:
                 between()
-            sums = self.step(state, batch)
-            totals = sums if totals is None else totals.replace(values=totals.values + sums.values)
+            sums = self.step(state, *feed)
+            totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values))
             in_flight.append(totals.values)
-            if len(in_flight) > _BATCHES_IN_FLIGHT:
+            if len(in_flight) > (_BATCHES_IN_FLIGHT if sums.values.ndim == 2 else 1):
                 jax.block_until_ready(in_flight.popleft())
             if report and time.perf_counter() - reported > _REPORT_SECONDS:
                 report(totals.means(), totals.count())
@@ -64,3 +63,12 @@ class Evaluator:
         for measure in self.extra:
             metrics |= measure(state)
         return metrics
+
+
+@jax.jit
+def _added(total: jax.Array | None, values: jax.Array) -> jax.Array:
+    """Adds the sums of one batch after the other: the bits are the same however many are measured at once."""
+    for each in values.reshape(-1, *values.shape[-2:]):
+        total = each if total is None else total + each
+    assert total is not None  # of one batch at least
+    return total

@@ -94,7 +94,7 @@ class EvaluationRecord:
 class RunEnd:
     """How a run ended. `validation` holds the last evaluation's metrics, with `count`; empty where there was none.
 
-    `used` is at the speed of all the steps that this process trained, its first dispatch excluded, which compiles.
+    `used` is at the speed of all the steps that this process trained, its first dispatch and compiling excluded.
     """
 
     status: Literal["done", "preempted", "failed"]

@@ -44,6 +44,8 @@ def fit(run: Run) -> TrainState:
                 with traced.step(done + 1, state):
                     with loop.clock.waiting_for_data():
                         chunk = next(stream)
+                    with loop.clock.paused():
+                        run.program.prepare(state, *chunk.feed)
                     state, sums = run.program(state, *chunk.feed)
                 loop.clock.dispatched(chunk.steps, sums.values)
                 loop.sums.add(range(done + 1, done + chunk.steps + 1), sums)

@@ -64,19 +64,29 @@ class Plan:
     def epochs(self) -> Cadence:
         return Cadence(Fraction(self.num_examples), self.batch_size)
 
-    def chunks(self, done: int, longest: int) -> Iterator[range]:
+    def chunks(self, done: int, length: int) -> Iterator[range]:
         """Cuts the steps that follow the first `done` into chunks that can be dispatched as one.
 
         A chunk is a range of steps counted from 0, as the order of examples counts them: after the chunk, `chunk.stop`
-        steps are done. It holds at most `longest`, nothing is due before its end, and its steps are all traced or none.
+        steps are done. It is of `length` steps or of one; nothing is due before its end, and its steps are all traced
+        or none. Without a profile, a run that goes on after any chunk cuts what follows as this one does.
         """
         traced = self.traced(done)
         while done < self.total_steps:
-            dues = [cadence.following(done) for cadence in (self.log, self.evaluate, self.checkpoint, self.epochs)]
+            dues = [cadence.following(done) for cadence in self._cadences]
             dues += [end for end in (traced.start - 1, traced.stop - 1) if traced and end > done]
-            stop = min(done + longest, self.total_steps, *(due for due in dues if due is not None))
-            yield range(done, stop)
-            done = stop
+            due = min(self.total_steps, *(due for due in dues if due is not None))
+            yield from cut(range(done, due), length)
+            done = due
+
+    def chunk_length(self, longest: int) -> int:
+        """The length of a full chunk: it makes the fewest dispatches between two turns of the shortest cadence."""
+        between = [int(cadence.examples / self.batch_size) for cadence in self._cadences if cadence.examples]
+        return full_length(max(1, min(between)), longest)
+
+    @property
+    def _cadences(self) -> tuple[Cadence, ...]:
+        return self.log, self.evaluate, self.checkpoint, self.epochs
 
     def traced(self, done: int) -> range:
         """The steps, counted from 1, that are traced of a run that goes on after the first `done`; there may be none.
@@ -99,6 +109,18 @@ class Plan:
 
     def saves(self, step: int) -> bool:
         return self.checkpoint.due(step) or self.last(step)
+
+
+def full_length(steps: int, longest: int) -> int:
+    """The length of full chunks, at most `longest`, by which so many steps are cut into the fewest."""
+    return min(range(min(steps, longest), 0, -1), key=lambda length: sum(divmod(steps, length)))
+
+
+def cut(steps: range, length: int) -> Iterator[range]:
+    """Cuts steps into full chunks of `length`, as many as there are, and the rest into single ones."""
+    full = len(steps) // length * length
+    yield from (steps[at : at + length] for at in range(0, full, length))
+    yield from (steps[at : at + 1] for at in range(full, len(steps)))
 
 
 def max_substituted(share: float, num_examples: int) -> int:

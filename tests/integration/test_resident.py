@@ -1,4 +1,4 @@
-"""Data sets on the devices of several processes: chunks of steps, the same in each, also where SIGTERM cuts in."""
+"""Data sets on the devices of several processes: the same chunks and validations, also where SIGTERM cuts in."""
 
 import re
 import signal
@@ -22,6 +22,7 @@ jax.config.update("jax_num_cpu_devices", int(sys.argv[3]))
 rng = np.random.default_rng(0)
 images = rng.integers(0, 256, (300, 6, 6, 3), np.uint8)
 table = jaxddp.ArrayTable(images, rng.integers(0, 5, 300), tuple("abcde"))
+val = jaxddp.ArrayTable(images[:101], table.labels[:101], table.class_names)
 net = (
     lambda key, example: {"weight": np.zeros((example[0].size, 5), np.float32)},
     lambda params, images: images.reshape(len(images), -1) @ params["weight"],
@@ -29,8 +30,8 @@ net = (
 data = jaxddp.DataConfig(augment=jaxddp.AugmentConfig(pad=1), cache="device")
 setup = jaxddp.prepare_training(net, table, None, optax.sgd(0.01), 2, data=data, epochs=20)
 jaxddp.train(
-    jaxddp.softmax_cross_entropy, setup, workdir=sys.argv[1], listeners=[Slow()],
-    log_every="7 steps", save_every="100 steps",
+    jaxddp.softmax_cross_entropy, setup, workdir=sys.argv[1], listeners=[Slow()], val=val,
+    log_every="7 steps", save_every="100 steps", eval_every="150 steps",
 )
 """
 
@@ -53,4 +54,6 @@ def test_two_processes_take_the_same_chunks_and_stop_at_one_step(script, start, 
     assert said[0] and said[1] and said[0][1] == said[1][1]
     start(Launched, tmp_path / "second", 2, [*words, "0", "2"]).ends_well()
     assert len(losses(tmp_path / "one")) > 100
-    assert close(losses(tmp_path / "two"), losses(tmp_path / "one"))
+    for split in ("train", "val"):
+        assert close(losses(tmp_path / "two", split), losses(tmp_path / "one", split))
+    assert len(losses(tmp_path / "one", "val")) == 5

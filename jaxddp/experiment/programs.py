@@ -1,0 +1,115 @@
+"""What is compiled for the runs of a recipe: a state, a seed's key and what feeds a step are its arguments."""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxddp.data.batch import Batch
+from jaxddp.engine.loss import ExampleLoss, Loss, example_loss
+from jaxddp.engine.objective import MetricSums, Objective
+from jaxddp.engine.resident_steps import make_resident_eval, make_resident_steps, steps_in
+from jaxddp.engine.state import TrainState, make_init
+from jaxddp.engine.step import (
+    Program,
+    TrainStep,
+    make_eval_step,
+    make_local_eval_step,
+    make_local_step,
+    make_train_step,
+)
+from jaxddp.experiment.recipe import Recipe
+from jaxddp.experiment.resources import Resources
+from jaxddp.mesh import Topology
+from jaxddp.models.protocol import Model
+
+_SETTINGS = (
+    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
+    "jax_numpy_dtype_promotion",
+)
+_MOST = 16
+
+
+def settings() -> dict[str, str]:
+    """JAX's settings that decide numbers."""
+    return {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
+
+
+class Programs:
+    """Compiled programs, by the objects that they are made of: who has the same objects gets the same program.
+
+    The last few that were asked for are kept; each is compiled on first use.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[tuple[str, dict[str, str]], tuple[Any, ...], Any]] = []
+
+    def loss(self, function: Loss, num_classes: int) -> ExampleLoss:
+        """See `example_loss`."""
+        return self._made("loss", (function,), lambda: example_loss(function, num_classes))
+
+    def init(
+        self, model: Model, recipe: Recipe, image_shape: tuple[int, int, int], topology: Topology
+    ) -> Callable[[jax.Array], TrainState]:
+        """See `make_init`."""
+        parts, transform = recipe.parts, recipe.initialize
+        return self._made(
+            "init",
+            (model, recipe.optimizer, parts, transform, topology),
+            lambda: make_init(model, recipe.optimizer, image_shape, topology, parts=parts, transform=transform),
+        )
+
+    def train(self, objective: Objective, recipe: Recipe, resources: Resources, *, resident: bool) -> Program:
+        """The program of a run's steps, on placed batches or on images that are `resident` on the devices."""
+        topology, options = resources.topology, resources.compiler_options
+
+        def make() -> Program:
+            local_step = _local_step(objective, recipe, topology)
+            if resident:
+                return Program(make_resident_steps(local_step, topology, compiler_options=options), steps_in)
+            return Program(make_train_step(local_step, topology, compiler_options=options))
+
+        pieces = (recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
+        return self._made("resident steps" if resident else "step", (*_pieces(objective), *pieces), make)
+
+    def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
+        """What measures placed batches, or images that are `resident` on the devices."""
+
+        def make() -> Callable[..., MetricSums]:
+            if resident:
+                return make_resident_eval(make_local_eval_step(objective), topology)
+            return make_eval_step(objective, topology)
+
+        return self._made("resident eval" if resident else "eval", (*_pieces(objective), topology), make)
+
+    def _made(self, kind: str, pieces: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        kind_here = (kind, settings())
+        for place, (known_kind, known, program) in enumerate(self._kept):
+            # Not whether they are equal: of a user's objects that might say nothing of what they compute.
+            if known_kind == kind_here and all(map(operator.is_, known, pieces)):
+                self._kept.append(self._kept.pop(place))
+                return program
+        program = make()
+        self._kept = [*self._kept[1 - _MOST :], (kind_here, pieces, program)]
+        return program
+
+
+def seeded_step(objective: Objective, recipe: Recipe, resources: Resources, seed: int) -> TrainStep:
+    """A step (state, batch) of one seed, which is a constant in it; see `make_train_step`."""
+    local_step = _local_step(objective, recipe, resources.topology)
+
+    @functools.wraps(local_step)
+    def of_seed(state: TrainState, batch: Batch, _: None) -> tuple[TrainState, MetricSums]:
+        return local_step(state, batch, jax.random.key(seed))
+
+    return make_train_step(of_seed, resources.topology, compiler_options=resources.compiler_options)
+
+
+def _local_step(objective: Objective, recipe: Recipe, topology: Topology) -> TrainStep:
+    return make_local_step(objective, recipe.optimizer, topology, schedule=recipe.schedule, parts=recipe.parts)
+
+
+def _pieces(objective: Objective) -> tuple[Any, ...]:
+    return objective.model, objective.loss, objective.preprocess, objective.metrics

@@ -1,0 +1,175 @@
+"""Several seeds of one setup: the numbers of fresh runs, and no program that the first has not compiled."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from made import setup_of, train
+from small import CLASSES, largest_difference, linear_model, random_table
+from test_loop import Recorder
+
+import jaxddp
+from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.errors import InputError
+from jaxddp.experiment import feed
+from jaxddp.experiment.programs import Programs
+
+TABLE, VAL = random_table(50), random_table(23, seed=1)
+PLAN = {"train": {"duration": "16 steps"}, "log": {"every": "3 steps"}, "checkpoint": {"every": "8 steps"}}
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class Dropped(nn.Module):
+    """Its seed decides initialization and, in each step, dropout."""
+
+    @nn.compact
+    def __call__(self, images, train: bool):
+        x = nn.Dense(8)(images.reshape(len(images), -1))
+        return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def prepared(seed: int, cache: str = "none", devices: int = 2, augment: AugmentConfig | None = None):
+    data = DataConfig(augment=augment or AugmentConfig(pad=1), cache=cache)
+    return setup_of(Dropped(), optax.sgd(0.05, momentum=0.9), TABLE, devices=devices, data=data, seed=seed)
+
+
+def numbers(setup):
+    """All that a run leaves: the state, the metrics of its records and of its validations."""
+    recorder = Recorder()
+    state = train(setup, PLAN, val=VAL, listeners=[recorder])
+    ended = [record.epoch_end.metrics for record in recorder.steps if record.epoch_end]
+    return jax.device_get(state), [record.metrics for record in recorder.steps + recorder.evaluations], ended
+
+
+@pytest.fixture
+def compilations():
+    """How often XLA was asked for a program, in memory or in a cache on disk."""
+    counts = Counter()
+    listener = lambda event, seconds, **more: counts.update([event])  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    yield lambda: counts[COMPILED]
+    jax.monitoring.unregister_event_duration_listener(listener)
+
+
+@pytest.mark.parametrize(("cache", "devices"), [("none", 1), ("none", 4), ("device", 1), ("device", 4)])
+def test_a_second_seed_compiles_nothing_and_gives_the_numbers_of_a_fresh_run(cache, devices, compilations):
+    first = prepared(0, cache, devices)
+    fresh = {seed: numbers(prepared(seed, cache, devices)) for seed in (0, 7)}
+    before = compilations()
+    found = {0: numbers(first)}
+    assert compilations() > before
+    for seed in (7, 2**40 + 7, 0):
+        before = compilations()
+        found[seed] = numbers(first.with_seed(seed))
+        assert compilations() == before
+    for seed, (state, *metrics) in fresh.items():
+        assert largest_difference(state, found[seed][0]) == 0 and metrics == list(found[seed][1:])
+    losses = [{record["loss"] for record in records} for _, records, _ in found.values()]
+    assert not losses[0] & losses[1]
+
+
+def test_order_key_config_and_state_are_those_of_the_seed():
+    first = prepared(0)
+    for seed in (1, 2**40 + 3, 2**63 - 1):
+        made, fresh = first.with_seed(seed), prepared(seed)
+        assert made.order == fresh.order and made.recipe.config == fresh.recipe.config
+        assert (jax.random.key_data(made.key) == jax.random.key_data(fresh.key)).all()
+        assert largest_difference(jax.device_get(made.state), jax.device_get(fresh.state)) == 0
+        assert largest_difference(made.state.params, first.state.params) > 1e-3
+    with pytest.raises(InputError, match="seed"):
+        first.with_seed(-1)
+
+
+def test_a_step_for_a_loop_of_ones_own_draws_what_a_run_draws():
+    augment = AugmentConfig(pad=1, erase=0.5, mixup=0.4, rand_augment=1)
+    moved = prepared(3, augment=augment).with_seed(4)
+    step, state, losses = moved.step(), jax.tree.map(jnp.copy, moved.state), []
+    for batch in moved.batches(0, 6):
+        state, sums = step(state, batch)
+        losses.append(sums.means()["loss"])
+    _, records, _ = numbers(moved)
+    assert [losses[2], losses[5]] == [record["loss"] for record in records[:2]]
+
+
+def test_a_program_belongs_to_its_objects_and_to_settings_of_jax():
+    setup, programs = prepared(0), Programs()
+
+    def program(setup):
+        return programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
+
+    first = program(setup)
+    assert program(setup) is program(setup.with_seed(1)) is first
+    assert programs.train(setup.objective, setup.recipe, setup.resources, resident=True) is not first
+    schedule = dataclasses.replace(setup.recipe, schedule=lambda step: 0.5)
+    assert program(dataclasses.replace(setup, recipe=schedule)) is not first
+    assert program(setup.with_loss(lambda logits, labels: -logits[:, 0])) is not first
+    with jax.default_matmul_precision("highest"):
+        assert program(setup) is not first
+    assert program(setup) is first
+    # Notebooks may train with many: what is not asked for goes.
+    for _ in range(40):
+        programs.evaluate(setup.eval_objective({}), setup.topology, resident=False)
+    assert program(setup) is not first
+
+
+# --- From Python ---
+
+SCRIPT = """
+import json, sys
+import jax, numpy as np, optax
+from small import linear_model, random_table
+import jaxddp
+
+cache, *seeds = sys.argv[1:]
+data = jaxddp.DataConfig(augment=jaxddp.AugmentConfig(pad=1), cache=cache)
+setup = jaxddp.prepare_training(
+    linear_model(), random_table(50), 2, optax.sgd(0.05), 4, data=data, epochs=2, seed=int(seeds[0])
+)
+for seed in map(int, seeds):
+    setup = setup if seed == int(seeds[0]) else setup.with_seed(seed)
+    state, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=random_table(23, seed=1), listeners=())
+    found = [np.asarray(state.params["weight"]).tobytes().hex(), history.val["loss"].tolist()]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("cache", ("none", "device"))
+def test_the_third_seed_of_a_process_is_the_first_of_another_bit_for_bit(cache):
+    def trained(*seeds: int) -> list:
+        environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", SCRIPT, cache, *map(str, seeds)]
+        return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+    assert trained(5, 6, 2) == trained(2)
+
+
+def test_a_notebook_trains_several_seeds_and_decodes_and_compiles_once(tmp_path, monkeypatch, compilations):
+    loads, place = [], feed.place_images
+    monkeypatch.setattr(feed, "place_images", lambda *given: loads.append(given) or place(*given))
+    data = DataConfig(augment=AugmentConfig(pad=1), cache="device")
+    setup = jaxddp.prepare_training(linear_model(), TABLE, 4, optax.adam(0.01), 2, data=data, epochs=2)
+
+    def loss(logits, labels):
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+    compiled, accuracies = [], []
+    for seed in range(3):
+        state, history = jaxddp.train(
+            loss, setup.with_seed(seed), val=VAL, workdir=tmp_path / f"seed{seed}", listeners=(), log_every="3 steps"
+        )
+        accuracies.append(jaxddp.evaluate(state, setup, VAL, loss)["loss"])
+        assert accuracies[-1] == history.val["loss"][-1]
+        compiled.append(compilations())
+    assert compiled[0] == compiled[1] == compiled[2] and len(set(accuracies)) == 3
+    # What is trained and what is validated on.
+    assert len(loads) == 2
+    with pytest.raises(InputError, match="seed was 0 and is now 1"):
+        jaxddp.train(loss, setup.with_seed(1), val=VAL, workdir=tmp_path / "seed0", listeners=())
