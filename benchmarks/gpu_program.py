@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 from gpu_counts import count, table
@@ -38,7 +37,7 @@ from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import make_resident_steps
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import make_init
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import LONGEST_CHUNK
@@ -69,7 +68,7 @@ def main() -> None:
     options, overrides = parser.parse_known_args()
     jax.config.update("jax_platforms", "cpu")
     try:
-        _, file = parse_recipe(Overrides, "gpu_program.py", options.config, overrides)
+        _, file = parse_recipe(Overrides, "gpu_program.py", [options.config, *overrides])
         data = Data(options.examples, options.classes, options.channels)
         found = {name: program_figures(file, name, options.batch, data) for name in options.topology}
     except InputError as error:
@@ -127,29 +126,26 @@ def found_devices(topology: str) -> list[Any]:
 def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Data) -> tuple[Any, int]:
     """The compiled program that a run of a config takes its steps by, and how many it takes at once."""
     recipe = recipe_of(file, config, data.classes, data.examples)
-    model, shape = for_platform(recipe.model, "gpu"), (config.data.image_size,) * 2 + (data.channels,)
-
-    def fresh() -> TrainState:
-        params, model_state = model.init(jax.random.key(0), jnp.zeros((1, *shape)))
-        return TrainState(jnp.zeros((), jnp.int32), params, model_state, recipe.optimizer.init(params))
-
-    augment = (config.data.mean, config.data.std, config.data.augment, config.seed, config.train.precision)
-    objective = Objective(model, recipe.loss, Preprocess(*augment, recipe.augmentation), recipe.metrics)
-    state = shapes(jax.eval_shape(fresh), topology.replicated)
-    local_step = make_local_step(objective, recipe.optimizer, topology, seed=config.seed, schedule=recipe.schedule)
-    rows = config.train.batch_size
-    if config.data.cache == "none":
-        feed, length = (abstract_batch((rows,), shape, topology),), 1
+    model, shape = for_platform(recipe.model, "gpu"), (config.data.image_size, config.data.image_size, data.channels)
+    init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
+    data_config, precision = config.data, config.train.precision
+    preprocess = Preprocess(data_config.mean, data_config.std, data_config.augment, precision, recipe.augmentation)
+    objective = Objective(model, recipe.loss, preprocess, recipe.metrics)
+    local_step = make_local_step(objective, recipe.optimizer, topology, schedule=recipe.schedule, parts=recipe.parts)
+    rows, length = config.train.batch_size, 1
+    if data_config.cache == "none":
+        feed: tuple[Any, ...] = (abstract_batch((rows,), shape, topology),)
         step: Any = make_train_step(local_step, topology)
     else:
         length = LONGEST_CHUNK
         images = jax.ShapeDtypeStruct((data.examples, *shape), np.uint8, sharding=topology.replicated)
-        columns = abstract_batch((rows, length), None, topology)
-        number = jax.ShapeDtypeStruct((), np.int32, sharding=topology.replicated)
-        feed = (images, columns, number)
-        step = make_resident_steps(local_step, topology, length=length)
+        feed = (images, abstract_batch((rows, length), None, topology))
+        step = make_resident_steps(local_step, topology)
+    key = jax.eval_shape(jax.random.key, 0)
+    state, key = shapes((jax.eval_shape(init, key), key), topology.replicated)
     given = dict(word.split("=", 1) for word in config.parallel.xla_options)
-    return step.trace(state, *feed).lower().compile(compiler_options={**compiler_options(), **given}), length
+    compiled = step.trace(state, *feed, key).lower().compile(compiler_options={**compiler_options(), **given})
+    return compiled, length
 
 
 def abstract_batch(rows: tuple[int, ...], shape: tuple[int, ...] | None, topology: Topology) -> Batch:
