@@ -2,16 +2,19 @@
 
     python benchmarks/gpu_plugin.py
 
-fetches the two wheels that this needs, 215 MB, into the cache folder, once: JAX's CUDA plugin of the installed JAX, and
-NVIDIA's `ptxas`. They stay outside of the environment, so that JAX itself computes on the CPU as before. Neither a
-driver nor cuDNN is needed: the autotuner, which would time kernels, is off.
+fetches the two wheels that this needs, 215 MB, once, into the cache folder or into the one that JAXDDP_GPU_PLUGIN
+names: JAX's CUDA plugin of the installed JAX, and NVIDIA's `ptxas`. They stay outside of the environment, so that JAX
+itself computes on the CPU as before. Neither a driver nor cuDNN is needed: the autotuner, which would time kernels, is
+off.
 """
 
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
 from jaxddp.cache_folder import cache_folder
 
+FOLDER_VARIABLE = "JAXDDP_GPU_PLUGIN"
 ASSEMBLER = "nvidia-cuda-nvcc-cu12==12.9.86"
 FETCH_SECONDS = 600
 
@@ -42,7 +46,7 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 14 patch: 0 } device_de
 
 def plugin_folder() -> Path:
     """Where the wheels' files lie, or would lie."""
-    return cache_folder() / "gpu-plugin" / jax.__version__
+    return Path(os.environ.get(FOLDER_VARIABLE) or cache_folder() / "gpu-plugin") / jax.__version__
 
 
 def is_present() -> bool:
@@ -57,16 +61,17 @@ def fetch() -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         whole = Path(scratch) / "whole"
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        command = [*pip, "--target", str(whole), f"jax-cuda12-pjrt=={jax.__version__}", ASSEMBLER]
+        # An environment that uv made has no pip.
+        pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "pip"]
+        wheels = [f"jax-cuda12-pjrt=={jax.__version__}", ASSEMBLER]
+        command = [*pip, "install", "--quiet", "--no-deps", "--target", str(whole), *wheels]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS)
-            failure = done.stderr.strip().splitlines()[-1:] if done.returncode else None
-        except subprocess.TimeoutExpired:
-            failure = [f"nothing after {FETCH_SECONDS} s"]
-        if failure is not None:
-            sys.exit(f"gpu_plugin.py: {' '.join(command[-2:])} cannot be installed ({''.join(failure)}); try again")
-        whole.rename(folder)
+            subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = [*str(getattr(error, "stderr", None) or error).strip().splitlines(), ""][0]
+            sys.exit(f"gpu_plugin.py: {' and '.join(wheels)} cannot be installed ({said}); try again with a network")
+        with suppress(OSError):  # another process was quicker
+            whole.rename(folder)
 
 
 @functools.cache

@@ -20,6 +20,10 @@ os.environ.setdefault(
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
     " --xla_cpu_parallel_codegen_split_count=1",
 )
+if "JAXDDP_GPU_PLUGIN" not in os.environ:
+    # XLA's compiler for GPUs is fetched once, for the user and for the tests.
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    os.environ["JAXDDP_GPU_PLUGIN"] = str(caches / "jaxddp" / "gpu-plugin")
 if "JAXDDP_CACHE" not in os.environ:
     own = tempfile.mkdtemp(prefix="jaxddp-tests-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)

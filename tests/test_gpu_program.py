@@ -1,0 +1,216 @@
+"""The programs that a GPU would run, as `benchmarks/gpu_program.py` counts them, and their budgets."""
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jaxlib import _hlo
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+import gpu_plugin
+import gpu_program
+import roofline
+from gpu_counts import communication, count, total_bytes
+from gpu_kernels import COLLECTIVE, KERNEL_GRADIENT, Kernel, Schedule, read_schedule
+from projection import ring
+
+PROGRAM = """
+HloModule made, is_scheduled=true
+
+%row (table: f32[8,4], number: s32[]) -> f32[1,4] {
+  %table = f32[8,4] parameter(0)
+  %number = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %half = f32[] constant(0.5)
+  %halves = f32[8,4] broadcast(%half), dimensions={}
+  %scaled = f32[8,4] multiply(%table, %halves)
+  ROOT %slice = f32[1,4] dynamic-slice(%scaled, %number, %zero), dynamic_slice_sizes={1,4}
+}
+
+%put (table: f32[8,4], row: f32[1,4], number: s32[]) -> f32[8,4] {
+  %table = f32[8,4] parameter(0)
+  %row = f32[1,4] parameter(1)
+  %number = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  ROOT %updated = f32[8,4] dynamic-update-slice(%table, %row, %number, %zero)
+}
+
+%turned (a: bf16[4,8]) -> f32[8,4] {
+  %a = bf16[4,8] parameter(0)
+  %wide = f32[4,8] convert(%a)
+  ROOT %transposed = f32[8,4] transpose(%wide), dimensions={1,0}
+}
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%next (number: s32[]) -> s32[] {
+  %number = s32[] parameter(0)
+  %one = s32[] constant(1)
+  ROOT %after = s32[] add(%number, %one)
+}
+
+%turn (carry: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %carry = (s32[], f32[8,4]) parameter(0)
+  %number = s32[] get-tuple-element(%carry), index=0
+  %table = f32[8,4] get-tuple-element(%carry), index=1
+  %taken = f32[1,4] fusion(%table, %number), kind=kLoop, calls=%row
+  %written = f32[8,4] fusion(%table, %taken, %number), kind=kLoop, calls=%put
+  %counted = s32[] fusion(%number), kind=kLoop, calls=%next
+  ROOT %carried = (s32[], f32[8,4]) tuple(%counted, %written)
+}
+
+%goes_on (carry: (s32[], f32[8,4])) -> pred[] {
+  %carry = (s32[], f32[8,4]) parameter(0)
+  %number = s32[] get-tuple-element(%carry), index=0
+  %last = s32[] constant(6)
+  ROOT %less = pred[] compare(%number, %last), direction=LT
+}
+
+ENTRY %main (a: bf16[4,8], start: s32[]) -> (f32[8,4], f32[8,4]) {
+  %a = bf16[4,8] parameter(0)
+  %start = s32[] parameter(1)
+  %table = f32[8,4] fusion(%a), kind=kInput, calls=%turned
+  %begun = f32[8,4] all-reduce-start(%table), replica_groups={{0,1}}, to_apply=%sum, METADATA
+  %copied = f32[8,4] copy(%table)
+  %initial = (s32[], f32[8,4]) tuple(%start, %copied)
+  %loop = (s32[], f32[8,4]) while(%initial), condition=%goes_on, body=%turn, backend_config=KNOWN
+  %ended = f32[8,4] all-reduce-done(%begun)
+  %result = f32[8,4] get-tuple-element(%loop), index=1
+  ROOT %both = (f32[8,4], f32[8,4]) tuple(%ended, %result)
+}
+"""
+
+
+LONG = {
+    "METADATA": 'metadata={op_name="jit(step)/average_gradients/psum"}',
+    "KNOWN": '{"known_trip_count":{"n":"6"}}',
+}
+
+
+def schedule(**options):
+    text = functools.reduce(lambda text, word: text.replace(word, LONG[word]), LONG, PROGRAM)
+    return read_schedule(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto(), **options)
+
+
+def test_each_launch_is_a_kernel_with_what_it_reads_and_writes():
+    found = [(kernel.kind, kernel.num_bytes, kernel.done) for kernel in schedule().kernels]
+    assert found == [
+        ("transpose", 64 + 128, None),
+        (COLLECTIVE, 128 + 128, 6),  # waited for when all six are launched
+        ("copy", 128 + 128, None),
+        ("elementwise", 16 + 4 + 16, None),  # one row of the eight, though all are multiplied before it is taken
+        ("elementwise", 16 + 4 + 16, None),  # a row, written in place
+        ("elementwise", 4 + 4, None),
+    ]
+    assert schedule().trip_counts == (6,) and schedule().conditionals == 0
+
+
+def test_where_steps_are_taken_in_a_loop_the_kernels_are_those_of_its_body():
+    found = schedule(steps_in_a_loop=True)
+    assert [kernel.name for kernel in found.kernels] == ["taken", "written", "counted"]
+    assert found.trip_counts == (6,)
+
+
+def kernel(kind, num_bytes=0, flops=0, operation="", done=None):
+    return Kernel(kind, kind, operation, "", num_bytes, flops, "f32", done)
+
+
+GRADIENT, AVERAGE = kernel(KERNEL_GRADIENT, 100), "jit(step)/average_gradients/psum"
+
+
+@pytest.mark.parametrize(("place", "overlapped"), [(0, 1.0), (2, 1.0), (3, 0.0), (5, 0.0)])
+def test_what_starts_before_the_last_three_kernel_gradients_is_overlapped(place, overlapped):
+    kernels = [GRADIENT] * 5
+    kernels.insert(place, kernel(COLLECTIVE, 2 * 400, operation=AVERAGE, done=6))
+    found = communication(kernels)
+    assert (found["gradient_bytes"], found["overlapped"]) == (400, overlapped)
+    (collective,) = found["collectives"]
+    assert collective["kernel_gradients_between"] == 5 - place
+
+
+def test_other_collectives_carry_no_gradients():
+    found = communication([kernel(COLLECTIVE, 80, operation="jit(step)/bn1/psum", done=1)])
+    assert (found["gradient_bytes"], found["overlapped"], len(found["collectives"])) == (0, None, 1)
+
+
+def test_counts_add_up():
+    found = count(schedule(), images=4)
+    assert found["kernels"] == 6 and (found["transposes"], found["copies"], found["converts"]) == (1, 1, 0)
+    assert sum(kind["kernels"] for kind in found["kinds"].values()) == 6
+    assert found["bytes_per_image"] == total_bytes(schedule().kernels) / 4
+    assert sum(kind["bytes_per_image"] for kind in found["kinds"].values()) == found["bytes_per_image"]
+    json.dumps(found)
+
+
+def test_the_roofline_is_the_longer_of_memory_and_multiplication_and_what_no_computing_hides():
+    memory, flops = round(roofline.BYTES_A_SECOND), round(roofline.SHARE_OF_PEAK * 989.5e12)
+    kernels = (kernel("elementwise", memory), kernel("convolution", memory, 3 * flops))
+    found = roofline.predict(Schedule(kernels, 0, ()), images=8, num_gpus=1, precision="bfloat16")
+    assert found["compute_seconds"] == pytest.approx(4 + 2 * roofline.LAUNCH_SECONDS)
+    assert found["images_per_second"] == pytest.approx(8 / 4, rel=1e-5)
+
+    link, size = roofline.DGX_H200.inside, 10**12
+    hidden, shown = kernel(COLLECTIVE, 2 * size, done=2), kernel(COLLECTIVE, 2 * size, done=3)
+    kernels = (hidden, kernel("elementwise", memory * 60), shown)
+    found = roofline.predict(Schedule(kernels, 0, ()), images=1, num_gpus=8, precision="bfloat16")
+    assert found["communication_seconds"] == pytest.approx(2 * ring(size, 8, link))
+    assert found["exposed_seconds"] == pytest.approx(ring(size, 8, link))
+    assert found["overlap"] == pytest.approx(0.5)
+
+
+def start(*words):
+    command = [sys.executable, str(gpu_program.__file__), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["imagenet_resnet5"], "config 'imagenet_resnet5' does not exist; did you mean 'imagenet_resnet50'?"),
+        (["cifar10", "--model.width", "0"], "gpu_program.py: model.width=0: expected 1 to 4,096"),
+    ],
+)
+def test_a_mistake_is_one_line(words, message):
+    done = start(*words)
+    assert done.returncode == 2 and message in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+
+
+needs_plugin = pytest.mark.skipif(
+    not gpu_plugin.is_present(), reason=f"{gpu_plugin.plugin_folder()} is not there: python benchmarks/gpu_plugin.py"
+)
+
+
+@needs_plugin
+def test_a_topology_that_is_none_is_one_line(tmp_path):
+    done = start("cifar10", "--topology", "eight", "--out", str(tmp_path / "out.json"))
+    assert done.returncode == 2 and "--topology eight: " in done.stderr.splitlines()[-1]
+
+
+@needs_plugin
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "kernels", "megabytes", "trip_counts"),
+    [
+        (["imagenet_resnet50"], 900, 352, []),
+        (["cifar10", "--classes", "10", "--data.cache", "device"], 300, 21.6, [32]),
+    ],
+    ids=["ResNet-50", "CIFAR-10 on the device"],
+)
+def test_budget(tmp_path, words, kernels, megabytes, trip_counts):
+    """What one H200 moves and launches; a change that needs more must say what it is worth."""
+    out = tmp_path / "program.json"
+    done = start(*words, "--topology", "1x1x1", "--batch", "256", "--out", str(out))
+    assert not done.returncode, done.stderr
+    found = json.loads(out.read_text())
+    assert found["kernels"] <= kernels and found["bytes_per_image"] <= megabytes * 1e6
+    assert found["conditionals"] == 0 and found["trip_counts"] == trip_counts
+    # The state is updated where it lies: two copies of the parameters in float32.
+    assert found["aliased_bytes"] > 0.99 * 2 * 4 * {True: 25_557_032, False: 11_173_962}["imagenet" in words[0]]
+    assert found["temporary_bytes"] > 0 and found["gradient_bytes"] == 0
