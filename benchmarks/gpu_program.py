@@ -36,6 +36,8 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.commands.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
+from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.state import TrainState
@@ -136,7 +138,10 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
     augment = (config.data.mean, config.data.std, config.data.augment, config.seed, config.train.precision)
     objective = Objective(model, recipe.loss, Preprocess(*augment, recipe.augmentation), recipe.metrics)
     state = shapes(jax.eval_shape(fresh), topology.replicated)
-    local_step = make_local_step(objective, recipe.optimizer, topology, seed=config.seed, schedule=recipe.schedule)
+    averaging = Averaging.of(config, topology)
+    local_step = make_local_step(
+        objective, recipe.optimizer, topology, seed=config.seed, schedule=recipe.schedule, averaging=averaging
+    )
     rows = config.train.batch_size
     if config.data.cache == "none":
         feed, length = (abstract_batch((rows,), shape, topology),), 1
@@ -148,7 +153,7 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
         number = jax.ShapeDtypeStruct((), np.int32, sharding=topology.replicated)
         feed = (images, columns, number)
         step = make_resident_steps(local_step, topology, length=length)
-    given = dict(word.split("=", 1) for word in config.parallel.xla_options)
+    given = step_options(config, topology)
     return step.trace(state, *feed).lower().compile(compiler_options={**compiler_options(), **given}), length
 
 

@@ -15,6 +15,7 @@ from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
+from jaxddp.engine.averaging import Averaging
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.engine.objective import Metric, Objective
 from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
@@ -116,9 +117,15 @@ class RunSetup:
         return make_train_step(self._local_step(), self.topology, compiler_options=self.resources.compiler_options)
 
     def _local_step(self) -> TrainStep:
-        recipe, seed = self.recipe, self.order.seed
+        recipe = self.recipe
         return make_local_step(
-            self.objective, recipe.optimizer, self.topology, seed=seed, schedule=recipe.schedule, parts=recipe.parts
+            self.objective,
+            recipe.optimizer,
+            self.topology,
+            seed=self.order.seed,
+            schedule=recipe.schedule,
+            parts=recipe.parts,
+            averaging=Averaging.of(recipe.config, self.topology),
         )
 
     def program(self) -> tuple[Program, Chunks]:
@@ -194,6 +201,7 @@ def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Pre
     order, source, topology = feed.order, feed.source, resources.topology
     agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     settings = {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
+    settings["gradients travel as"] = str(Averaging.of(recipe.config, resources.topology))
     agree(settings | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
     model = for_platform(recipe.model, topology.platform)
