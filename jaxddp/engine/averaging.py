@@ -75,9 +75,10 @@ class Averaging:
             return jax.tree.map(lambda leaf: lax.pmax(leaf, AXIS), (grads, others))
         leaves, structure = jax.tree.flatten((grads, others))
         early = [place for place in range(len(order), len(leaves)) if _is_float(leaves[place])]
-        buckets = [[order[i] for i in some] for some in cut([leaves[place].nbytes for place in order], self.buckets)]
+        sizes = [leaves[place].nbytes for place in order]
+        buckets = [[order[i] for i in bucket] for bucket in cut(sizes, self.buckets)]
         # Only gradients are cast, and a buffer has one dtype.
-        buckets = [early + buckets[0], *buckets[1:]] if self.dtype is None else [early, *buckets]
+        buckets = [early, *buckets] if self.dtype or not buckets else [early + buckets[0], *buckets[1:]]
         averaged = {place: lax.pmax(leaf, AXIS) for place, leaf in enumerate(leaves) if not _is_float(leaf)}
         before = None
         for bucket in buckets:
@@ -103,7 +104,7 @@ def cut(sizes: Sequence[int], buckets: int) -> list[list[int]]:
     total, passed = sum(sizes), 0
     found: list[list[int]] = [[] for _ in range(buckets)]
     for place, size in enumerate(sizes):
-        # Where the middle of a leaf lies decides, so that a large one is never split between two halves in vain.
+        # A leaf goes where its middle lies.
         left = 1 - (passed + size / 2) / total if total else 0.0
         passed += size
         found[next((i for i in range(buckets - 1) if left >= 0.5 ** (i + 1)), buckets - 1)].append(place)
