@@ -35,6 +35,8 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.commands.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
+from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.state import make_init
@@ -131,7 +133,14 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
     data_config, precision = config.data, config.train.precision
     preprocess = Preprocess(data_config.mean, data_config.std, data_config.augment, precision, recipe.augmentation)
     objective = Objective(model, recipe.loss, preprocess, recipe.metrics)
-    local_step = make_local_step(objective, recipe.optimizer, topology, schedule=recipe.schedule, parts=recipe.parts)
+    local_step = make_local_step(
+        objective,
+        recipe.optimizer,
+        topology,
+        schedule=recipe.schedule,
+        parts=recipe.parts,
+        averaging=Averaging.of(config, topology),
+    )
     rows, length = config.train.batch_size, 1
     if data_config.cache == "none":
         feed: tuple[Any, ...] = (abstract_batch((rows,), shape, topology),)
@@ -143,8 +152,8 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
         step = make_resident_steps(local_step, topology)
     key = jax.eval_shape(jax.random.key, 0)
     state, key = shapes((jax.eval_shape(init, key), key), topology.replicated)
-    given = dict(word.split("=", 1) for word in config.parallel.xla_options)
-    compiled = step.trace(state, *feed, key).lower().compile(compiler_options={**compiler_options(), **given})
+    options = {**compiler_options(), **step_options(config, topology)}
+    compiled = step.trace(state, *feed, key).lower().compile(compiler_options=options)
     return compiled, length
 
 

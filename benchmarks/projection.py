@@ -13,10 +13,12 @@ GPU), then they tell each other (the second half of the first ring):
     step          = compute + (1 - overlap) * communication
     efficiency    = compute / step
 
-`overlap` is the share of the communication that computing hides. jaxddp averages everything in one collective after
-the last gradient, so its overlap is 0. NCCL has other algorithms, whose latency grows with log N: above some hundred
-nodes, where the latency of a ring is most of its time, this projection is a pessimistic one. What makes a GPU wait
-for other reasons (input, stragglers, links that other jobs share) is not in it.
+`overlap` is the share of the communication that computing hides: 0 for one collective after the last gradient. Of a
+schedule of several (`project_schedule`) each costs what is left of it after the computing between its start and the
+wait for it, and pays the latency of the ring anew. NCCL has other algorithms, whose latency grows with log N: above
+some hundred nodes, where the latency of a ring is most of its time, this projection is a pessimistic one, of several
+collectives more so. What makes a GPU wait for other reasons (input, stragglers, links that other jobs share, kernels
+that a collective slows down) is not in it.
 
 The parameters of `DGX_A100` are NVIDIA's:
 - NVLink 3: 600 GB/s a GPU, both directions together ("NVIDIA A100 Tensor Core GPU" data sheet): 300 GB/s each way.
@@ -29,6 +31,7 @@ The parameters of `DGX_A100` are NVIDIA's:
   times one: what is lost within a node is hardly communication.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -62,6 +65,18 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Message:
+    """One all-reduce of a schedule.
+
+    Attributes:
+        beside: the share of a step's computing between its start and the wait for it.
+    """
+
+    num_bytes: float
+    beside: float
+
+
+@dataclass(frozen=True)
 class Projection:
     """A step on many GPUs, in seconds, and what it comes to."""
 
@@ -74,6 +89,11 @@ class Projection:
     @property
     def step(self) -> float:
         return self.compute + self.exposed
+
+    @property
+    def overlap(self) -> float:
+        """The share of the communication that computing hides, 0 to 1; 0 where there is none."""
+        return 1 - self.exposed / self.communication if self.communication else 0.0
 
     @property
     def efficiency(self) -> float:
@@ -127,3 +147,13 @@ def project(
     communication = machine.communication(num_bytes, num_gpus)
     exposed = (1 - overlap) * communication
     return Projection(num_gpus, compute, communication, exposed, num_gpus * batch_per_gpu / (compute + exposed))
+
+
+def project_schedule(
+    machine: Machine, num_gpus: int, *, messages: Sequence[Message], compute: float, batch_per_gpu: int
+) -> Projection:
+    """A step whose all-reduces run beside its computing; see `project`."""
+    needed = [machine.communication(message.num_bytes, num_gpus) for message in messages]
+    hidden = [message.beside * compute for message in messages]
+    exposed = sum(max(0.0, need - beside) for need, beside in zip(needed, hidden, strict=True))
+    return Projection(num_gpus, compute, sum(needed), exposed, num_gpus * batch_per_gpu / (compute + exposed))

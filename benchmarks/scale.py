@@ -16,7 +16,11 @@ the slower process, and with packing the buffer), input is full - resident (deco
 it shows, unlike beside a GPU). One process has no communication: its resident step is its local one.
 
 Beside it is the prediction of projection.py's model for two: the local step, and a ring over a link whose latency
-and bandwidth are those of all-reduces of 4 kB and of 16 MB timed alone. Last, the model's projection to 8 to 4096 GPUs.
+and bandwidth are those of all-reduces of 4 kB and of 16 MB timed alone. Last, the model's projection to 8 to 4096 GPUs:
+of one all-reduce that nothing hides, and of those of the compiled program, beside what its schedule puts between their
+starts and the waits for them. That is read from what this writes:
+
+    python benchmarks/gpu_program.py imagenet_resnet50 --topology 1x2x8
 """
 
 import argparse
@@ -38,7 +42,7 @@ import numpy as np
 import optax
 from harness import Figures, alternate, copy, in_processes, machine, take_steps, time_steps
 from photographs import CLASSES, photograph_table, write_photographs
-from projection import A100_IMAGES_PER_SECOND, DGX_A100, fit_link, project, ring
+from projection import A100_IMAGES_PER_SECOND, DGX_A100, Message, fit_link, project, project_schedule, ring
 
 from jaxddp.api import prepare_training, resnet
 from jaxddp.cluster.allreduce import time_all_reduce
@@ -56,7 +60,10 @@ STATISTICS: dict[str, Statistic] = {"median": statistics.median, "best": min}
 # Batches that the stream and the placing of batches hold ready between them, and some more.
 BUFFERED = 8
 SMALL, LARGE = 4_000, 16_000_000
-GPUS, GPU_BATCH, OVERLAPS = [8 * 2**power for power in range(10)], 256, (0.0, 0.5)
+GPUS, GPU_BATCH = [8 * 2**power for power in range(10)], 256
+PROGRAM = Path("runs/benchmarks/gpu_program.json")
+TOPOLOGY = "1x2x8"
+HIDDEN_BY_NOTHING, SCHEDULED = "one all-reduce", "as scheduled"
 
 
 def main() -> None:
@@ -64,6 +71,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="times that each group of processes is started")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender in a group")
     parser.add_argument("--steps", type=int, default=20, help="steps in a turn")
+    parser.add_argument("--program", type=Path, default=PROGRAM, help="what gpu_program.py wrote")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/scale.json"))
     parser.add_argument("--photographs", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--local-batch", type=int, help=argparse.SUPPRESS)
@@ -75,7 +83,7 @@ def main() -> None:
     groups = measure_groups(options)
     report["load"].append(os.getloadavg())
     report["measured"] = {name: evaluate(groups, choose) for name, choose in STATISTICS.items()}
-    report |= {"projection": projection(), "groups": groups}
+    report |= {"projection": projection(scheduled(options.program)), "groups": groups}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
     for name, figures in report["measured"].items():
@@ -142,16 +150,36 @@ def check_model(two: Figures) -> Figures:
     }
 
 
-def projection() -> list[Figures]:
-    """ResNet-50 on ImageNet on nodes of eight GPUs."""
+def scheduled(program: Path) -> list[Message] | None:
+    """The all-reduces of a compiled program for two hosts; None, and a line that says how to make it, without one.
+
+    A step is bound by the memory, so the bytes that its kernels move stand for their time.
+    """
+    found = json.loads(program.read_text()) if program.is_file() else {}
+    programs = {each["topology"]: each for each in (found, *found.get("others", {}).values()) if "topology" in each}
+    if TOPOLOGY not in programs:
+        command = f"python benchmarks/gpu_program.py imagenet_resnet50 --topology {TOPOLOGY} --out {program}"
+        print(f"{program} holds no program for {TOPOLOGY}, and the projection no overlap; {command} writes one")
+        return None
+    two_hosts = programs[TOPOLOGY]
+    total = two_hosts["bytes_per_image"] * two_hosts["batch"]
+    return [Message(each["bytes"], each["bytes_between"] / total) for each in two_hosts["collectives"]]
+
+
+def projection(messages: list[Message] | None) -> list[Figures]:
+    """ResNet-50 on ImageNet on nodes of eight GPUs: a row for each number of GPUs and way of averaging."""
     model = adapt(resnet("resnet50", 1000))
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     compute = GPU_BATCH / A100_IMAGES_PER_SECOND
-    sizes = {"num_bytes": num_bytes, "compute": compute, "batch_per_gpu": GPU_BATCH}
-    cases = ((gpus, overlap) for gpus in GPUS for overlap in OVERLAPS)
-    made = [(overlap, project(DGX_A100, gpus, **sizes, overlap=overlap)) for gpus, overlap in cases]
-    return [asdict(one) | {"overlap": overlap, "efficiency": one.efficiency, **sizes} for overlap, one in made]
+    sizes = {"compute": compute, "batch_per_gpu": GPU_BATCH}
+    made = [(HIDDEN_BY_NOTHING, project(DGX_A100, gpus, num_bytes=num_bytes, **sizes)) for gpus in GPUS]
+    if messages is not None:
+        made += [(SCHEDULED, project_schedule(DGX_A100, gpus, messages=messages, **sizes)) for gpus in GPUS]
+    shared = {"num_bytes": num_bytes, **sizes}
+    return [
+        asdict(one) | {"way": way, "overlap": one.overlap, "efficiency": one.efficiency, **shared} for way, one in made
+    ]
 
 
 def measured_table(figures: Figures) -> str:
@@ -171,13 +199,18 @@ def measured_table(figures: Figures) -> str:
 def projection_table(rows: list[Figures]) -> str:
     megabytes = rows[0]["num_bytes"] / 1e6
     lines = [f"projected to DGX A100: ResNet-50, {megabytes:.0f} MB averaged, {GPU_BATCH} images a GPU"]
-    columns = "".join(f"{f'overlap {overlap:.0%}':>22}" for overlap in OVERLAPS)
-    lines.append(f"{'GPUs':>6}{'communication':>15}{columns}   efficiency (images/s)")
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    head = "".join(f"{way:>38}" for way in ways)
+    lines.append(f"{'GPUs':>6}{head}   communication, overlap, efficiency (images/s)")
     for gpus in GPUS:
-        found = [row for row in rows if row["gpus"] == gpus]
-        shares = "".join(f"{row['efficiency']:>9.3f} ({row['images_per_second']:>10,.0f})" for row in found)
-        lines.append(f"{gpus:>6}{1000 * found[0]['communication']:>12.1f} ms{shares}")
+        cells = (_cell(row) for way in ways for row in rows if (row["gpus"], row["way"]) == (gpus, way))
+        lines.append(f"{gpus:>6}{''.join(cells)}")
     return "\n".join(lines)
+
+
+def _cell(row: Figures) -> str:
+    figures = f"{1000 * row['communication']:.1f} ms {row['overlap']:.0%} {row['efficiency']:.3f}"
+    return f"{figures:>25} ({row['images_per_second']:>10,.0f})"
 
 
 # --- In each process of a group ---

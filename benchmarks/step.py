@@ -28,10 +28,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from against import CASES, compare_rival
@@ -54,7 +52,6 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.api import prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
-from jaxddp.engine import step as engine_step
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep
 from jaxddp.experiment.experiment import Experiment, open_experiment, train
@@ -180,22 +177,8 @@ def compare_collectives(rounds: int, steps: int) -> dict[str, Figures]:
 
 def make_halved_step(setup: RunSetup) -> TrainStep:
     """The step, but its gradients travel as bfloat16, in a collective of their own."""
-    average = engine_step._average
-
-    def halved(tree: Any, num_devices: int) -> Any:
-        grads, *others = tree
-        small = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), grads)
-        means = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), average(small, num_devices), grads)
-        return means, *average(others, num_devices)
-
-    step = setup.step()
-
-    def halved_step(state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
-        # Only while it is traced.
-        with patch.object(engine_step, "_average", halved):
-            return step(state, batch)
-
-    return jax.jit(halved_step, donate_argnums=0)
+    config = setup.recipe.config.replace(train={"gradient_precision": "bfloat16"})
+    return dataclasses.replace(setup, recipe=dataclasses.replace(setup.recipe, config=config)).step()
 
 
 def make_plain_step(setup: RunSetup) -> TrainStep:

@@ -23,7 +23,7 @@ from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_soluti
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.table import ExampleTable
 from jaxddp.duration import Duration
-from jaxddp.engine.compiler_options import compiler_options
+from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
@@ -120,6 +120,7 @@ def prepare_training(
     initialize: Transform | None = None,
     parts: Sequence[Part] = (),
     xla_options: Sequence[str] = (),
+    gradient_precision: str | None = None,
 ) -> RunSetup:
     """Lay a model, its data and its optimizer out over the devices.
 
@@ -143,6 +144,7 @@ def prepare_training(
         initialize: a transform of the fresh (params, model_state), such as pretrained weights; see `create_state`.
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
         xla_options: for the compiled step, as NAME=VALUE; `jaxddp.engine.compiler_options` has some to try.
+        gradient_precision: "bfloat16" halves what travels between devices, and rounds it; None sends it as it is.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets. Its `with_seed` has another seed.
@@ -157,7 +159,8 @@ def prepare_training(
     keep_compiled_programs()
     topology = Topology.create(devices)
     numbers = {"batch_size": batch_size_per_device * topology.num_devices, "duration": f"{epochs} epochs"}
-    config = Config().replace(seed=seed, train={**numbers, "precision": "float32"})
+    numbers |= {"precision": "float32", "gradient_precision": gradient_precision}
+    config = Config().replace(seed=seed, train=numbers, parallel={"xla_options": tuple(xla_options)})
     loss, classes = example_loss(softmax_cross_entropy, table.num_classes), table.num_classes
     recipe = Recipe(
         config=dataclasses.replace(config, data=data or table.default_data()),
@@ -170,7 +173,7 @@ def prepare_training(
         parts=tuple(parts),
         initialize=initialize,
     )
-    return prepare(recipe, Resources(topology, table, compiler_options=compiler_options(xla_options)))
+    return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
 
 
 def train(
@@ -203,8 +206,7 @@ def train(
             returned as it is (and measured, if it was not). A run with another model, loss, optimizer or data is
             refused there. With it, SIGTERM makes the run save and stop.
         log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
-        profile: a duration, from a few steps after the first on, of which a trace for TensorBoard goes into the work
-            directory's profile/.
+        profile: a duration, soon after the first step, of which a trace for TensorBoard goes into workdir/profile/.
 
     Returns:
         The trained state, and a history that draws itself in a notebook.
@@ -254,9 +256,8 @@ def _told(setup: RunSetup) -> dict[str, Any]:
 
 def _claim(setup: RunSetup) -> Claim:
     """What is known of a run whose model, loss and optimizer are objects."""
-    told = setup.recipe.config.to_dict()
-    numbers = {key: told["train"][key] for key in ("batch_size", "duration")}
-    config = {"seed": told["seed"], "data": told["data"], "train": numbers}
+    told, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
+    config = {"seed": told["seed"], "data": told["data"], "train": {key: told["train"][key] for key in numbers}}
     return Claim(config, {"train": setup.table.fingerprint}, objects=setup.identity())
 
 
@@ -289,9 +290,8 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
         batches.append((batch, np.asarray(jax.nn.softmax(predict(state, batch)))))
         if sum(int(b.mask.sum()) for b, _ in batches) >= count:
             break
-    count = min(count, len(table))
     images, labels, probabilities = (
-        np.concatenate(parts)[:count]
+        np.concatenate(parts)[: min(count, len(table))]
         for parts in zip(*[(np.asarray(b.image), np.asarray(b.label), p) for b, p in batches], strict=True)
     )
     # A listing without labels has no classes of its own.

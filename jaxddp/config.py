@@ -120,6 +120,8 @@ class TrainConfig:
     precision: Literal["float32", "bfloat16"] | None = None
     """Of the computation; parameters, batch statistics and loss stay float32. Where absent, float32 on a CPU and
     bfloat16 on a GPU."""
+    gradient_precision: Literal["bfloat16"] | None = None
+    """In which gradients travel between devices: half of the bytes, with a rounding of each. Their own where absent."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,9 @@ class ParallelConfig:
     """Use this many devices of all; all where absent."""
     cpu_devices: Annotated[int, Range(1, 1024)] | None = None
     """Simulate this many devices on the CPU, in each process."""
+    buckets: Annotated[int, Range(1, 1024)] | None = None
+    """Average gradients in at most this many all-reduces, each of which starts when its gradients are ready. Where
+    absent, 5 on several GPUs and 1 elsewhere."""
     xla_options: tuple[str, ...] = ()
     """XLA's options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compiler_options.py."""
     start_timeout: Seconds = 60.0

@@ -1,10 +1,16 @@
 """The projection to many GPUs keeps the laws of its model."""
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.projection import DGX_A100, Link, Machine, Projection, fit_link, project, ring
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+import scale
+from projection import DGX_A100, Link, Machine, Message, Projection, fit_link, project, project_schedule, ring
 
 links = st.builds(Link, bandwidth=st.floats(1e6, 1e12), latency=st.floats(0, 1e-2))
 machines = st.builds(Machine, gpus=st.sampled_from([1, 2, 4, 8]), inside=links, outside=links)
@@ -89,3 +95,37 @@ def test_gpus_that_fill_no_whole_nodes(num_gpus):
 def test_numbers_out_of_range(wrong):
     with pytest.raises(ValueError, match="out of range"):
         project(DGX_A100, 8, **{"num_bytes": 1e6, "compute": 0.1, "batch_per_gpu": 256, **wrong})
+
+
+shares = st.lists(st.tuples(sizes, st.floats(0, 0.2)), min_size=1, max_size=5)
+
+
+@given(machines, gpu_counts, shares)
+def test_a_schedule_hides_no_more_than_it_computes_meanwhile(machine, num_gpus, shares):
+    messages = [Message(size, share) for size, share in shares]
+    found = project_schedule(machine, num_gpus, messages=messages, compute=0.1, batch_per_gpu=256)
+    assert 0 <= found.exposed <= found.communication
+    meanwhile = 0.1 * sum(share for _, share in shares)
+    assert found.communication - found.exposed <= meanwhile * (1 + 1e-9) + 1e-9 * found.communication
+    nothing = [Message(size, 0) for size, _ in shares]
+    alone = project_schedule(machine, num_gpus, messages=nothing, compute=0.1, batch_per_gpu=256)
+    assert alone.exposed == alone.communication == found.communication and alone.overlap == 0
+
+
+@given(machines, gpu_counts, sizes)
+def test_a_schedule_of_one_message_that_nothing_hides_is_the_projection_without_overlap(machine, num_gpus, num_bytes):
+    one = project_schedule(machine, num_gpus, messages=[Message(num_bytes, 0)], compute=0.1, batch_per_gpu=256)
+    assert one == step(machine, num_gpus, num_bytes)
+
+
+def test_the_schedule_is_that_of_the_program_for_two_hosts(tmp_path, capsys):
+    assert scale.scheduled(tmp_path / "none.json") is None
+    assert "python benchmarks/gpu_program.py imagenet_resnet50 --topology 1x2x8" in capsys.readouterr().out
+    one_host = {"topology": "1x1x8", "collectives": []}
+    collectives = [{"bytes": 30, "bytes_between": 500}, {"bytes": 10, "bytes_between": 0}]
+    two_hosts = {"topology": "1x2x8", "bytes_per_image": 100, "batch": 10, "collectives": collectives}
+    for report in (two_hosts | {"others": {}}, one_host | {"others": {"1x2x8": two_hosts}}):
+        (tmp_path / "program.json").write_text(json.dumps(report))
+        assert scale.scheduled(tmp_path / "program.json") == [scale.Message(30, 0.5), scale.Message(10, 0)]
+    (tmp_path / "program.json").write_text(json.dumps(one_host))
+    assert scale.scheduled(tmp_path / "program.json") is None

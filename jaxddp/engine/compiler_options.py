@@ -9,11 +9,16 @@ from collections.abc import Sequence
 
 import jax
 
+from jaxddp.config import Config
+from jaxddp.engine.averaging import Averaging
 from jaxddp.errors import InputError
+from jaxddp.mesh import Topology
 from jaxddp.wording import show
 
 KEY = "parallel.xla_options"
 _PREFIX = "xla_"
+_OVERLAP = {"xla_gpu_enable_latency_hiding_scheduler": "True"}
+"""What moves computing between the start of an all-reduce and the wait for it. jaxlib 0.10.2 does so in any case."""
 _BOOLEANS = {"true": "True", "false": "False"}
 
 
@@ -37,6 +42,16 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
             raise InputError(f"{KEY}: this jaxlib refuses {show(word)} ({reason}); correct it, or leave it out")
         options[name] = value
     return options
+
+
+def step_options(config: Config, topology: Topology) -> dict[str, str]:
+    """For the training step: on several GPUs what buckets of gradients need, if it is taken; then those of the config.
+
+    Raises: as `compiler_options`.
+    """
+    overlap = topology.platform == "gpu" and Averaging.of(config, topology).buckets > 1
+    own = {name: value for name, value in _OVERLAP.items() if overlap and _refusal(name, value) is None}
+    return own | compiler_options(config.parallel.xla_options)
 
 
 def options_of_one_call(platform: str) -> dict[str, str]:

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
+from jaxddp.engine.averaging import AVERAGING, Averaging
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
@@ -27,8 +27,7 @@ TrainStep = Callable[..., tuple[TrainState, MetricSums]]
 EvalStep = Callable[[TrainState, Batch], MetricSums]
 
 _DROPOUT = 0x64726F
-AVERAGING = "average_gradients"
-"""The scope of the all-reduce of gradients, by which a profile or a compiled program names it."""
+_AT_ONCE = Averaging()
 
 
 def make_train_step(
@@ -55,12 +54,14 @@ def make_local_step(
     *,
     schedule: optax.Schedule | None = None,
     parts: Sequence[Part] = (),
+    averaging: Averaging = _AT_ONCE,
 ) -> TrainStep:
     """One optimizer step as each device takes it, on its slice of the batch: to be called inside `jax.shard_map`.
 
     Args:
         schedule: multiplies the optimizer's updates, 0 for the first step; for optimizers that have no schedule.
         parts: optional pieces, in this order; their arrays are in the state.
+        averaging: how gradients travel between the devices.
     """
 
     def local_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
@@ -76,20 +77,21 @@ def make_local_step(
             sums, model_state = objective(params, state.model_state, batch, train=True, key=dropout, image_key=key)
             return sums.values[0, 0] * scale, (sums, model_state)
 
-        grads, (sums, model_state) = jax.grad(total_loss, has_aux=True)(params)
+        grads, (sums, model_state), order = averaging.differentiate(total_loss, params)
         with jax.named_scope(AVERAGING):
-            grads, model_state, values = _average((grads, model_state, sums.values), topology.num_devices)
+            grads, (model_state, values) = averaging.average(grads, (model_state, sums.values), order)
         # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that
         # count, however unevenly padding fell on the devices.
         weight = jnp.maximum(values[0, 1], jnp.finfo(values.dtype).tiny) * scale
         grads = jax.tree.map(lambda g: g / weight.astype(g.dtype), grads)
         for part in parts:
             grads = part.gradients(state.parts[part.name], grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = averaging.parameters(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, params)
         if schedule is not None:
             factor = schedule(state.step)
             updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
-        params = optax.apply_updates(state.params, updates)
+        params = optax.apply_updates(params, updates)
         new = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
         sums = sums.replace(values=values * topology.num_devices)
         for part in parts:
@@ -157,21 +159,3 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
         return objective.model.apply(state.eval_params, state.model_state, images, train=False, key=None)[0]
 
     return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
-
-
-def _average(tree: Any, num_devices: int) -> Any:
-    """Mean over the devices of every floating-point leaf, in one collective; of others (counters) the maximum.
-
-    Over a network each collective costs a round of latency, and a ResNet has a hundred leaves: one buffer carries all.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    if num_devices == 1:
-        averaged = [lax.pmean(leaves[i], AXIS) for i in floats]
-    else:
-        buffer, unravel = ravel_pytree([leaves[i] for i in floats])
-        averaged = unravel(lax.pmean(buffer, AXIS))
-    leaves = [leaf if i in set(floats) else lax.pmax(leaf, AXIS) for i, leaf in enumerate(leaves)]
-    for i, leaf in zip(floats, averaged, strict=True):
-        leaves[i] = leaf
-    return jax.tree.unflatten(structure, leaves)

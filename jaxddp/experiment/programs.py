@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxddp.data.batch import Batch
+from jaxddp.engine.averaging import Averaging
 from jaxddp.engine.loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.resident_steps import make_resident_eval, make_resident_steps, steps_in
@@ -72,7 +73,8 @@ class Programs:
             return Program(make_train_step(local_step, topology, compiler_options=options))
 
         pieces = (recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
-        return self._made("resident steps" if resident else "step", (*_pieces(objective), *pieces), make)
+        kind = f"{'resident steps' if resident else 'step'}, {Averaging.of(recipe.config, topology)}"
+        return self._made(kind, (*_pieces(objective), *pieces), make)
 
     def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
         """What measures placed batches, or images that are `resident` on the devices."""
@@ -108,7 +110,14 @@ def seeded_step(objective: Objective, recipe: Recipe, resources: Resources, seed
 
 
 def _local_step(objective: Objective, recipe: Recipe, topology: Topology) -> TrainStep:
-    return make_local_step(objective, recipe.optimizer, topology, schedule=recipe.schedule, parts=recipe.parts)
+    return make_local_step(
+        objective,
+        recipe.optimizer,
+        topology,
+        schedule=recipe.schedule,
+        parts=recipe.parts,
+        averaging=Averaging.of(recipe.config, topology),
+    )
 
 
 def _pieces(objective: Objective) -> tuple[Any, ...]:

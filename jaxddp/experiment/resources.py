@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source
-from jaxddp.engine.compiler_options import compiler_options
+from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job, find_job
@@ -49,7 +49,7 @@ def open_resources(config: Config, topology: Topology) -> Resources:
     """Open the data that a config names, and see that the devices can share its batches. Raises: InputError."""
     topology.check_batch_size(config.train.batch_size)
     topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
-    options = compiler_options(config.parallel.xla_options)
+    options = step_options(config, topology)
     train, val = open_tables(config.data)
     agree({"validation data": val.fingerprint})
     check_comparable(val, train, config.data)

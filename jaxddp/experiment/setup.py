@@ -15,6 +15,7 @@ from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
+from jaxddp.engine.averaging import Averaging
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.objective import Metric, Objective
 from jaxddp.engine.resident_steps import loops_are_slow
@@ -231,7 +232,8 @@ def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Pre
     order, source, topology = feed.order, feed.source, resources.topology
     agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     # A program of other types would wait for that of another process.
-    agree(settings() | {"XLA's options": str(sorted(resources.compiler_options.items()))})
+    travel = {"gradients travel as": str(Averaging.of(recipe.config, topology))}
+    agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
     model, programs = for_platform(recipe.model, topology.platform), Programs()
     init = programs.init(model, recipe, source.image_shape(feed.data), topology)

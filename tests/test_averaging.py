@@ -1,0 +1,247 @@
+"""Gradients in buckets: each leaf once, in the order in which they become ready, with the bits of a single message."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+from small import CLASSES, SmallNet, largest_difference, random_batch, random_table
+from test_step import fresh_state, objective_of
+
+from jaxddp.api import prepare_training, resnet
+from jaxddp.config import Config
+from jaxddp.engine.averaging import GPU_BUCKETS, Averaging, cut, order_of_readiness
+from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.errors import InputError
+from jaxddp.experiment.resume import Claim, claim
+from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.adapt import adapt
+
+LATENCY_HIDING = "xla_gpu_enable_latency_hiding_scheduler"
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=80), st.integers(1, 12))
+def test_every_leaf_is_in_one_bucket_and_none_out_of_order(sizes, buckets):
+    found = cut(sizes, buckets)
+    assert [place for bucket in found for place in bucket] == list(range(len(sizes)))
+    assert len(found) <= buckets and all(found)
+
+
+@given(st.integers(1, 12))
+def test_a_bucket_takes_half_of_what_is_left(buckets):
+    found = [len(bucket) for bucket in cut([4] * 2**12, buckets)]
+    halves = [2 ** (12 - number) for number in range(1, buckets)]
+    assert found == [*halves, 2**12 - sum(halves)]
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=80), st.integers(2, 12))
+def test_the_last_bucket_is_small_unless_a_single_leaf_is_not(sizes, buckets):
+    last = cut(sizes, buckets)[-1]
+    assert sum(sizes[place] for place in last[1:]) <= sum(sizes) / 2 ** (buckets - 1) or len(cut(sizes, buckets)) == 1
+
+
+def order_of(loss, params) -> list[str]:
+    gradient = jax.make_jaxpr(jax.grad(loss))(params)
+    names = [jax.tree_util.keystr(path, simple=True) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return [names[place] for place in order_of_readiness(gradient, len(names))]
+
+
+@pytest.mark.parametrize("cast_first", [False, True])
+def test_gradients_become_ready_from_the_last_layer_to_the_first(cast_first):
+    """Also where all parameters are cast at the beginning, so that all gradients are cast back at the end."""
+    params = {name: jnp.eye(4) for name in "bdca"}
+
+    def loss(params):
+        if cast_first:
+            params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+        hidden = jnp.ones((2, 4))
+        for name in "cadb":
+            hidden = jnp.tanh(hidden @ params[name].astype(jnp.bfloat16))
+        return hidden.astype(jnp.float32).sum()
+
+    assert order_of(loss, params) == list("bdac")
+
+
+def test_a_gradient_that_needs_nothing_is_ready_at_once():
+    params = {"used": jnp.ones(3), "unused": jnp.ones(2)}
+    assert order_of(lambda params: jnp.sin(params["used"]).sum(), params) == ["unused", "used"]
+
+
+def test_a_resnet_s_head_is_ready_first_and_its_stem_last():
+    model = adapt(resnet("resnet18", CLASSES, width=2))
+    params, model_state = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    images = jnp.zeros((2, 32, 32, 3))
+
+    def loss(params, model_state):
+        return model.apply(params, model_state, images, train=True, key=jax.random.key(0))[0].sum()
+
+    gradient = jax.make_jaxpr(jax.grad(loss))(params, model_state)
+    names = [path[0].key for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    found = [names[place] for place in order_of_readiness(gradient, len(names))]
+    blocks = list(dict.fromkeys(found))
+    assert blocks == ["fc", *(f"layer{stage}_{block}" for stage in (4, 3, 2, 1) for block in (1, 0)), "bn1", "conv1"]
+
+
+# --- What is averaged ---
+
+
+@functools.cache
+def averaged(devices: int, averaging: Averaging):
+    """A tree that differs between devices, its average, and the program as it is written."""
+    rng = np.random.default_rng(0)
+    grads = {f"{i}": rng.normal(size=(devices, *shape)).astype(np.float32) for i, shape in enumerate(SHAPES)}
+    others = {"mean": rng.normal(size=(devices, 7)).astype(np.float32), "count": np.arange(devices, dtype=np.int32)}
+    topology = Topology.create(devices)
+
+    def local(grads, others):
+        own = jax.tree.map(lambda leaf: leaf[0], (grads, others))
+        return averaging.average(*own, order=ORDER)
+
+    average = jax.jit(jax.shard_map(local, mesh=topology.mesh, in_specs=P(AXIS), out_specs=P()))
+    placed = topology.place((grads, others))
+    return (grads, others), jax.device_get(average(*placed)), average.lower(*placed).as_text()
+
+
+SHAPES = [(3, 5), (), (40,), (2, 2, 2), (1,), (100,)]
+ORDER = [4, 0, 5, 2, 1, 3]
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3, 4, 50])
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_the_average_has_the_same_bits_in_any_number_of_buckets(devices, buckets):
+    (grads, others), found, _ = averaged(devices, Averaging(buckets))
+    jax.tree.map(np.testing.assert_array_equal, found, averaged(devices, Averaging())[1])
+    means = jax.tree.map(lambda leaf: leaf.astype(np.float64).mean(0), (grads, others["mean"]))
+    assert largest_difference((found[0], found[1]["mean"]), means) < 1e-6
+    assert found[1]["count"] == devices - 1
+
+
+@pytest.mark.parametrize(("buckets", "messages"), [(1, 1), (2, 2), (3, 2), (4, 3), (50, 4)])
+def test_each_bucket_is_an_all_reduce_that_waits_for_the_one_before(buckets, messages):
+    text = averaged(2, Averaging(buckets))[2]
+    # The counter has one of its own, and the first bucket waits for none.
+    assert text.count("stablehlo.all_reduce") == messages + 1
+    assert text.count("stablehlo.optimization_barrier") == messages - 1
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_in_bfloat16_gradients_are_off_by_a_rounding_and_all_else_by_nothing(devices, buckets):
+    (grads, _), found, _ = averaged(devices, Averaging(buckets, "bfloat16"))
+    _, exact, _ = averaged(devices, Averaging())
+    jax.tree.map(np.testing.assert_array_equal, found[1], exact[1])
+    for name, leaf in grads.items():
+        assert found[0][name].dtype == np.float32
+        # Eight bits of mantissa, of each addend and of the sum.
+        bound = 2.0**-8 * np.abs(leaf.astype(np.float64)).mean(0)
+        assert (np.abs(found[0][name] - exact[0][name]) <= devices * bound).all()
+    assert any((found[0][name] != exact[0][name]).any() for name in grads)
+
+
+def test_one_device_rounds_nothing():
+    found = averaged(1, Averaging(1, "bfloat16"))[1]
+    assert largest_difference(found, averaged(1, Averaging())[1]) == 0
+
+
+# --- In a step ---
+
+
+@functools.cache
+def after_a_step(devices: int, buckets: int):
+    """State and sums after a step of SGD at rate 1, and the program as it is written."""
+    with jax.enable_x64(True):
+        objective = objective_of(SmallNet(batch_norm=True, sync=AXIS, dtype=jnp.float64))
+        topology, optimizer = Topology.create(devices), optax.chain(optax.add_decayed_weights(0.1), optax.sgd(1.0))
+        state = fresh_state(objective, optimizer, topology)
+        local_step = make_local_step(objective, optimizer, topology, averaging=Averaging(buckets))
+        step, batch = make_train_step(local_step, topology), topology.place(random_batch(24, masked=5))
+        text = step.lower(state, batch).as_text()  # pyright: ignore[reportFunctionMemberAccess]
+        return jax.device_get(step(state, batch)), text
+
+
+@pytest.mark.parametrize("buckets", [2, 3, 8])
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_a_step_does_not_depend_on_the_number_of_buckets(devices, buckets):
+    (state, sums), _ = after_a_step(devices, buckets)
+    (one_state, one_sums), _ = after_a_step(devices, 1)
+    jax.tree.map(
+        np.testing.assert_array_equal, (state.params, state.model_state), (one_state.params, one_state.model_state)
+    )
+    np.testing.assert_array_equal(sums.values, one_sums.values)
+    (alone, alone_sums), _ = after_a_step(1, 1)
+    assert largest_difference((state.params, state.model_state), (alone.params, alone.model_state)) < 1e-9
+    assert np.abs(sums.values - alone_sums.values).max() < 1e-9
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 8])
+def test_the_optimizer_reads_the_parameters_behind_a_barrier(buckets):
+    text = after_a_step(2, buckets)[1]
+    shared, barriers = text.count("stablehlo.all_reduce"), text.count("stablehlo.optimization_barrier")
+    # Sync batch norm has all-reduces of its own, as many in all programs; the first bucket waits for none.
+    of_batch_norm = after_a_step(2, 1)[1].count("stablehlo.all_reduce") - 1
+    assert barriers == (0 if buckets == 1 else shared - of_batch_norm)
+
+
+@pytest.mark.parametrize(
+    ("platform", "devices", "asked", "taken"),
+    [
+        ("cpu", 4, None, 1),
+        ("cpu", 4, 3, 3),
+        ("gpu", 4, None, GPU_BUCKETS),
+        ("gpu", 4, 1, 1),
+        ("gpu", 1, None, 1),
+        ("gpu", 1, 9, 1),
+    ],
+)
+def test_the_number_of_buckets_is_the_config_s_or_that_of_the_devices(platform, devices, asked, taken, monkeypatch):
+    monkeypatch.setattr(Topology, "platform", platform)
+    topology, config = Topology.create(devices), Config().replace(parallel={"buckets": asked})
+    assert Averaging.of(config, topology).buckets == taken
+    assert step_options(config, topology) == ({LATENCY_HIDING: "True"} if taken > 1 and platform == "gpu" else {})
+
+
+def test_options_of_the_user_win_and_what_is_refused_is_left_out(monkeypatch):
+    monkeypatch.setattr(Topology, "platform", "gpu")
+    topology, given = Topology.create(2), Config().replace(parallel={"xla_options": [f"{LATENCY_HIDING}=false"]})
+    assert step_options(given, topology) == {LATENCY_HIDING: "False"}
+    monkeypatch.setattr("jaxddp.engine.compiler_options._OVERLAP", {"xla_gpu_gone_since": "True"})
+    assert step_options(Config(), topology) == {}
+
+
+@pytest.mark.parametrize("buckets", [0, 1025])
+def test_a_number_of_buckets_out_of_range_is_refused(buckets):
+    with pytest.raises(InputError, match=f"^parallel.buckets={buckets:,d}|^parallel.buckets={buckets}: expected 1 to"):
+        Config().replace(parallel={"buckets": buckets})
+
+
+def test_a_run_takes_both_from_its_config():
+    config = Config().replace(parallel={"buckets": 2}, train={"gradient_precision": "bfloat16"})
+    setup = made.setup_of(SmallNet(), optax.sgd(0.1), random_table(16), devices=2, config=config)
+    program = str(jax.make_jaxpr(setup.step())(setup.state, next(setup.batches(0, 1))))
+    # One of the sums, two of gradients.
+    assert program.count("psum") == 3 and program.count("bf16[") >= 4
+
+
+def test_from_python_gradients_travel_in_bfloat16():
+    given = SmallNet(), random_table(16), 2, optax.sgd(0.1), 4
+    setup = prepare_training(*given, gradient_precision="bfloat16")
+    assert "bf16[" in str(jax.make_jaxpr(setup.step())(setup.state, next(setup.batches(0, 1))))
+    with pytest.raises(InputError, match="train.gradient_precision='half': expected"):
+        prepare_training(*given, gradient_precision="half")
+
+
+def test_a_resumed_run_may_change_its_buckets_and_not_its_precision(tmp_path):
+    def claimed(**changes) -> None:
+        claim(tmp_path, Claim(Config().replace(**changes).to_dict(), {}), resuming=bool(list(tmp_path.iterdir())))
+
+    claimed()
+    claimed(parallel={"buckets": 3})
+    with pytest.raises(InputError, match="train.gradient_precision was None and is now 'bfloat16'"):
+        claimed(train={"gradient_precision": "bfloat16"})
