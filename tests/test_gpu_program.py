@@ -197,9 +197,13 @@ needs_plugin = pytest.mark.skipif(
 
 
 @needs_plugin
-def test_a_topology_that_is_none_is_one_line(tmp_path):
-    done = start("cifar10", "--topology", "eight", "--out", str(tmp_path / "out.json"))
-    assert done.returncode == 2 and "--topology eight: " in done.stderr.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--topology", "eight"], "gpu_program.py: --topology eight: "), (["--batch", "0"], "train.batch_size=0: ")],
+)
+def test_what_cannot_be_compiled_is_one_line(tmp_path, words, message):
+    done = start("cifar10", *words, "--out", str(tmp_path / "out.json"))
+    assert done.returncode == 2 and message in done.stderr.splitlines()[-1]
 
 
 def figures(folder, *words):

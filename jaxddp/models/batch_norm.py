@@ -24,7 +24,7 @@ class BatchNorm(nn.Module):
 
     Attributes:
         use_running_average: of the collection `batch_stats`, which is left as it is; else the batch's own.
-        momentum: how much of the old running average stays.
+        momentum: how much of the old running average stays; torch's 0.1, how much comes, is the same rule.
         axis_name: mesh axis over which statistics are averaged; None for those of a device.
         dtype: of the result. Statistics and what is computed between are in float32 at least.
     """
