@@ -182,6 +182,8 @@ class ResNet(nn.Module):
             axis_name=self.axis_name,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
+            # Only a CPU brings an operation of its own; see `jaxddp.models.adapt.for_platform`.
+            paired_sums=self.convolution is None,
         )
         return conv, norm
 
