@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.experimental.pallas import triton
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.mesh import AXIS, Topology
@@ -211,6 +212,26 @@ def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu)
     within(found, z.T @ own, large.T @ large_own, pixels + 11)
 
 
+@pytest.mark.parametrize(("sizes", "is_exact"), [((37, 24, 40), False), ((256, 64, 128), True)])
+def test_what_lies_past_the_end_is_neither_read_nor_written(sizes, is_exact, monkeypatch):
+    """On a GPU; where kernels are interpreted, a block that is not masked does no harm behind an array."""
+    masks = []
+
+    def watched(operation):
+        def watch(*arguments, mask=None, **named):
+            masks.append(mask)
+            return operation(*arguments, mask=mask, **named)
+
+        return watch
+
+    for name in ("load", "store"):
+        monkeypatch.setattr(triton, name, watched(getattr(triton, name)))
+    inputs, weights = drawn(0, sizes, FORMS[2], jnp.float32, jnp.float32)
+    jax.eval_shape(functools.partial(results, functools.partial(fused, relu=True)), inputs, weights)
+    # 8 of the convolution, 15 of the gradient by images, 12 of that by the kernel.
+    assert len(masks) == 35 and all((mask is None) is is_exact for mask in masks)
+
+
 # --- For a GPU ---
 
 
@@ -227,6 +248,7 @@ def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu)
         ((1000, 72, 40), True),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype):
     """Forward and backward, within a `shard_map` that keeps account of what varies over the mesh."""
     pixels, depth, features = sizes
