@@ -3,6 +3,7 @@
 import functools
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from jax import lax
 from jax.experimental.pallas import triton
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.api import resnet
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.fused.convolution import Form, convolve_between_norms
@@ -22,6 +24,7 @@ from jaxddp.models.fused.kernels import Incoming, Norm, NormGradient, convolve, 
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import gpu_plugin
+import gpu_pointwise
 
 ROOT = Path(__file__).parent.parent
 
@@ -90,7 +93,7 @@ def assert_close(actual, expected, tolerance):
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.tuples(st.integers(1, 300), st.integers(1, 140), st.integers(1, 140)), st.sampled_from(FORMS), st.integers(0, 9)
 )
@@ -235,9 +238,15 @@ def test_what_lies_past_the_end_is_neither_read_nor_written(sizes, is_exact, mon
 # --- For a GPU ---
 
 
-@pytest.mark.skipif(
-    not gpu_plugin.is_present(), reason="`python benchmarks/gpu_plugin.py` has not fetched the compiler"
+needs_plugin = pytest.mark.skipif(
+    not gpu_plugin.is_present(), reason=f"{gpu_plugin.plugin_folder()} is not there: python benchmarks/gpu_plugin.py"
 )
+uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+
+
+@needs_plugin
+@uncached
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize(
     ("sizes", "has_before"),
@@ -248,7 +257,6 @@ def test_what_lies_past_the_end_is_neither_read_nor_written(sizes, is_exact, mon
         ((1000, 72, 40), True),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype):
     """Forward and backward, within a `shard_map` that keeps account of what varies over the mesh."""
     pixels, depth, features = sizes
@@ -286,6 +294,43 @@ def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype)
     program = compiled.as_text()
     assert len(re.findall(r'custom_call_target="__gpu\$xla.gpu.triton"', program)) == 3
     assert "__cudnn" not in program
+    # Triton's maximum of NaN and 0 is 0, which interpreted kernels do not show.
+    assert "maxnumf" not in program
+
+
+@needs_plugin
+@uncached
+@pytest.mark.slow
+def test_a_block_s_last_convolution_moves_fewer_bytes():
+    """Counted from below: what must be read and written, [M, F] four times the size of [M, K]."""
+    batch, side, depth, features = 8, 14, 256, 1024
+    convolution = gpu_pointwise.Pointwise("last", side, depth, features)
+    ahead, back = gpu_pointwise.moved(gpu_pointwise.fused, convolution, batch)
+    plain_ahead, plain_back = gpu_pointwise.moved(gpu_pointwise.plain, convolution, batch)
+    assert ahead < plain_ahead and back < plain_back
+    unit = 2 * side**2 * depth
+    # Statistics, convolution, normalization with the addition: (1) + (1 + 4) + (4 + 4 + 4).
+    assert ahead >= 18 * unit
+
+
+def test_the_convolutions_that_are_counted_are_the_network_s():
+    shapes = jax.eval_shape(resnet("resnet50", 10).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
+    sizes = {
+        (block, name): layer["kernel"].shape[2:]
+        for block, layers in shapes.items()
+        if block.startswith("layer")
+        for name, layer in layers.items()
+        if "kernel" in layer and layer["kernel"].shape[:2] == (1, 1)
+    }
+    strided = [(f"layer{stage}_0", "downsample_conv") for stage in (2, 3, 4)]
+    expected = Counter(size for place, size in sizes.items() if place not in strided)
+    assert len(sizes) == 36 and Counter(tuple(each)[2:] for each in gpu_pointwise.convolutions()) == expected
+
+
+def test_without_a_gpu_it_is_an_error_of_jax():
+    inputs, _ = drawn(0, (16, 16, 16), FORMS[2], jnp.float32, jnp.float32)
+    with pytest.raises(ValueError, match="interpret"):
+        convolve_between_norms(*inputs, form=Form())
 
 
 def test_no_network_uses_it():

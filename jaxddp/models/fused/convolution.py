@@ -1,9 +1,9 @@
 """Batch norm, a 1x1 convolution and the batch norm behind it with fewer passes over memory; no network uses it yet.
 
 On a GPU the three cost what they read and write. Here the convolution normalizes its input while it reads it, and sums
-the statistics of its result while it writes it; its two gradients compute that of the norm behind it as they read. The
-kernels are in `kernels.py`. What they leave to XLA is to apply the norm behind, whose statistics are known
-only when all of the convolution is computed, and the sums of that norm's gradient.
+the statistics of its result while it writes it; its two gradients compute that of the norm behind it as they read
+(`kernels.py`). What is left to XLA is to apply the norm behind, whose statistics are known only when all of the
+convolution is computed, and the sums of that norm's gradient.
 
 It compiles for an H200, and its bytes are counted (`benchmarks/gpu_pointwise.py`); no GPU has timed it. Until one has,
 it is switched on by a model of one's own alone: `get_model` of a recipe file returns a network whose blocks call
@@ -68,6 +68,9 @@ def convolve_between_norms(
     Returns:
         The result, [..., F], of the dtype of `x`; mean and variance of the convolution; those of `x`, None without
         `before`. Mean and variance pass no gradient on.
+
+    Raises:
+        ValueError: of JAX, where no GPU is, and `form` does not ask for plain operations.
     """
     pixels, matrix = x.reshape(-1, x.shape[-1]), kernel.reshape(kernel.shape[-2:])
     added = None if residual is None else residual.reshape(-1, residual.shape[-1])

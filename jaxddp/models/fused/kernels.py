@@ -2,7 +2,8 @@
 
 Each reads a norm's input and normalizes it in registers, so that neither the normalized images nor the gradient by the
 convolution's output are ever in memory; and sums in registers what the norm behind it needs of its result. Accumulation
-is in float32 at least. Images are matrices [M, K] or [M, F], a row for each pixel; the kernel is [K, F].
+is in float32 at least; what is multiplied is rounded to TF32 where it is float32, as by the library. Images are matrices
+[M, K] or [M, F], a row for each pixel; the kernel is [K, F].
 
 Any M, K and F: a block that reaches past the end of an array is masked. The sizes of blocks are what fits in the
 registers of 8 warps; no GPU has timed others.
@@ -189,7 +190,8 @@ def _normalized(x: Any, norm: Any, rows: Block, columns: Block) -> jax.Array:
     if norm is None:
         return values
     result = _affine(values.astype(_wide(x)), _vectors(norm, columns)).astype(x.dtype)
-    return inside(jnp.maximum(result, 0), rows, columns)
+    # Not a maximum, which on Triton makes 0 of NaN.
+    return inside(jnp.where(result < 0, 0, result), rows, columns)
 
 
 def _gradient_by_y(incoming: Any, relu: bool, rows: Block, columns: Block) -> jax.Array:
