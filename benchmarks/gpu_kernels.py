@@ -171,7 +171,7 @@ class _Reader:
         if opcode.startswith(_COLLECTIVES):
             return COLLECTIVE
         if opcode == "custom-call":
-            kind = _CONVOLUTIONS.get(target, "matrix product" if "gemm" in target or "matmul" in target else "other")
+            kind = _CONVOLUTIONS.get(target, "matrix product" if _multiplies(target) else "other")
             # Many gradients of images are convolutions forward, with a flipped kernel.
             backward = kind == "convolution" and _BACKWARD in instruction.metadata.op_name
             return "image gradient" if backward else kind
@@ -193,7 +193,8 @@ class _Reader:
     def _flops(self, instruction: Any, operands: list[Any], fused: list[Any]) -> int:
         if instruction.custom_call_target in _CONVOLUTIONS:
             return _convolution_flops(instruction, operands)
-        if instruction.opcode == "custom-call" and len(operands) > 1:
+        # What a kernel of the user's own multiplies cannot be told from its operands.
+        if instruction.opcode == "custom-call" and _multiplies(instruction.custom_call_target):
             return _product_flops(operands[0], operands[1], _leaves(instruction.shape)[0])
         dots = ([self._instructions[n] for n in i.operand_ids[:2]] + [i] for i in fused if i.opcode == "dot")
         return sum(_product_flops(a, b, dot.shape) for a, b, dot in dots)
@@ -282,6 +283,10 @@ def _convolution_flops(instruction: Any, operands: list[Any]) -> int:
     }[target]
     features = kernel.dimensions[instruction.convolution_dimension_numbers.kernel_output_feature_dimension]
     return 2 * _size(output) * _size(kernel) // features
+
+
+def _multiplies(target: str) -> bool:
+    return "gemm" in target or "matmul" in target
 
 
 def _product_flops(a: Any, b: Any, result: Any) -> int:

@@ -54,7 +54,7 @@ class BatchNorm(nn.Module):
         var = self.variable("batch_stats", "var", jnp.ones, features, self.param_dtype)
         if self.use_running_average:
             multiplier = lax.rsqrt(var.value + self.epsilon) * scale
-            return _applied(x, mean.value, multiplier, bias, residual, relu)
+            return applied(x, mean.value, multiplier, bias, residual, relu)
         normalized: Any = _normalize
         form = _Form(relu, self.epsilon, self.axis_name, self.paired_sums)
         result, *batch = normalized(x, scale, bias, residual, form)
@@ -85,14 +85,9 @@ def _forward(
     x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form
 ) -> tuple[_Result, Any]:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    count = x.size // x.shape[-1]
-    mean, mean_of_squares = (total / count for total in _sums(wide, jnp.square(wide), form.paired_sums))
-    if form.axis_name is not None:
-        mean, mean_of_squares = lax.pmean((mean, mean_of_squares), form.axis_name)
-    # Rounding may leave a little below zero.
-    var = jnp.maximum(0, mean_of_squares - jnp.square(mean))
+    mean, var = moments(*sums(wide, jnp.square(wide), form.paired_sums), x.size // x.shape[-1], form.axis_name)
     deviation = lax.rsqrt(var + form.epsilon)
-    result = _applied(x, mean, deviation * scale, bias, residual, form.relu)
+    result = applied(x, mean, deviation * scale, bias, residual, form.relu)
     # Without an addition the sign is found from the input, which is read anyway.
     kept = result if form.relu and residual is not None else None
     return (result, mean, var), (x, mean, deviation, scale, bias, residual is not None, kept)
@@ -106,24 +101,47 @@ def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.A
         grad = jnp.where(result != 0, grad, 0)
     wide = grad.astype(mean.dtype)
     if form.relu and not has_residual:
-        wide = jnp.where(_is_positive(x, mean, multiplier, bias), wide, 0)
+        wide = jnp.where(is_positive(x, mean, multiplier, bias), wide, 0)
     centered = x.astype(mean.dtype) - mean
-    bias_grad, moment = _sums(wide, wide * centered, form.paired_sums)
-    scale_grad = moment * deviation
-    count, total = x.size // x.shape[-1], bias_grad
-    if form.axis_name is not None:
-        total, moment = lax.psum((total, moment), form.axis_name)
-        count *= lax.axis_size(form.axis_name)
-    own = multiplier * (wide - total / count - centered * (jnp.square(deviation) * moment / count))
-    return own.astype(x.dtype), scale_grad, bias_grad, grad if has_residual else None
+    bias_grad, moment = sums(wide, wide * centered, form.paired_sums)
+    shift, slope = through_statistics(bias_grad, moment, deviation, x.size // x.shape[-1], form.axis_name)
+    own = multiplier * (wide - shift - centered * slope)
+    return own.astype(x.dtype), moment * deviation, bias_grad, grad if has_residual else None
 
 
 _normalize.defvjp(_forward, _backward)
 
 
-def _applied(
+def moments(total: jax.Array, squares: jax.Array, count: int, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
+    """Mean and biased variance of `count` values, from their sum and that of their squares; over devices, if named."""
+    mean, mean_of_squares = total / count, squares / count
+    if axis_name is not None:
+        mean, mean_of_squares = lax.pmean((mean, mean_of_squares), axis_name)
+    # Rounding may leave a little below zero.
+    return mean, jnp.maximum(0, mean_of_squares - jnp.square(mean))
+
+
+def through_statistics(
+    total: jax.Array, moment: jax.Array, deviation: jax.Array, count: int, axis_name: str | None
+) -> tuple[jax.Array, jax.Array]:
+    """(shift, slope) of the gradient by a norm's input: multiplier (gradient - shift - (x - mean) slope).
+
+    Args:
+        total: the sum of the gradient by the result.
+        moment: the sum of that times (x - mean).
+        deviation: 1 / sqrt(variance + epsilon).
+        count: of the values on a device.
+    """
+    if axis_name is not None:
+        total, moment = lax.psum((total, moment), axis_name)
+        count *= lax.axis_size(axis_name)
+    return total / count, jnp.square(deviation) * moment / count
+
+
+def applied(
     x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array, residual: jax.Array | None, relu: bool
 ) -> jax.Array:
+    """relu((x - mean) multiplier + bias + residual), of x's dtype."""
     wide = x.astype(jnp.promote_types(x.dtype, mean.dtype))
     result = ((wide - mean) * multiplier + bias).astype(x.dtype)
     if residual is not None:
@@ -131,7 +149,7 @@ def _applied(
     return jnp.maximum(result, 0) if relu else result
 
 
-def _is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array) -> jax.Array:
+def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array) -> jax.Array:
     """Where (x - mean) multiplier + bias > 0, up to rounding, by one comparison with a bound for each channel.
 
     What is as cheap as that, XLA computes wherever it is needed; of anything more it writes a mask as large as `x`.
@@ -144,7 +162,7 @@ def _is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax
     return (x.astype(mean.dtype) > bound) ^ falling
 
 
-def _sums(a: jax.Array, b: jax.Array, paired: bool) -> tuple[jax.Array, jax.Array]:
+def sums(a: jax.Array, b: jax.Array, paired: bool = True) -> tuple[jax.Array, jax.Array]:
     """The sums of two [..., C] over all axes but the last, as one reduction of pairs or as two."""
     axes = tuple(range(a.ndim - 1))
     if not paired:

@@ -1,0 +1,340 @@
+"""The fused 1x1 convolution: the values and gradients of its parts, in interpret mode, and that it compiles."""
+
+import functools
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.experimental.pallas import triton
+from jax.sharding import PartitionSpec as P
+
+from jaxddp.api import resnet
+from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.batch_norm import BatchNorm
+from jaxddp.models.fused.convolution import Form, convolve_between_norms
+from jaxddp.models.fused.kernels import Incoming, Norm, NormGradient, convolve, image_gradient, kernel_gradient
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+import gpu_plugin
+import gpu_pointwise
+
+ROOT = Path(__file__).parent.parent
+
+# (before, residual, relu): a bottleneck's first convolution, its shortcut's and its last; and one with neither.
+FORMS = [(False, False, True), (False, False, False), (True, True, True), (True, False, True)]
+# Less than a block, blocks that are filled and not, and several of them along each axis.
+SIZES = [(1, 8, 16), (37, 24, 40), (128, 64, 128), (300, 136, 72), (600, 16, 136)]
+
+
+def normalize(x, pair, axis_name, residual=None, *, relu):
+    """`BatchNorm` as a function of its parameters; with the mean and variance of the batch."""
+    module = BatchNorm(False, momentum=0.0, axis_name=axis_name, dtype=x.dtype, param_dtype=pair[0].dtype)
+    zeros = jnp.zeros_like(pair[0])
+    variables = {"params": {"scale": pair[0], "bias": pair[1]}, "batch_stats": {"mean": zeros, "var": zeros}}
+    result, updated = module.apply(variables, x, residual, relu=relu, mutable=["batch_stats"])
+    return result, (updated["batch_stats"]["mean"], updated["batch_stats"]["var"])
+
+
+def composed(x, kernel, after, before=None, residual=None, *, relu, axis_name=None):
+    """`convolve_between_norms` of the network's own layers."""
+    others = None
+    if before is not None:
+        x, others = normalize(x, before, axis_name, relu=True)
+    kernel = kernel.reshape(1, 1, *kernel.shape).astype(x.dtype)
+    y = lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    result, own = normalize(y, after, axis_name, residual, relu=relu)
+    return result, own, others
+
+
+def fused(x, kernel, after, before=None, residual=None, *, relu, axis_name=None):
+    form = Form(relu, axis_name=axis_name, interpret=True)
+    return convolve_between_norms(x, kernel, after, before, residual, form=form)
+
+
+def drawn(seed, sizes, form, dtype, param_dtype):
+    """Images [3, M / 3, 1, K] and what else the functions take, and weights of their result."""
+    rng = np.random.default_rng(seed)
+    pixels, depth, features = sizes
+    has_before, has_residual, _ = form
+    shape = (3, pixels, 1) if pixels % 3 else (3, pixels // 3, 1)
+    x, residual, weights = (rng.standard_normal((*shape, c)) for c in (depth, features, features))
+    pairs = [tuple(jnp.asarray(rng.standard_normal(c), param_dtype) for _ in range(2)) for c in (depth, features)]
+    kernel = jnp.asarray(rng.standard_normal((depth, features)) / depth**0.5, param_dtype)
+    inputs = [jnp.asarray(x + 0.5, dtype), kernel, pairs[1]]
+    inputs += [pairs[0] if has_before else None, jnp.asarray(residual, dtype) if has_residual else None]
+    return inputs, jnp.asarray(weights, dtype)
+
+
+def results(operation, inputs, weights):
+    """Result, statistics, and all gradients of sum(result * weights)."""
+
+    def loss(inputs):
+        result, *statistics = operation(*inputs)
+        return jnp.sum(result * weights), (result, statistics)
+
+    gradients, (result, statistics) = jax.grad(loss, has_aux=True)(inputs)
+    return result, statistics, gradients
+
+
+def assert_close(actual, expected, tolerance):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1, np.abs(b).max()))
+
+
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None)
+@given(
+    st.tuples(st.integers(1, 300), st.integers(1, 140), st.integers(1, 140)), st.sampled_from(FORMS), st.integers(0, 9)
+)
+def test_it_is_the_network_s_layers_in_float64(sizes, form, seed):
+    with jax.enable_x64(True):
+        inputs, weights = drawn(seed, sizes, form, jnp.float64, jnp.float64)
+        ours, plain = (functools.partial(operation, relu=form[2]) for operation in (fused, composed))
+        assert_close(results(ours, inputs, weights), results(plain, inputs, weights), 1e-9)
+
+
+def test_in_bfloat16_it_is_the_network_s_layers_up_to_rounding():
+    """Parameters, statistics and their gradients stay float32, that of the kernel, too."""
+    inputs, weights = drawn(0, (600, 64, 40), FORMS[2], jnp.bfloat16, jnp.float32)
+    ours, plain = (functools.partial(operation, relu=True) for operation in (fused, composed))
+    assert_close(results(ours, inputs, weights), results(plain, inputs, weights), 0.02)
+
+
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
+def test_with_an_axis_the_shards_are_one_batch(form):
+    with jax.enable_x64(True):
+        inputs, weights = drawn(1, (96, 24, 40), form, jnp.float64, jnp.float64)
+        # The shards cut the axis of 32.
+        is_split = [each is not None and each.ndim == 4 if not isinstance(each, tuple) else False for each in inputs]
+        expected = results(functools.partial(composed, relu=True), inputs, weights)
+
+        def shard(inputs, weights):
+            own = results(functools.partial(fused, relu=True, axis_name=AXIS), inputs, weights)
+            result, statistics, gradients = own
+            shared = [g if split else lax.psum(g, AXIS) for g, split in zip(gradients, is_split, strict=True)]
+            return result, statistics, shared
+
+        specs = [P(None, AXIS) if split else P() for split in is_split]
+        # Interpreted kernels keep no account of what varies over the mesh; compiled ones do, below.
+        shards = jax.shard_map(
+            shard,
+            mesh=Topology.create(jax.devices()[:2]).mesh,
+            in_specs=(specs, P(None, AXIS)),
+            out_specs=(P(None, AXIS), P(), specs),
+            check_vma=False,
+        )
+        assert_close(jax.jit(shards)(inputs, weights), expected, 1e-9)
+
+
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
+def test_a_nan_is_not_hidden(form):
+    """In one channel of the input it reaches all results and all statistics behind it."""
+    inputs, weights = drawn(0, (37, 8, 16), form, jnp.float32, jnp.float32)
+    inputs[0] = inputs[0].at[2, 0, 0, 3].set(jnp.nan)
+    result, (own, _), gradients = results(functools.partial(fused, relu=form[2]), inputs, weights)
+    assert np.isnan(result).all() and np.isnan(own[0]).all() and np.isnan(own[1]).all()
+    assert np.isnan(gradients[0]).all() and np.isnan(gradients[1]).all()
+
+
+# --- The three products alone, in float32 ---
+
+EPSILON = 2.0**-24
+"""Half the distance from 1 to the next float32, the largest relative error of one operation."""
+
+
+def within(actual, terms, magnitude, additions):
+    """Whether sums are as near as so many operations allow: each adds at most EPSILON of the absolute terms' sum."""
+    assert actual.dtype == np.float32 and np.isfinite(actual).all()
+    assert (np.abs(actual - terms) <= 2 * additions * EPSILON * magnitude).all()
+
+
+def wide(tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+def affine(x, norm):
+    """The normalized values, and what they would be if nothing cancelled."""
+    mean, multiplier, bias = norm
+    return (x - mean) * multiplier + bias, (np.abs(x) + np.abs(mean)) * np.abs(multiplier) + np.abs(bias)
+
+
+def norm_s_gradient(gradient, y, after, relu):
+    norm, shift, slope = after
+    passed = np.where(affine(y, norm)[0] > 0, gradient, 0) if relu else gradient
+    value = norm.multiplier * (passed - shift - (y - norm.mean) * slope)
+    cancelled = np.abs(passed) + np.abs(shift) + (np.abs(y) + np.abs(norm.mean)) * np.abs(slope)
+    return value, np.abs(norm.multiplier) * cancelled
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("has_before", [False, True])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu):
+    pixels, depth, features = sizes
+    rng = np.random.default_rng(sum(sizes))
+    x, gradient, kernel = (
+        rng.standard_normal(shape, np.float32) for shape in ((pixels, depth), (pixels, features), (depth, features))
+    )
+    norm, behind = (Norm(*rng.standard_normal((3, channels), np.float32)) for channels in (depth, features))
+    after = NormGradient(behind, *rng.standard_normal((2, features), np.float32))
+    before = norm if has_before else None
+
+    y, total, squares = convolve(x, before, kernel, interpret=True)
+    assert y.dtype == np.float32
+    x64, kernel64, gradient64, y64 = wide((x, kernel, gradient, y))
+    z, large = (np.maximum(a, 0) for a in affine(x64, wide(norm))) if has_before else (x64, np.abs(x64))
+    within(y, z @ kernel64, large @ np.abs(kernel64), depth + 4)
+    # Of the rounded result, which is in memory.
+    within(total, y64.sum(0), np.abs(y64).sum(0), pixels + 1)
+    within(squares, np.square(y64).sum(0), np.square(y64).sum(0), pixels + 2)
+
+    inputs, incoming = (x, norm) if has_before else None, Incoming(gradient, y, after)
+    image, sums = image_gradient(incoming, kernel, inputs, relu=relu, interpret=True)
+    own, large_own = norm_s_gradient(gradient64, y64, wide(after), relu)
+    passed = affine(x64, wide(norm))[0] > 0 if has_before else True
+    within(image, np.where(passed, own @ kernel64.T, 0), large_own @ np.abs(kernel64).T, features + 7)
+    assert len(sums) == 2 * has_before
+    if has_before:
+        image64, centered = wide(image), x64 - wide(norm).mean
+        within(sums[0], image64.sum(0), np.abs(image64).sum(0), pixels + 1)
+        bound = np.abs(image64 * centered) + np.abs(image64) * (np.abs(x64) + np.abs(wide(norm).mean))
+        within(sums[1], (image64 * centered).sum(0), bound.sum(0), pixels + 3)
+
+    found = kernel_gradient(x, before, incoming, relu=relu, interpret=True)
+    within(found, z.T @ own, large.T @ large_own, pixels + 11)
+
+
+@pytest.mark.parametrize(("sizes", "is_exact"), [((37, 24, 40), False), ((256, 64, 128), True)])
+def test_what_lies_past_the_end_is_neither_read_nor_written(sizes, is_exact, monkeypatch):
+    """On a GPU; where kernels are interpreted, a block that is not masked does no harm behind an array."""
+    masks = []
+
+    def watched(operation):
+        def watch(*arguments, mask=None, **named):
+            masks.append(mask)
+            return operation(*arguments, mask=mask, **named)
+
+        return watch
+
+    for name in ("load", "store"):
+        monkeypatch.setattr(triton, name, watched(getattr(triton, name)))
+    inputs, weights = drawn(0, sizes, FORMS[2], jnp.float32, jnp.float32)
+    jax.eval_shape(functools.partial(results, functools.partial(fused, relu=True)), inputs, weights)
+    # 8 of the convolution, 15 of the gradient by images, 12 of that by the kernel.
+    assert len(masks) == 35 and all((mask is None) is is_exact for mask in masks)
+
+
+# --- For a GPU ---
+
+
+needs_plugin = pytest.mark.skipif(
+    not gpu_plugin.is_present(), reason=f"{gpu_plugin.plugin_folder()} is not there: python benchmarks/gpu_plugin.py"
+)
+uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+
+
+@needs_plugin
+@uncached
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize(
+    ("sizes", "has_before"),
+    [
+        ((256 * 14 * 14, 256, 1024), True),
+        ((256 * 56 * 56, 64, 256), True),
+        ((256 * 56 * 56, 256, 64), False),
+        ((1000, 72, 40), True),
+    ],
+)
+def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype):
+    """Forward and backward, within a `shard_map` that keeps account of what varies over the mesh."""
+    pixels, depth, features = sizes
+    topology = Topology.create(gpu_plugin.described_devices("1x1x1"))
+    has_residual = has_before
+
+    def step(x, kernel, pairs, residual, weights):
+        # As the trainer does, so that the gradients are those of a device.
+        kernel, pairs = lax.pcast((kernel, pairs), AXIS, to="varying")
+
+        def loss(x, kernel, pairs, residual):
+            before = pairs[0] if has_before else None
+            form = Form(relu=True, axis_name=AXIS)
+            result, own, _ = convolve_between_norms(x, kernel, pairs[1], before, residual, form=form)
+            return jnp.sum(result.astype(jnp.float32) * weights), own
+
+        gradients, own = jax.grad(loss, (0, 1, 2, 3) if has_residual else (0, 1, 2), has_aux=True)(
+            x, kernel, pairs, residual
+        )
+        return gradients[0], lax.pmean((gradients[1:3], own), AXIS)
+
+    split, whole = topology.sharded, topology.replicated
+    pairs = [(jax.ShapeDtypeStruct((c,), jnp.float32, sharding=whole),) * 2 for c in (depth, features)]
+    residual = jax.ShapeDtypeStruct((pixels, features), dtype, sharding=split)
+    shapes = (
+        jax.ShapeDtypeStruct((pixels, depth), dtype, sharding=split),
+        jax.ShapeDtypeStruct((depth, features), jnp.float32, sharding=whole),
+        pairs,
+        residual if has_residual else None,
+        residual,
+    )
+    specs = (P(AXIS), P(), P(), P(AXIS), P(AXIS))
+    sharded = jax.shard_map(step, mesh=topology.mesh, in_specs=specs, out_specs=(P(AXIS), P()))
+    compiled = jax.jit(sharded).trace(*shapes).lower().compile(compiler_options=gpu_plugin.compiler_options())
+    program = compiled.as_text()
+    assert len(re.findall(r'custom_call_target="__gpu\$xla.gpu.triton"', program)) == 3
+    assert "__cudnn" not in program
+    # Triton's maximum of NaN and 0 is 0, which interpreted kernels do not show.
+    assert "maxnumf" not in program
+
+
+@needs_plugin
+@uncached
+@pytest.mark.slow
+def test_a_block_s_last_convolution_moves_fewer_bytes():
+    """Counted from below: what must be read and written, [M, F] four times the size of [M, K]."""
+    batch, side, depth, features = 8, 14, 256, 1024
+    convolution = gpu_pointwise.Pointwise("last", side, depth, features)
+    ahead, back = gpu_pointwise.moved(gpu_pointwise.fused, convolution, batch)
+    plain_ahead, plain_back = gpu_pointwise.moved(gpu_pointwise.plain, convolution, batch)
+    assert ahead < plain_ahead and back < plain_back
+    unit = 2 * side**2 * depth
+    # Statistics, convolution, normalization with the addition: (1) + (1 + 4) + (4 + 4 + 4).
+    assert ahead >= 18 * unit
+
+
+def test_the_convolutions_that_are_counted_are_the_network_s():
+    shapes = jax.eval_shape(resnet("resnet50", 10).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
+    sizes = {
+        (block, name): layer["kernel"].shape[2:]
+        for block, layers in shapes.items()
+        if block.startswith("layer")
+        for name, layer in layers.items()
+        if "kernel" in layer and layer["kernel"].shape[:2] == (1, 1)
+    }
+    strided = [(f"layer{stage}_0", "downsample_conv") for stage in (2, 3, 4)]
+    expected = Counter(size for place, size in sizes.items() if place not in strided)
+    assert len(sizes) == 36 and Counter(tuple(each)[2:] for each in gpu_pointwise.convolutions()) == expected
+
+
+def test_without_a_gpu_it_is_an_error_of_jax():
+    inputs, _ = drawn(0, (16, 16, 16), FORMS[2], jnp.float32, jnp.float32)
+    with pytest.raises(ValueError, match="interpret"):
+        convolve_between_norms(*inputs, form=Form())
+
+
+def test_no_network_uses_it():
+    """Off until a GPU has timed it: the folder is imported by itself alone."""
+    imported = re.compile(r"^ *(from|import) jaxddp\.models\.fused\b", re.MULTILINE)
+    files = [file for folder in ("jaxddp", "configs") for file in (ROOT / folder).rglob("*.py")]
+    assert {file.parent.name for file in files if imported.search(file.read_text())} == {"fused"}
