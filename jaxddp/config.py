@@ -196,7 +196,7 @@ class ParallelConfig:
     """Simulate this many devices on the CPU, in each process."""
     buckets: Annotated[int, Range(1, 1024)] | None = None
     """Average gradients in at most this many all-reduces, each of which starts when its gradients are ready. Where
-    absent, 5 on several GPUs and 1 elsewhere."""
+    absent, 7 on several GPUs and 1 elsewhere."""
     xla_options: tuple[str, ...] = ()
     """XLA's options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compiler_options.py."""
     start_timeout: Seconds = 60.0

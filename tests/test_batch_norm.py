@@ -102,20 +102,52 @@ def test_in_bfloat16_statistics_and_gradients_of_parameters_stay_float32(relu, h
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, 1.0])
 @pytest.mark.parametrize("bias", [0.0, -1.0, 1.0])
-def test_where_the_scale_is_zero_or_negative_and_the_input_constant(scale, bias):
+@pytest.mark.parametrize("constant", [0.0, 0.25])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_where_the_scale_is_zero_or_negative_and_the_input_constant(scale, bias, constant, dtype):
     """All pixels of the second channel are equal, so that with no bias each is at the ReLU's corner, where it passes
     no gradient."""
+    with jax.enable_x64(dtype == "float64"):
+        variables, x, _, weights = drawn(0, (16, 2), dtype)
+        x = x.at[:, 1].set(constant)
+        variables["params"] = {"scale": jnp.full(2, scale, dtype), "bias": jnp.full(2, bias, dtype)}
+        kinds = (kind(False, dtype=dtype, param_dtype=jnp.dtype(dtype)) for kind in (BatchNorm, Plain))
+        assert_close(*both(*kinds, variables, x, None, weights, True), 1e-9 if dtype == "float64" else 1e-4)
+
+
+@pytest.mark.parametrize("param_dtype", ["bfloat16", "float64"])
+def test_gradients_of_parameters_have_their_dtype(param_dtype):
     with jax.enable_x64(True):
-        variables, x, _, weights = drawn(0, (16, 2), jnp.float64)
-        x = x.at[:, 1].set(0.25)
-        variables["params"] = {"scale": jnp.full(2, scale), "bias": jnp.full(2, bias)}
+        variables, x, _, weights = drawn(0, (16, 2), param_dtype)
+        module = BatchNorm(False, dtype=jnp.float32, param_dtype=jnp.dtype(param_dtype))
+        _, stats, (params, _) = results(module, variables, x.astype(jnp.float32), None, weights, True)
+    assert {leaf.dtype for leaf in jax.tree.leaves((stats, params))} == {jnp.dtype(param_dtype)}
+
+
+@pytest.mark.parametrize(("relu", "has_residual"), FORMS)
+def test_the_gradient_can_be_differentiated(relu, has_residual):
+    with jax.enable_x64(True):
+        variables, x, residual, weights = drawn(2, (8, 2), jnp.float64)
         kinds = (kind(False, dtype=jnp.float64, param_dtype=jnp.float64) for kind in (BatchNorm, Plain))
-        assert_close(*both(*kinds, variables, x, None, weights, True), 1e-9)
+        within = {collection: {"norm": found} for collection, found in variables.items()}
+
+        def penalty(module, variables):
+            def of(x):
+                _, _, (_, by_input, *_) = results(module, variables, x, given, weights, relu)
+                return jnp.sum(jnp.square(by_input))
+
+            return jax.grad(of)(x)
+
+        given = residual if has_residual else None
+        ours, plain = kinds
+        assert_close(penalty(ours, variables), penalty(plain, within), 1e-8)
 
 
 @pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("cast", [True, False])
 @pytest.mark.parametrize(("relu", "has_residual"), FORMS)
-def test_with_an_axis_the_shards_are_one_batch(devices, relu, has_residual):
+def test_with_an_axis_the_shards_are_one_batch(devices, cast, relu, has_residual):
+    """Gradients of parameters that were cast to varying are each device's own; of others JAX sums them."""
     with jax.enable_x64(True):
         variables, x, residual, weights = drawn(1, (8, 3, 2), jnp.float64)
         given = (x, residual if has_residual else None, weights)
@@ -123,9 +155,10 @@ def test_with_an_axis_the_shards_are_one_batch(devices, relu, has_residual):
         expected = results(module(), variables, *given, relu)
 
         def shard(variables, x, residual, weights):
-            varying = jax.lax.pcast(variables, AXIS, to="varying")
-            result, stats, (params, *inputs) = results(module(axis_name=AXIS), varying, x, residual, weights, relu)
-            return result, jax.lax.pmean(stats, AXIS), (jax.lax.psum(params, AXIS), *inputs)
+            variables = jax.lax.pcast(variables, AXIS, to="varying") if cast else variables
+            result, stats, (params, *inputs) = results(module(axis_name=AXIS), variables, x, residual, weights, relu)
+            params = jax.lax.psum(params, AXIS) if cast else params
+            return result, jax.lax.pmean(stats, AXIS), (params, *inputs)
 
         split = (P(AXIS),) * len(expected[2][1:])
         specs = {"in_specs": (P(), P(AXIS), P(AXIS), P(AXIS)), "out_specs": (P(AXIS), P(), (P(), *split))}

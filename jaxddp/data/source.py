@@ -121,7 +121,9 @@ class Source(Protocol):
         shard: Shard = WHOLE,
         substitutes: "Substitutes | None" = None,
     ) -> Iterator[Batch]:
-        """The training batches of some steps. No other step is read; randomness follows from (seed, epoch, row) alone.
+        """The batches of some steps, with the pixels of training; of an `EvalOrder` padded as in `eval_batches`.
+
+        No other step is read; randomness follows from (seed, epoch, row) alone.
 
         Raises:
             InputError: the order is for another number of examples, its batch does not divide by `shard.count`, or the

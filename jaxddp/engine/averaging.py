@@ -1,7 +1,8 @@
 """The average of the gradients over the devices, in buckets that travel while later gradients are computed.
 
 XLA computes the gradients of images first and those of kernels where it likes, orders collectives by the use of their
-results, and joins into one kernel what reads the same array. So that communication is hidden whatever the network:
+results, and joins into one kernel what reads the same array. So that communication is hidden, for any network of
+separate layers (a scan over layers has all its gradients at once):
 
 - a bucket holds gradients that become ready one after the other, as the traced program tells (`order_of_readiness`);
 - the later a bucket, the less is left to hide it behind, and the smaller it is (`cut`);

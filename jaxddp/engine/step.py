@@ -125,8 +125,12 @@ class Program:
 
     def prepare(self, state: TrainState, *feed: Any) -> None:
         """Compile what takes as many steps as this feed is for, unless it was needed before."""
-        if self._steps_in(*feed) not in self._compiled:
+        if not self.is_ready(*feed):
             self._compile(state, *feed)
+
+    def is_ready(self, *feed: Any) -> bool:
+        """Whether what takes as many steps as this feed is for was compiled."""
+        return self._steps_in(*feed) in self._compiled
 
     def _compile(self, state: TrainState, *feed: Any) -> Any:
         steps = self._steps_in(*feed)

@@ -57,7 +57,7 @@ class Programs:
         """See `make_init`."""
         parts, transform = recipe.parts, recipe.initialize
         return self._made(
-            "init",
+            f"init {image_shape}",
             (model, recipe.optimizer, parts, transform, topology),
             lambda: make_init(model, recipe.optimizer, image_shape, topology, parts=parts, transform=transform),
         )

@@ -20,13 +20,14 @@ from jax.typing import DTypeLike
 class BatchNorm(nn.Module):
     """relu(normalized(x) + residual), with the parameters, statistics and values of `flax.linen.BatchNorm`.
 
-    Normalizes the last axis by the mean and the biased variance over all others.
+    Normalizes the last axis by the mean and the biased variance over all others. In training it can be differentiated
+    in reverse mode, as often as wanted, but not first in forward mode (`jax.jvp`, `jax.hessian`).
 
     Attributes:
         use_running_average: of the collection `batch_stats`, which is left as it is; else the batch's own.
         momentum: how much of the old running average stays; torch's 0.1, how much comes, is the same rule.
         axis_name: mesh axis over which statistics are averaged; None for those of a device.
-        dtype: of the result. Statistics and what is computed between are in float32 at least.
+        dtype: of the result. In training, statistics and what is computed between are in float32 at least.
         paired_sums: two sums over the same pixels are one reduction. On a GPU each reduction ends in a kernel of its
             own; on a CPU a reduction of pairs takes five times as long as the two.
     """
@@ -55,6 +56,9 @@ class BatchNorm(nn.Module):
         if self.use_running_average:
             multiplier = lax.rsqrt(var.value + self.epsilon) * scale
             return applied(x, mean.value, multiplier, bias, residual, relu)
+        # A gradient by hand sums nothing over a `shard_map`'s devices; the gradient of this cast does.
+        if axes := tuple(_varying(x) - _varying(scale)):
+            scale, bias = lax.pcast((scale, bias), axes, to="varying")
         normalized: Any = _normalize
         form = _Form(relu, self.epsilon, self.axis_name, self.paired_sums)
         result, *batch = normalized(x, scale, bias, residual, form)
@@ -106,10 +110,16 @@ def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.A
     bias_grad, moment = sums(wide, wide * centered, form.paired_sums)
     shift, slope = through_statistics(bias_grad, moment, deviation, x.size // x.shape[-1], form.axis_name)
     own = multiplier * (wide - shift - centered * slope)
-    return own.astype(x.dtype), moment * deviation, bias_grad, grad if has_residual else None
+    of_parameters = (moment * deviation).astype(scale.dtype), bias_grad.astype(bias.dtype)
+    return own.astype(x.dtype), *of_parameters, grad if has_residual else None
 
 
 _normalize.defvjp(_forward, _backward)
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    """The axes of a `shard_map` along which an array may differ."""
+    return jax.typeof(x).manual_axis_type.varying
 
 
 def moments(total: jax.Array, squares: jax.Array, count: int, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
@@ -150,22 +160,37 @@ def applied(
 
 
 def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array) -> jax.Array:
-    """Where (x - mean) multiplier + bias > 0, up to rounding, by one comparison with a bound for each channel.
+    """Where (x - mean) multiplier + bias > 0, by one comparison with a bound for each channel.
 
-    What is as cheap as that, XLA computes wherever it is needed; of anything more it writes a mask as large as `x`.
+    What is as cheap as that, XLA computes wherever it is needed; of anything more it writes a mask as large as `x`. The
+    bound is rounded: where the input lies on it up to rounding, as all of a channel that is constant and hardly biased,
+    the answer may be the other one.
     """
     falling = multiplier < 0
     bound = mean - bias / jnp.where(multiplier == 0, 1, multiplier)
     bound = jnp.where(multiplier == 0, jnp.where(bias > 0, -jnp.inf, jnp.inf), bound)
-    # Of a falling line it is x < bound, which is not x > the next number below.
-    bound = jnp.where(falling, jnp.nextafter(bound, -jnp.inf), bound)
+    # Of a falling line it is x < bound, which is not x > the next number below. Below 0 that would be taken for 0.
+    bound = lax.stop_gradient(bound)
+    below = jnp.where(bound == 0, -jnp.finfo(bound.dtype).tiny, jnp.nextafter(bound, -jnp.inf))
+    bound = jnp.where(falling, below, bound)
     return (x.astype(mean.dtype) > bound) ^ falling
 
 
 def sums(a: jax.Array, b: jax.Array, paired: bool = True) -> tuple[jax.Array, jax.Array]:
     """The sums of two [..., C] over all axes but the last, as one reduction of pairs or as two."""
+    return _paired_sums(a, b) if paired else _sums(a, b)
+
+
+def _sums(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     axes = tuple(range(a.ndim - 1))
-    if not paired:
-        return a.sum(axes), b.sum(axes)
-    zero = jnp.zeros((), a.dtype)
+    return a.sum(axes), b.sum(axes)
+
+
+@jax.custom_jvp
+def _paired_sums(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    zero, axes = jnp.zeros((), a.dtype), tuple(range(a.ndim - 1))
     return tuple(lax.reduce((a, b), (zero, zero), lambda x, y: (x[0] + y[0], x[1] + y[1]), axes))
+
+
+# JAX's own rule for a reduction of pairs wants a tangent of both.
+_paired_sums.defjvp(lambda primals, tangents: (_paired_sums(*primals), _sums(*tangents)))

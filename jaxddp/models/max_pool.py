@@ -11,11 +11,13 @@ from jax import lax
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int = 1) -> jax.Array:
-    """Maximum over square windows, [B, H, W, C] -> [B, ceil(H/2), ceil(W/2), C] by default, any float dtype.
+    """Maximum over square windows, [B, H, W, C] -> [B, ceil(H/2), ceil(W/2), C] by default; of any float dtype that
+    has infinities.
 
     Values and gradients are those of `flax.linen.max_pool`: of several pixels that tie for the maximum, the first in
     row-major order has all of the gradient. That one's gradient (select and scatter) is a serial loop on CPUs, and on
-    GPUs reads the images once more; here a uint8 for each output says which pixel it was, so `window` is at most 15.
+    GPUs reads the images once more; here a uint8 for each output says which pixel it was, so `window` is at most 16.
+    It can be differentiated in reverse mode, but not first in forward mode (`jax.jvp`).
     """
     return _forward(images, window, stride, padding)[0]
 

@@ -158,7 +158,11 @@ class ResNet(nn.Module):
         return nn.Dense(self.num_classes, True, head_dtype, self.param_dtype, kernel_init=head_init, name="fc")(x)
 
     def layers(self, train: bool) -> tuple[ModuleFactory, ModuleFactory]:
-        """The factories of all convolutions and of all batch norms."""
+        """The factories of all convolutions and of all batch norms.
+
+        They are called as `conv(features, kernel=3, stride=1, name="conv1")(x)` and `norm(name="bn1")(x)`, with
+        `residual=y` and `relu=True` where an addition and a ReLU follow.
+        """
 
         def conv(features: int, *, kernel: int, stride: int, name: str) -> nn.Conv:
             # No bias. The padding is torch's, symmetric whatever the stride, unlike "SAME".

@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import THEN, Preempted
 from jaxddp.measure.profile import Profile
@@ -41,11 +43,14 @@ def fit(run: Run) -> TrainState:
         profile = run.profile if run.topology.process_index == 0 else None
         with Profile(profile, plan.traced(done), loop.clock.paused) as traced:
             while done < plan.total_steps:
-                with traced.step(done + 1, state):
-                    with loop.clock.waiting_for_data():
-                        chunk = next(stream)
+                with loop.clock.waiting_for_data():
+                    chunk = next(stream)
+                if not run.program.is_ready(*chunk.feed):
+                    # What the devices still compute meanwhile is training time, and compiling is not.
+                    jax.block_until_ready(state)
                     with loop.clock.paused():
                         run.program.prepare(state, *chunk.feed)
+                with traced.step(done + 1, state):
                     state, sums = run.program(state, *chunk.feed)
                 loop.clock.dispatched(chunk.steps, sums.values)
                 loop.sums.add(range(done + 1, done + chunk.steps + 1), sums)
