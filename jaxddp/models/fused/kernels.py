@@ -1,9 +1,9 @@
 """The three products of a 1x1 convolution that stands between two batch norms, as Pallas kernels for a GPU.
 
 Each reads a norm's input and normalizes it in registers, so that neither the normalized images nor the gradient by the
-convolution's output are ever in memory; and sums in registers what the norm behind it needs of its result. Accumulation
-is in float32 at least; what is multiplied is rounded to TF32 where it is float32, as by the library. Images are matrices
-[M, K] or [M, F], a row for each pixel; the kernel is [K, F].
+convolution's output are ever in memory; and sums in registers what the norm behind it needs of its result. Images are
+matrices [M, K] or [M, F], a row for each pixel; the kernel is [K, F]. Accumulation is in float32 at least. On a GPU
+float32 is rounded to TF32 before it is multiplied, as by the library.
 
 Any M, K and F: a block that reaches past the end of an array is masked. The sizes of blocks are what fits in the
 registers of 8 warps; no GPU has timed others.
