@@ -96,7 +96,7 @@ class Data:
 def program_figures(file: RecipeFile, topology: str, batch: int | None, data: Data) -> Figures:
     """All figures of one program. Raises: InputError; the config's, or a topology that XLA does not take."""
     devices = found_devices(topology)
-    images = batch or file.config.train.batch_size
+    images = file.config.train.batch_size if batch is None else batch
     config = file.config.replace(train={"batch_size": images * len(devices)})
     if config.train.precision is None:
         config = config.replace(train={"precision": "bfloat16"})

@@ -415,9 +415,6 @@ class Generated:
     def eval_batches(self, order, data, shard=None):
         return self._batches(order, range(order.num_batches), shard)
 
-    def whole_batches(self, order, data, shard=None, substitutes=None):
-        return self.eval_batches(order, data, shard)
-
     def read(self, row):
         return self._images(np.array([row]))[0].tobytes()
 

@@ -129,7 +129,7 @@ def test_examples_without_labels_are_refused_where_labels_are_needed():
     table = make_table()
     check_labelled(table, "training data")
     some = dataclasses.replace(table, labels=np.where(np.arange(11) % 4 == 1, -1, table.labels))
-    assert table.labelled and not some.labelled and some.fingerprint != table.fingerprint
+    assert some.fingerprint != table.fingerprint
     with pytest.raises(InputError) as caught:
         check_labelled(some, "training data")
     assert str(caught.value) == (
@@ -138,9 +138,10 @@ def test_examples_without_labels_are_refused_where_labels_are_needed():
     )
     batches = list(some.eval_batches(EvalOrder(11, 11), DATA))
     assert batches[0].label.tolist() == some.labels.tolist() and batches[0].mask.all()
-    assert some.select("cat").labelled and len(some.select("cat")) == 2
+    check_labelled(some.select("cat"), "training data")
+    assert len(some.select("cat")) == 2
     nothing_known = ArrayTable(IMAGES, np.full(4, -1), ())
-    assert not nothing_known.labelled and nothing_known.num_classes == 0
+    assert nothing_known.num_classes == 0
 
 
 def test_an_order_that_does_not_fit_is_refused_before_the_first_batch():

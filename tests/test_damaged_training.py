@@ -1,6 +1,7 @@
 """No damaged image reaches a model: the stream, data on the devices, evaluation and packing each refuse it by name."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_it_ends_what_reads_it_in_one_line(table: ExampleTable, tmp_path: Path, 
     for batches in (
         table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1)),
         table.eval_batches(everything, DATA),
-        table.whole_batches(everything, DATA),
+        table.train_batches(everything, replace(DATA, crop="whole"), range(1)),
     ):
         with pytest.raises(InputError) as caught:
             next(batches)

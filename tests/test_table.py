@@ -87,7 +87,6 @@ def test_val_and_test_images_lie_in_one_folder(tree):
     assert listing.path[1].decode() == f"{IMAGES}/test/ILSVRC2012_test_00000002.JPEG"
     val.check(DataConfig())
     listing.check(DataConfig())
-    assert val.labelled and not listing.labelled
     check_labelled(val, "validation data")
     with pytest.raises(InputError) as caught:
         check_labelled(listing, "validation data")

@@ -88,10 +88,8 @@ class Preprocess:
     def _set(self, names: tuple[str, ...], key: jax.Array, image: jax.Array) -> jax.Array:
         """Those of the named augmentations whose setting is not 0."""
         for name in names:
-            # Made whether it is used or not: it checks its settings.
-            apply = AUGMENTATIONS.get(name)(self.augment)
             if getattr(self.augment, name):
-                image = apply(jax.random.fold_in(key, _STREAMS[name]), image)
+                image = AUGMENTATIONS.get(name)(self.augment)(jax.random.fold_in(key, _STREAMS[name]), image)
         return image
 
     def _normalize(self, images: jax.Array) -> jax.Array:

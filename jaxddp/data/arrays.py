@@ -63,10 +63,6 @@ class ArrayTable:
     def class_indices(self) -> tuple[int, ...]:
         return tuple(range(self.num_classes))
 
-    @property
-    def labelled(self) -> bool:
-        return bool((self.labels >= 0).all())
-
     @cached_property
     def fingerprint(self) -> str:
         """Hex sha256 of the content: the same on every machine, and another one when a pixel, label or name differs."""
@@ -125,11 +121,6 @@ class ArrayTable:
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
         return self._batches(order, range(order.num_batches), shard)
-
-    def whole_batches(
-        self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, substitutes: Substitutes | None = None
-    ) -> Iterator[Batch]:
-        return self.eval_batches(order, data, shard)
 
     @property
     def pixel_shape(self) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard
+from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.subset import ClassSelection
 from jaxddp.errors import InputError
 
@@ -115,7 +115,7 @@ class Source(Protocol):
 
     def train_batches(
         self,
-        order: SampleOrder,
+        order: Order,
         data: DataConfig,
         steps: range,
         shard: Shard = WHOLE,
@@ -131,12 +131,6 @@ class Source(Protocol):
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Every example once. Where the last batch is padded, mask and image are 0. Raises: as `train_batches`."""
-        ...
-
-    def whole_batches(
-        self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, substitutes: "Substitutes | None" = None
-    ) -> Iterator[Batch]:
-        """Every example once, with the pixels of training without random crops. Raises: as `train_batches`."""
         ...
 
     # --- Single images ---

@@ -46,10 +46,6 @@ class ExampleTable:
     def num_classes(self) -> int:
         return len(self.class_ids)
 
-    @property
-    def labelled(self) -> bool:
-        return bool((self.labels >= 0).all())
-
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, as hex, of the ids, paths, labels, classes and offsets in their order; wherever the store lies."""
@@ -163,11 +159,6 @@ class ExampleTable:
             return eval_image(encoded, data.image_size, data.resize)
 
         return Pipeline(self, order, data.image_size, load, range(order.num_batches), shard).batches()
-
-    def whole_batches(
-        self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, substitutes: Substitutes | None = None
-    ) -> Iterator[Batch]:
-        return self.train_batches(order, replace(data, crop="whole"), range(order.num_batches), shard, substitutes)
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where in the store the images of int[n] rows are: paths, bytes 'S'[n], and offsets, int64[n]."""

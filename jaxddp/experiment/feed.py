@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
@@ -136,7 +136,8 @@ class Feed:
         def counted() -> Iterator[np.ndarray]:
             nonlocal substituted
             if use == TRAINING:
-                batches = source.whole_batches(order, self.data, self.shard, self.substitutes)
+                whole, steps = replace(self.data, crop="whole"), range(order.num_batches)
+                batches = source.train_batches(order, whole, steps, self.shard, self.substitutes)
             else:
                 batches = source.eval_batches(order, self.data, self.shard)
             for batch in batches:

@@ -8,7 +8,7 @@ Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -24,9 +24,11 @@ class BatchNorm(nn.Module):
 
     Attributes:
         use_running_average: of the collection `batch_stats`, which is left as it is; else the batch's own.
-        momentum: how much of the old running average stays.
+        momentum: how much of the old running average stays; torch's 0.1, how much comes, is the same rule.
         axis_name: mesh axis over which statistics are averaged; None for those of a device.
         dtype: of the result. Statistics and what is computed between are in float32 at least.
+        paired_sums: two sums over the same pixels are one reduction. On a GPU each reduction ends in a kernel of its
+            own; on a CPU a reduction of pairs takes five times as long as the two.
     """
 
     use_running_average: bool
@@ -36,6 +38,7 @@ class BatchNorm(nn.Module):
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     scale_init: nn.initializers.Initializer = nn.initializers.ones
+    paired_sums: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array, residual: jax.Array | None = None, *, relu: bool = False) -> jax.Array:
@@ -53,7 +56,8 @@ class BatchNorm(nn.Module):
             multiplier = lax.rsqrt(var.value + self.epsilon) * scale
             return applied(x, mean.value, multiplier, bias, residual, relu)
         normalized: Any = _normalize
-        result, *batch = normalized(x, scale, bias, residual, relu, self.epsilon, self.axis_name)
+        form = _Form(relu, self.epsilon, self.axis_name, self.paired_sums)
+        result, *batch = normalized(x, scale, bias, residual, form)
         if not self.is_initializing():
             for running, own in zip((mean, var), batch, strict=True):
                 new = self.momentum * running.value + (1 - self.momentum) * lax.stop_gradient(own)
@@ -61,52 +65,46 @@ class BatchNorm(nn.Module):
         return result
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _normalize(
-    x: jax.Array,
-    scale: jax.Array,
-    bias: jax.Array,
-    residual: jax.Array | None,
-    relu: bool,
-    epsilon: float,
-    axis_name: str | None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+class _Form(NamedTuple):
+    relu: bool
+    epsilon: float
+    axis_name: str | None
+    paired_sums: bool
+
+
+_Result = tuple[jax.Array, jax.Array, jax.Array]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form) -> _Result:
     """The result, and the batch's mean and variance, [C]; these two pass no gradient on."""
-    return _forward(x, scale, bias, residual, relu, epsilon, axis_name)[0]
+    return _forward(x, scale, bias, residual, form)[0]
 
 
 def _forward(
-    x: jax.Array,
-    scale: jax.Array,
-    bias: jax.Array,
-    residual: jax.Array | None,
-    relu: bool,
-    epsilon: float,
-    axis_name: str | None,
-) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Any]:
+    x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form
+) -> tuple[_Result, Any]:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean, var = moments(*sums(wide, jnp.square(wide)), x.size // x.shape[-1], axis_name)
-    deviation = lax.rsqrt(var + epsilon)
-    result = applied(x, mean, deviation * scale, bias, residual, relu)
+    mean, var = moments(*sums(wide, jnp.square(wide), form.paired_sums), x.size // x.shape[-1], form.axis_name)
+    deviation = lax.rsqrt(var + form.epsilon)
+    result = applied(x, mean, deviation * scale, bias, residual, form.relu)
     # Without an addition the sign is found from the input, which is read anyway.
-    kept = result if relu and residual is not None else None
+    kept = result if form.relu and residual is not None else None
     return (result, mean, var), (x, mean, deviation, scale, bias, residual is not None, kept)
 
 
-def _backward(
-    relu: bool, epsilon: float, axis_name: str | None, saved: Any, grads: tuple[jax.Array, jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     x, mean, deviation, scale, bias, has_residual, result = saved
     multiplier, grad = deviation * scale, grads[0]
-    if relu and result is not None:
+    if form.relu and has_residual:
         # "> 0" XLA would rewrite as a question about what the maximum was taken of, and read all of that again.
         grad = jnp.where(result != 0, grad, 0)
     wide = grad.astype(mean.dtype)
-    if relu and result is None:
+    if form.relu and not has_residual:
         wide = jnp.where(is_positive(x, mean, multiplier, bias), wide, 0)
     centered = x.astype(mean.dtype) - mean
-    bias_grad, moment = sums(wide, wide * centered)
-    shift, slope = through_statistics(bias_grad, moment, deviation, x.size // x.shape[-1], axis_name)
+    bias_grad, moment = sums(wide, wide * centered, form.paired_sums)
+    shift, slope = through_statistics(bias_grad, moment, deviation, x.size // x.shape[-1], form.axis_name)
     own = multiplier * (wide - shift - centered * slope)
     return own.astype(x.dtype), moment * deviation, bias_grad, grad if has_residual else None
 
@@ -164,16 +162,10 @@ def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.
     return (x.astype(mean.dtype) > bound) ^ falling
 
 
-def sums(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sums of two [..., C] over all axes but the last, in one pass over both."""
+def sums(a: jax.Array, b: jax.Array, paired: bool = True) -> tuple[jax.Array, jax.Array]:
+    """The sums of two [..., C] over all axes but the last, as one reduction of pairs or as two."""
     axes = tuple(range(a.ndim - 1))
-
-    def together(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-        zero = jnp.zeros((), a.dtype)
-        return tuple(lax.reduce((a, b), (zero, zero), lambda x, y: (x[0] + y[0], x[1] + y[1]), axes))
-
-    def apart(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    if not paired:
         return a.sum(axes), b.sum(axes)
-
-    # On a CPU a reduction of pairs takes five times as long as the two; on a GPU each of the two ends in a kernel.
-    return lax.platform_dependent(a, b, cpu=apart, default=together)
+    zero = jnp.zeros((), a.dtype)
+    return tuple(lax.reduce((a, b), (zero, zero), lambda x, y: (x[0] + y[0], x[1] + y[1]), axes))

@@ -29,10 +29,6 @@ T = TypeVar("T")
 Operation = Callable[[jax.Array, jax.Array, int, int], jax.Array]
 """(images [B, H, W, C], kernel [k, k, C, F], stride, padding) -> [B, H', W', F]."""
 
-# torchvision's momentum of 0.1 weighs the new batch; Flax's 0.9 weighs the old average: the same rule.
-BATCH_NORM_MOMENTUM = 0.9
-BATCH_NORM_EPSILON = 1e-5
-
 
 @dataclass(frozen=True)
 class Convolution:
@@ -183,11 +179,11 @@ class ResNet(nn.Module):
         norm = functools.partial(
             BatchNorm,
             use_running_average=not train,
-            momentum=BATCH_NORM_MOMENTUM,
-            epsilon=BATCH_NORM_EPSILON,
             axis_name=self.axis_name,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
+            # Only a CPU brings an operation of its own; see `jaxddp.models.adapt.for_platform`.
+            paired_sums=self.convolution is None,
         )
         return conv, norm
 
