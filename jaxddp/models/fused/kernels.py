@@ -20,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from jaxddp.models.batch_norm import Pair
 from jaxddp.models.fused.blocks import Block, block_length, inside, load, store
 
 # Of a result's block, and of what is multiplied at once.
@@ -57,8 +58,8 @@ class Incoming(NamedTuple):
 
 def convolve(
     x: jax.Array, before: Norm | None, kernel: jax.Array, *, interpret: bool = False
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """y = relu(normalized(x)) kernel, [M, F]; the sums of y and of its squares over rows, float32[F].
+) -> tuple[jax.Array, Pair]:
+    """y = relu(normalized(x)) kernel, [M, F]; and the sums of y and of its squares over rows, float32[F].
 
     Args:
         x: [M, K].
@@ -77,7 +78,7 @@ def convolve(
         name="fused_convolution",
     )(x, before, kernel)
     total, squares = (each.sum(0) for each in partial)
-    return y, total, squares
+    return y, (total, squares)
 
 
 def image_gradient(
