@@ -190,7 +190,7 @@ def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu)
     after = NormGradient(behind, *rng.standard_normal((2, features), np.float32))
     before = norm if has_before else None
 
-    y, total, squares = convolve(x, before, kernel, interpret=True)
+    y, (total, squares) = convolve(x, before, kernel, interpret=True)
     assert y.dtype == np.float32
     x64, kernel64, gradient64, y64 = wide((x, kernel, gradient, y))
     z, large = (np.maximum(a, 0) for a in affine(x64, wide(norm))) if has_before else (x64, np.abs(x64))

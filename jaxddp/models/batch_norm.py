@@ -16,6 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+Pair = tuple[jax.Array, jax.Array]
+"""Two arrays [C], of which a norm needs many: (scale, bias), (mean, variance), (sum, sum of squares)."""
+
 
 class BatchNorm(nn.Module):
     """relu(normalized(x) + residual), with the parameters, statistics and values of `flax.linen.BatchNorm`.
@@ -89,7 +92,8 @@ def _forward(
     x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form
 ) -> tuple[_Result, Any]:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean, var = moments(*sums(wide, jnp.square(wide), form.paired_sums), x.size // x.shape[-1], form.axis_name)
+    totals = sums(wide, jnp.square(wide), form.paired_sums)
+    mean, var = moments(totals, x.size // x.shape[-1], form.axis_name)
     deviation = lax.rsqrt(var + form.epsilon)
     result = applied(x, mean, deviation * scale, bias, residual, form.relu)
     # Without an addition the sign is found from the input, which is read anyway.
@@ -107,8 +111,8 @@ def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.A
     if form.relu and not has_residual:
         wide = jnp.where(is_positive(x, mean, multiplier, bias), wide, 0)
     centered = x.astype(mean.dtype) - mean
-    bias_grad, moment = sums(wide, wide * centered, form.paired_sums)
-    shift, slope = through_statistics(bias_grad, moment, deviation, x.size // x.shape[-1], form.axis_name)
+    bias_grad, moment = totals = sums(wide, wide * centered, form.paired_sums)
+    shift, slope = through_statistics(totals, deviation, x.size // x.shape[-1], form.axis_name)
     own = multiplier * (wide - shift - centered * slope)
     of_parameters = (moment * deviation).astype(scale.dtype), bias_grad.astype(bias.dtype)
     return own.astype(x.dtype), *of_parameters, grad if has_residual else None
@@ -122,26 +126,24 @@ def _varying(x: jax.Array) -> frozenset[str]:
     return jax.typeof(x).manual_axis_type.varying
 
 
-def moments(total: jax.Array, squares: jax.Array, count: int, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
+def moments(totals: Pair, count: int, axis_name: str | None) -> Pair:
     """Mean and biased variance of `count` values, from their sum and that of their squares; over devices, if named."""
-    mean, mean_of_squares = total / count, squares / count
+    mean, mean_of_squares = (total / count for total in totals)
     if axis_name is not None:
         mean, mean_of_squares = lax.pmean((mean, mean_of_squares), axis_name)
     # Rounding may leave a little below zero.
     return mean, jnp.maximum(0, mean_of_squares - jnp.square(mean))
 
 
-def through_statistics(
-    total: jax.Array, moment: jax.Array, deviation: jax.Array, count: int, axis_name: str | None
-) -> tuple[jax.Array, jax.Array]:
+def through_statistics(totals: Pair, deviation: jax.Array, count: int, axis_name: str | None) -> Pair:
     """(shift, slope) of the gradient by a norm's input: multiplier (gradient - shift - (x - mean) slope).
 
     Args:
-        total: the sum of the gradient by the result.
-        moment: the sum of that times (x - mean).
+        totals: the sums of the gradient by the result, and of that times (x - mean).
         deviation: 1 / sqrt(variance + epsilon).
         count: of the values on a device.
     """
+    total, moment = totals
     if axis_name is not None:
         total, moment = lax.psum((total, moment), axis_name)
         count *= lax.axis_size(axis_name)
@@ -176,18 +178,18 @@ def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.
     return (x.astype(mean.dtype) > bound) ^ falling
 
 
-def sums(a: jax.Array, b: jax.Array, paired: bool = True) -> tuple[jax.Array, jax.Array]:
+def sums(a: jax.Array, b: jax.Array, paired: bool) -> Pair:
     """The sums of two [..., C] over all axes but the last, as one reduction of pairs or as two."""
     return _paired_sums(a, b) if paired else _sums(a, b)
 
 
-def _sums(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _sums(a: jax.Array, b: jax.Array) -> Pair:
     axes = tuple(range(a.ndim - 1))
     return a.sum(axes), b.sum(axes)
 
 
 @jax.custom_jvp
-def _paired_sums(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _paired_sums(a: jax.Array, b: jax.Array) -> Pair:
     zero, axes = jnp.zeros((), a.dtype), tuple(range(a.ndim - 1))
     return tuple(lax.reduce((a, b), (zero, zero), lambda x, y: (x[0] + y[0], x[1] + y[1]), axes))
 

@@ -23,11 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxddp.models.batch_norm import applied, is_positive, moments, sums, through_statistics
+from jaxddp.models.batch_norm import Pair, applied, is_positive, moments, sums, through_statistics
 from jaxddp.models.fused.kernels import Incoming, Norm, NormGradient, convolve, image_gradient, kernel_gradient
-
-Pair = tuple[jax.Array, jax.Array]
-"""(scale, bias) or (mean, variance), float32[C] each."""
 
 
 class Form(NamedTuple):
@@ -92,10 +89,10 @@ def _forward(
     count, norm, others = len(x), None, None
     if before is not None:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        others = moments(*sums(wide, jnp.square(wide)), count, form.axis_name)
+        others = moments(sums(wide, jnp.square(wide), paired=True), count, form.axis_name)
         norm = _norm(others, before, form)
-    y, total, squares = convolve(x, norm, kernel.astype(x.dtype), interpret=form.interpret)
-    own = moments(total, squares, count, form.axis_name)
+    y, totals = convolve(x, norm, kernel.astype(x.dtype), interpret=form.interpret)
+    own = moments(totals, count, form.axis_name)
     result = applied(y, *_norm(own, after, form), residual, form.relu)
     # Without an addition the sign is found from y, which is read anyway.
     kept = result if form.relu and residual is not None else None
@@ -113,7 +110,7 @@ def _backward(form: Form, saved: Any, grads: Any) -> tuple[Any, ...]:
     wide = gradient.astype(norm.mean.dtype)
     if relu:
         wide = jnp.where(is_positive(y, *norm), wide, 0)
-    totals = sums(wide, wide * (y.astype(wide.dtype) - norm.mean))
+    totals = sums(wide, wide * (y.astype(wide.dtype) - norm.mean), paired=True)
     after_grad, given = _gradients(norm, own, totals, count, form)
 
     incoming = Incoming(gradient, y, given)
@@ -141,5 +138,5 @@ def _norm(statistics: Pair, parameters: Pair, form: Form) -> Norm:
 def _gradients(norm: Norm, statistics: Pair, totals: Pair, count: int, form: Form) -> tuple[Pair, NormGradient]:
     """The gradients by scale and bias of a norm, and that by its input, from the sums of that by its result."""
     (total, moment), deviation = totals, lax.rsqrt(statistics[1] + form.epsilon)
-    given = NormGradient(norm, *through_statistics(total, moment, deviation, count, form.axis_name))
+    given = NormGradient(norm, *through_statistics(totals, deviation, count, form.axis_name))
     return (moment * deviation, total), given

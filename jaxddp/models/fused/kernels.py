@@ -1,10 +1,9 @@
 """The three products of a 1x1 convolution that stands between two batch norms, as Pallas kernels for a GPU.
 
 Each reads a norm's input and normalizes it in registers, so that neither the normalized images nor the gradient by the
-convolution's output are ever in memory; and sums in registers what the norm behind it needs of its result. Accumulation
-is in float32 at least; what is multiplied is rounded to TF32 where it is float32, as by the library.
-
-Images are matrices [M, K] or [M, F], a row for each pixel; the kernel is [K, F].
+convolution's output are ever in memory; and sums in registers what the norm behind it needs of its result. Images are
+matrices [M, K] or [M, F], a row for each pixel; the kernel is [K, F]. Accumulation is in float32 at least. On a GPU
+float32 is rounded to TF32 before it is multiplied, as by the library.
 
 Any M, K and F: a block that reaches past the end of an array is masked. The sizes of blocks are what fits in the
 registers of 8 warps; no GPU has timed others.
@@ -21,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from jaxddp.models.batch_norm import Pair
 from jaxddp.models.fused.blocks import Block, block_length, inside, load, store
 
 # Of a result's block, and of what is multiplied at once.
@@ -58,8 +58,8 @@ class Incoming(NamedTuple):
 
 def convolve(
     x: jax.Array, before: Norm | None, kernel: jax.Array, *, interpret: bool = False
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """y = relu(normalized(x)) kernel, [M, F]; the sums of y and of its squares over rows, float32[F].
+) -> tuple[jax.Array, Pair]:
+    """y = relu(normalized(x)) kernel, [M, F]; and the sums of y and of its squares over rows, float32[F].
 
     Args:
         x: [M, K].
@@ -78,7 +78,7 @@ def convolve(
         name="fused_convolution",
     )(x, before, kernel)
     total, squares = (each.sum(0) for each in partial)
-    return y, total, squares
+    return y, (total, squares)
 
 
 def image_gradient(
