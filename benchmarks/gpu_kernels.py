@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpu_shapes import dtype_of, leaves, num_bytes, size
+
 KERNEL_GRADIENT, COLLECTIVE = "kernel gradient", "collective"
 _CONVOLUTIONS = {
     "__cudnn$convForward": "convolution",
@@ -28,7 +30,6 @@ _FREE |= {"after-all", "partition-id", "replica-id"}
 # What only moves values within a fusion; what is left beside these says what it computes.
 _PLAIN = _FREE | {"reshape", "broadcast", "iota"}
 _PARTIAL = {"slice", "dynamic-slice", "gather"}
-_BITS = {"PRED": 8, "BF16": 16, "S4": 4, "U4": 4}
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class _Reader:
             source=self._sources.line(instruction.metadata.stack_frame_id),
             num_bytes=self._bytes_read(instruction, fused) + self._bytes_written(instruction, fused),
             flops=self._flops(instruction, operands, fused),
-            dtype=_dtype(operands[0] if operands else instruction),
+            dtype=dtype_of(operands[0] if operands else instruction),
         )
 
     def _fused(self, instruction: Any) -> list[Any]:
@@ -141,30 +142,30 @@ class _Reader:
     def _bytes_read(self, instruction: Any, fused: list[Any]) -> int:
         operands = [self._instructions[number] for number in instruction.operand_ids]
         if not fused:
-            return sum(_bytes(operand.shape) for operand in operands)
+            return sum(num_bytes(operand.shape) for operand in operands)
         needed = self._elements_needed(fused)
         parameters = ((i, needed[i.id]) for i in fused if i.opcode == "parameter")
         sizes = ((operands[parameter.parameter_number].shape, count) for parameter, count in parameters)
-        return sum(_bytes(shape) * count // max(1, _size(shape)) for shape, count in sizes)
+        return sum(num_bytes(shape) * count // max(1, size(shape)) for shape, count in sizes)
 
     def _elements_needed(self, fused: list[Any]) -> dict[int, int]:
         """How many elements of each value, by id, a fusion takes for its root."""
-        needed = {each.id: 0 for each in fused} | {fused[-1].id: _size(fused[-1].shape)}
+        needed = {each.id: 0 for each in fused} | {fused[-1].id: size(fused[-1].shape)}
         # Operands stand before what uses them.
         for user in reversed(fused):
             for place, number in enumerate(user.operand_ids):
                 value = self._instructions[number]
                 taken = _taken(user, place, value, needed[user.id])
-                needed[number] = min(_size(value.shape), needed[number] + taken)
+                needed[number] = min(size(value.shape), needed[number] + taken)
         return needed
 
     def _bytes_written(self, instruction: Any, fused: list[Any]) -> int:
         if instruction.opcode.endswith("-start"):
             # Its shape names the operands too.
-            return sum(_bytes(self._instructions[number].shape) for number in instruction.operand_ids)
+            return sum(num_bytes(self._instructions[number].shape) for number in instruction.operand_ids)
         updates = [i for i in fused if i.opcode == "dynamic-update-slice"]
-        in_place = sum(_bytes(i.shape) - _bytes(self._instructions[i.operand_ids[1]].shape) for i in updates)
-        return _bytes(instruction.shape) - in_place
+        in_place = sum(num_bytes(i.shape) - num_bytes(self._instructions[i.operand_ids[1]].shape) for i in updates)
+        return num_bytes(instruction.shape) - in_place
 
     def _kind(self, instruction: Any, fused: list[Any]) -> str:
         opcode, target = instruction.opcode, instruction.custom_call_target
@@ -195,7 +196,7 @@ class _Reader:
             return _convolution_flops(instruction, operands)
         # What a kernel of the user's own multiplies cannot be told from its operands.
         if instruction.opcode == "custom-call" and _multiplies(instruction.custom_call_target):
-            return _product_flops(operands[0], operands[1], _leaves(instruction.shape)[0])
+            return _product_flops(operands[0], operands[1], leaves(instruction.shape)[0])
         dots = ([self._instructions[n] for n in i.operand_ids[:2]] + [i] for i in fused if i.opcode == "dot")
         return sum(_product_flops(a, b, dot.shape) for a, b, dot in dots)
 
@@ -237,7 +238,7 @@ def _taken(user: Any, place: int, value: Any, needed: int) -> int:
     as_many = user.opcode in ("bitcast", "reshape") or list(user.shape.dimensions) == list(value.shape.dimensions)
     if partial or (as_many and user.opcode != "tuple"):
         return needed
-    return _size(value.shape) if needed else 0
+    return size(value.shape) if needed else 0
 
 
 def _trip_count(instruction: Any) -> int | None:
@@ -246,35 +247,9 @@ def _trip_count(instruction: Any) -> int | None:
     return None if found is None else int(found)
 
 
-def _leaves(shape: Any) -> list[Any]:
-    return [leaf for each in shape.tuple_shapes for leaf in _leaves(each)] if shape.tuple_shapes else [shape]
-
-
-def _size(shape: Any) -> int:
-    return math.prod(shape.dimensions)
-
-
-def _bytes(shape: Any) -> int:
-    return sum(_size(leaf) * _bits(leaf) // 8 for leaf in _leaves(shape))
-
-
-def _name(shape: Any) -> str:
-    return importlib.import_module("tensorflow.compiler.xla.xla_data_pb2").PrimitiveType.Name(shape.element_type)
-
-
-def _bits(shape: Any) -> int:
-    name = _name(shape)
-    digits = "".join(filter(str.isdigit, name))
-    return _BITS.get(name, int(digits) if name[:1] in "SUFC" and digits.isdigit() else 0)
-
-
-def _dtype(instruction: Any) -> str:
-    return _name(_leaves(instruction.shape)[0]).lower()
-
-
 def _convolution_flops(instruction: Any, operands: list[Any]) -> int:
     """Two for each multiplication; a convolution and its two gradients have as many, padding included."""
-    result, sides = _leaves(instruction.shape)[0], [operand.shape for operand in operands[:2]]
+    result, sides = leaves(instruction.shape)[0], [operand.shape for operand in operands[:2]]
     target = _CONVOLUTIONS[instruction.custom_call_target]
     output, kernel = {
         "convolution": (result, sides[1]),
@@ -282,7 +257,7 @@ def _convolution_flops(instruction: Any, operands: list[Any]) -> int:
         KERNEL_GRADIENT: (sides[1], result),
     }[target]
     features = kernel.dimensions[instruction.convolution_dimension_numbers.kernel_output_feature_dimension]
-    return 2 * _size(output) * _size(kernel) // features
+    return 2 * size(output) * size(kernel) // features
 
 
 def _multiplies(target: str) -> bool:
@@ -291,4 +266,4 @@ def _multiplies(target: str) -> bool:
 
 def _product_flops(a: Any, b: Any, result: Any) -> int:
     """[M, K] by [K, N]: the sizes' product is (M K N) squared."""
-    return 2 * math.isqrt(_size(a.shape) * _size(b.shape) * _size(result))
+    return 2 * math.isqrt(size(a.shape) * size(b.shape) * size(result))
