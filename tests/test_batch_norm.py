@@ -79,11 +79,11 @@ def drawn(seed, shape, dtype):
     st.integers(0, 1000),
     st.sampled_from([(8, 3), (3, 5, 4, 2)]),
 )
-def test_it_is_flax_s_in_float64(form, running, paired, seed, shape):
+def test_it_is_flax_s_in_float64(form, running, by_hand, seed, shape):
     relu, has_residual = form
     with jax.enable_x64(True):
         variables, x, residual, weights = drawn(seed, shape, jnp.float64)
-        ours = functools.partial(BatchNorm, paired_sums=paired)
+        ours = functools.partial(BatchNorm, by_hand=by_hand)
         kinds = (kind(running, dtype=jnp.float64, param_dtype=jnp.float64) for kind in (ours, Plain))
         actual, expected = both(*kinds, variables, x, residual if has_residual else None, weights, relu)
     assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {jnp.dtype("float64")}

@@ -31,8 +31,8 @@ class BatchNorm(nn.Module):
         momentum: how much of the old running average stays; torch's 0.1, how much comes, is the same rule.
         axis_name: mesh axis over which statistics are averaged; None for those of a device.
         dtype: of the result. In training, statistics and what is computed between are in float32 at least.
-        paired_sums: two sums over the same pixels are one reduction. On a GPU each reduction ends in a kernel of its
-            own; on a CPU a reduction of pairs takes five times as long as the two.
+        by_hand: the gradient is this module's, and two sums over the same pixels are one reduction. On a CPU what JAX
+            derives is quicker, and a reduction of pairs takes five times as long as two.
     """
 
     use_running_average: bool
@@ -42,7 +42,7 @@ class BatchNorm(nn.Module):
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     scale_init: nn.initializers.Initializer = nn.initializers.ones
-    paired_sums: bool = True
+    by_hand: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array, residual: jax.Array | None = None, *, relu: bool = False) -> jax.Array:
@@ -62,8 +62,8 @@ class BatchNorm(nn.Module):
         # A gradient by hand sums nothing over a `shard_map`'s devices; the gradient of this cast does.
         if axes := tuple(_varying(x) - _varying(scale)):
             scale, bias = lax.pcast((scale, bias), axes, to="varying")
-        normalized: Any = _normalize
-        form = _Form(relu, self.epsilon, self.axis_name, self.paired_sums)
+        normalized: Any = _normalize if self.by_hand else _derived
+        form = _Form(relu, self.epsilon, self.axis_name, self.by_hand)
         result, *batch = normalized(x, scale, bias, residual, form)
         if not self.is_initializing():
             for running, own in zip((mean, var), batch, strict=True):
@@ -76,7 +76,7 @@ class _Form(NamedTuple):
     relu: bool
     epsilon: float
     axis_name: str | None
-    paired_sums: bool
+    by_hand: bool
 
 
 _Result = tuple[jax.Array, jax.Array, jax.Array]
@@ -84,7 +84,12 @@ _Result = tuple[jax.Array, jax.Array, jax.Array]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form) -> _Result:
-    """The result, and the batch's mean and variance, [C]; these two pass no gradient on."""
+    """The result, and the mean and variance of the batch, [C], which pass no gradient on."""
+    return _forward(x, scale, bias, residual, form)[0]
+
+
+def _derived(x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form) -> _Result:
+    """The same with the gradient that JAX derives."""
     return _forward(x, scale, bias, residual, form)[0]
 
 
@@ -92,7 +97,7 @@ def _forward(
     x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form
 ) -> tuple[_Result, Any]:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    totals = sums(wide, jnp.square(wide), form.paired_sums)
+    totals = sums(wide, jnp.square(wide), form.by_hand)
     mean, var = moments(totals, x.size // x.shape[-1], form.axis_name)
     deviation = lax.rsqrt(var + form.epsilon)
     result = applied(x, mean, deviation * scale, bias, residual, form.relu)
@@ -111,7 +116,7 @@ def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.A
     if form.relu and not has_residual:
         wide = jnp.where(is_positive(x, mean, multiplier, bias), wide, 0)
     centered = x.astype(mean.dtype) - mean
-    bias_grad, moment = totals = sums(wide, wide * centered, form.paired_sums)
+    bias_grad, moment = totals = sums(wide, wide * centered, form.by_hand)
     shift, slope = through_statistics(totals, deviation, x.size // x.shape[-1], form.axis_name)
     own = multiplier * (wide - shift - centered * slope)
     of_parameters = (moment * deviation).astype(scale.dtype), bias_grad.astype(bias.dtype)
@@ -158,7 +163,7 @@ def applied(
     result = ((wide - mean) * multiplier + bias).astype(x.dtype)
     if residual is not None:
         result = result + residual
-    return jnp.maximum(result, 0) if relu else result
+    return nn.relu(result) if relu else result
 
 
 def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array) -> jax.Array:

@@ -187,7 +187,7 @@ class ResNet(nn.Module):
             dtype=self.dtype,
             param_dtype=self.param_dtype,
             # Only a CPU brings an operation of its own; see `jaxddp.models.adapt.for_platform`.
-            paired_sums=self.convolution is None,
+            by_hand=self.convolution is None,
         )
         return conv, norm
 
