@@ -116,7 +116,7 @@ def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.A
     if form.relu and not has_residual:
         wide = jnp.where(is_positive(x, mean, multiplier, bias), wide, 0)
     centered = x.astype(mean.dtype) - mean
-    bias_grad, moment = totals = sums(wide, wide * centered, form.by_hand)
+    bias_grad, moment = totals = sums(wide, wide * centered, paired=True)
     shift, slope = through_statistics(totals, deviation, x.size // x.shape[-1], form.axis_name)
     own = multiplier * (wide - shift - centered * slope)
     of_parameters = (moment * deviation).astype(scale.dtype), bias_grad.astype(bias.dtype)
