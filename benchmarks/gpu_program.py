@@ -127,8 +127,9 @@ def found_devices(topology: str) -> list[Any]:
 
 def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Data) -> tuple[Any, int]:
     """The compiled program that a run of a config takes its steps by, and how many it takes at once."""
-    recipe = recipe_of(file, config, data.classes, data.examples)
-    model, shape = for_platform(recipe.model, "gpu"), (config.data.image_size, config.data.image_size, data.channels)
+    shape = (config.data.image_size, config.data.image_size, data.channels)
+    recipe = recipe_of(file, config, data.classes, data.examples, lambda count: np.zeros((count, *shape), np.uint8))
+    model = for_platform(recipe.model, "gpu")
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     data_config, precision = config.data, config.train.precision
     preprocess = Preprocess(data_config.mean, data_config.std, data_config.augment, precision, recipe.augmentation)

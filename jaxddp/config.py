@@ -22,6 +22,7 @@ BatchSize = Annotated[int, Range(1, 2**24)]
 Strength = Annotated[float, Range(0, 1000)]
 Spread = Annotated[float, Range(0, 1, above=True)]
 Decay = Annotated[float, Range(0, 1, below=True)]
+Views = Literal["one", "mirror", "mirror_translate"]
 
 
 def _names(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -35,8 +36,12 @@ class AugmentConfig:
 
     flip: bool = True
     """Mirror half of the images, left to right."""
+    alternate_flip: bool = False
+    """Instead of `flip`: mirror half of the images in the first epoch, and then each one in every other epoch."""
     pad: Annotated[int, Range(0, 10_000)] = 0
-    """Pad by this many black pixels, then crop the image's size at random."""
+    """Pad by this many pixels, then crop the image's size at random."""
+    border: Literal["black", "reflect"] = "black"
+    """What `pad` adds: black pixels, or the image mirrored at its edge."""
     rand_augment: Annotated[int, Range(0, 100)] = 0
     """Layers of RandAugment, each one of 14 operations; 0 none."""
     rand_magnitude: Annotated[float, Range(0, 10)] = 9.0
@@ -147,6 +152,8 @@ class OptimizerConfig:
     step_at: tuple[Share, ...] = (1 / 3, 2 / 3, 8 / 9)
     """Schedule "step": the shares of the run at which the rate is multiplied by step_factor."""
     step_factor: Share = 0.1
+    end_factor: Share = 0.0
+    """Schedule "linear": the share of the peak at which the run ends."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,9 @@ class EvalConfig:
     batch_size: BatchSize = 256
     metrics: tuple[str, ...] = ("top1", "top5")
     """What is measured beside the loss, in training too; a top-k of no fewer than all classes is left out."""
+    views: Views = "one"
+    """Test-time augmentation: classify an image by the mean of its logits and those of its mirror image, or also of
+    copies translated by a pixel; twice or six times the work."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", _names(self.metrics))

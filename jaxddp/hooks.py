@@ -18,6 +18,8 @@ HOOKS = {
     "get_metrics": "config",
     "get_optimizer": "config, learning_rate",
     "get_augmentation": "config",
+    "get_initialize": "config, images",
+    "get_parts": "config, steps",
     "get_listeners": "config, workdir",
 }
 """What a recipe may define beside `get_config()`, and what each is given."""

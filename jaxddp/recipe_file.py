@@ -116,8 +116,9 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
     recipe = _of_run(path) if path.suffix == ".json" else _of_file(path)
     if within is not None:
         within.hooks |= recipe.hooks
-        within.loaded += recipe.loaded
-        within.seen |= recipe.seen
+        if not _is_built_in(path):
+            within.loaded += recipe.loaded
+            within.seen |= recipe.seen
     return recipe
 
 
@@ -130,6 +131,10 @@ def configs_folder() -> Path:
     """In an installed wheel configs/ lies inside the package, in a checkout beside it."""
     inside = Path(__file__).parent / "configs"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+
+
+def _is_built_in(path: Path) -> bool:
+    return path.absolute().parent == configs_folder().absolute()
 
 
 def _nearest(name: str) -> str:
@@ -178,10 +183,9 @@ def _of_file(path: Path) -> RecipeFile:
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
     hooks = reading.hooks | hooks_of(path, module)
-    own = [] if path.absolute().parent == configs_folder().absolute() else [path.absolute()]
-    loaded = tuple(dict.fromkeys([*own, *reading.loaded]))
-    root = Path(os.path.commonpath([file.parent for file in loaded])) if loaded else path.absolute().parent
-    return RecipeFile(config, path, root, hooks, loaded, frozenset(reading.seen if own else ()))
+    loaded = tuple(dict.fromkeys([path.absolute(), *reading.loaded]))
+    root = Path(os.path.commonpath([file.parent for file in loaded]))
+    return RecipeFile(config, path, root, hooks, loaded, frozenset(reading.seen))
 
 
 def _run(path: Path) -> ModuleType:
@@ -191,7 +195,7 @@ def _run(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InputError("is no Python file; give one whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
-    if path.absolute().parent != configs_folder().absolute():
+    if not _is_built_in(path):
         _import_from(path.absolute().parent)
     # A dataclass, such as a Flax module, looks for its own module there.
     sys.modules[name] = module

@@ -44,6 +44,42 @@ def keys(number: int, seed: int = 0) -> jax.Array:
 # --- Flip, padded crop, cutout ---
 
 
+def test_an_alternating_flip_is_the_random_one_and_then_its_opposite():
+    settings = AugmentConfig(flip=False, alternate_flip=True)
+    batch = random_batch(64)
+    epochs = [
+        images_of(batch._replace(epoch=np.full(64, epoch, np.int32)), settings, **PLAIN).round() for epoch in range(4)
+    ]
+    np.testing.assert_array_equal(epochs[0], images_of(batch, AugmentConfig(), **PLAIN).round())
+    for epoch, images in enumerate(epochs):
+        np.testing.assert_array_equal(images, epochs[0] if epoch % 2 == 0 else epochs[0][:, :, ::-1])
+    mirrored = [not np.array_equal(image, own) for image, own in zip(epochs[0], batch.image, strict=True)]
+    assert 16 < sum(mirrored) < 48
+
+
+def test_two_flips_at_once_are_refused():
+    with pytest.raises(
+        InputError, match="data.augment: flip and alternate_flip are both set; set one of them to false"
+    ):
+        check_augmentation(Preprocess(augment=AugmentConfig(alternate_flip=True)), (6, 6, 3))
+
+
+def test_a_reflected_border():
+    settings = AugmentConfig(flip=False, pad=2, border="reflect")
+    batch = random_batch(64)
+    images = images_of(batch, settings, **PLAIN).round().astype(int)
+    padded, places = np.pad(batch.image, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="reflect"), set()
+    for image, canvas in zip(images, padded, strict=True):
+        crops = {(top, left): canvas[top : top + 6, left : left + 6] for top in range(5) for left in range(5)}
+        found = {place for place, crop in crops.items() if (crop == image).all()}
+        assert found
+        places |= found
+    assert len(places) > 20
+    # The crops are at the same places; only what lies outside of the image differs.
+    black = images_of(batch, AugmentConfig(flip=False, pad=2), **PLAIN).round().astype(int)
+    assert (images[:, 2:-2, 2:-2] == black[:, 2:-2, 2:-2]).all() and (images != black).any()
+
+
 def test_flip_and_padded_crop():
     batch = random_batch(64)
     images = images_of(batch, AugmentConfig(pad=2), **PLAIN).round().astype(int)

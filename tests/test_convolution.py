@@ -17,6 +17,7 @@ from jaxddp.config import load
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.cpu_convolution import convolve
 from jaxddp.recipe_file import config_names
+from jaxddp.registry import MODELS
 
 KERNELS = st.sampled_from([(1, 0), (3, 1), (3, 0), (7, 3), (5, 2)])
 
@@ -105,8 +106,8 @@ def slow_operations(program: str) -> list[str]:
 
 def lowered_gradient(name: str, image_size: int | None = None, platform: str = "cpu") -> str:
     config = load(name)
-    model, size = config.model, image_size or config.data.image_size
-    network = adapt(for_platform(resnet(model.name, 10, width=model.width, stem=model.stem), platform))
+    size = image_size or config.data.image_size
+    network = for_platform(adapt(MODELS.get(config.model.name)(config, 10)), platform)
     images = jax.ShapeDtypeStruct((8, size, size, 3), jnp.float32)
     params, state = jax.eval_shape(network.init, jax.random.key(0), images)
 

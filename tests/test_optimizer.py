@@ -46,7 +46,7 @@ def rates(total: int, warmup: int, **changes) -> np.ndarray:
 # --- Schedules ---
 
 
-@given(runs, st.sampled_from(["cosine", "step", "constant"]))
+@given(runs, st.sampled_from(["cosine", "linear", "step", "constant"]))
 @settings(max_examples=60, deadline=None)
 def test_warm_up_rises_by_equal_steps_from_the_first_to_the_peak(run, schedule):
     total, warmup = run
@@ -68,6 +68,15 @@ def test_cosine_ends_at_zero():
     assert float(schedule(5)) == pytest.approx(PEAK)
     assert 0 < float(schedule(99)) < 1e-3 * PEAK
     assert float(schedule(100)) == float(schedule(10**6)) == 0
+
+
+@given(runs, st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_linear_falls_from_the_peak_towards_its_end(run, end):
+    total, warmup = run
+    passed = np.arange(total - warmup) / max(total - warmup, 1)
+    found = rates(total, warmup, schedule="linear", end_factor=end)[warmup:]
+    np.testing.assert_allclose(found, PEAK * (1 + (end - 1) * passed), rtol=1e-5, atol=1e-7)
 
 
 @given(runs)

@@ -15,6 +15,7 @@ import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.gradient_norm import GradientNorm
+from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import create_state
 from jaxddp.errors import InputError, Preempted
@@ -77,7 +78,7 @@ def test_the_average_is_that_of_the_parameters_and_evaluation_measures_it():
     class Parameters(Part):
         name = "seen"
 
-        def init(self, params):
+        def init(self, params, model_state):
             return {"step": jnp.zeros((), jnp.int32)}
 
         def update(self, own, before, after, grads):
@@ -95,6 +96,35 @@ def test_the_average_is_that_of_the_parameters_and_evaluation_measures_it():
     assert largest_difference(jax.device_get(state.params), average) > 1e-3
     swapped = state.replace(params=state.eval_params, parts={})
     assert setup.evaluator(VAL)(state) == setup.evaluator(VAL)(swapped) != setup.evaluator(VAL)(state.replace(parts={}))
+
+
+@pytest.mark.parametrize("steps", [6, 7])
+def test_lookahead_draws_training_back_to_slow_weights(steps):
+    """Against its definition, batch statistics included; the last step of the run ends on the slow weights."""
+    plain = made(2)
+    step = plain.step()
+    setup = made(2, parts=(Lookahead(3, lambda step: step / 10, steps),))
+    state, by_hand = setup.state, plain.state
+    slow = jax.device_get((by_hand.params, by_hand.model_state))
+    for number, batch in enumerate(plain.batches(0, steps), start=1):
+        state, _ = setup.step()(state, batch)
+        by_hand, _ = step(by_hand, batch)
+        trained = jax.device_get((by_hand.params, by_hand.model_state))
+        if number % 3 == 0:
+            slow = jax.tree.map(lambda s, t, d=number / 10: d * s + (1 - d) * t, slow, trained)
+        if number % 3 == 0 or number == steps:
+            params, model_state = plain.topology.replicate(slow)
+            by_hand = by_hand.replace(params=params, model_state=model_state)
+        found, expected = (jax.device_get((each.params, each.model_state)) for each in (state, by_hand))
+        assert largest_difference(found, expected) < 1e-6
+    own = jax.device_get(state.parts["lookahead"])
+    assert largest_difference((own["params"], own["model_state"]), slow) < 1e-6
+    assert largest_difference(jax.device_get(state.params), own["params"]) == 0
+
+
+def test_a_lookahead_without_a_period_is_refused():
+    with pytest.raises(InputError, match="Lookahead: period=0; give at least 1 step"):
+        Lookahead(0, lambda step: 0.5, 10)
 
 
 def test_the_parts_leave_the_training_itself_alone():

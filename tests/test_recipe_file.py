@@ -48,6 +48,8 @@ import jax.numpy as jnp
 import optax
 from network import Network
 
+from jaxddp.engine.parts.gradient_norm import GradientNorm
+
 def get_model(config, num_classes):
     return Network(num_classes)
 
@@ -79,6 +81,16 @@ class Steps:
 
 def get_listeners(config, workdir):
     return [Steps(workdir / "steps.txt")]
+
+def get_initialize(config, images):
+    def brightened(params, model_state):
+        dense = params["Dense_0"]
+        return {"Dense_0": {**dense, "bias": dense["bias"] + images(5).mean() / 255}}, model_state
+
+    return brightened
+
+def get_parts(config, steps):
+    return [GradientNorm()]
 """
 )
 
@@ -126,7 +138,7 @@ def test_a_recipe_brings_all_its_objects_and_the_run_keeps_them(folder, data, ca
     run = folder / "runs" / "mine"
     train = [line for line in lines(run) if line["split"] == "train"]
     assert [line["step"] for line in train] == list(range(1, 10))
-    assert {"loss", "top1", "sure", "learning_rate"} <= train[0].keys()
+    assert {"loss", "top1", "sure", "learning_rate", "gradient_norm"} <= train[0].keys()
     assert (run / "steps.txt").read_text().split() == [str(step) for step in range(1, 10)]
     assert sorted(path.name for path in (run / "recipe").iterdir()) == ["mine.py", "network.py"]
     assert max(line["learning_rate"] for line in train) == pytest.approx(0.02)
@@ -212,7 +224,7 @@ BAD = [
     (hook("get_loss", "return 3", arguments=""), r"get_loss\(\) is called as get_loss\(config\)"),
     (WHOLE + "get_metrics = {}\n", r"mine.py: get_metrics is a dict; define the function get_metrics\(config\)"),
     (hook("get_model", "return 3"), "mine.py: get_model: model is of type int; give a Linen module"),
-    (hook("get_model", "return {}[3]"), "mine.py:5[0-9]: get_model: KeyError: 3"),
+    (hook("get_model", "return {}[3]"), "mine.py:[67][0-9]: get_model: KeyError: 3"),
     (hook("get_loss", "return None"), "mine.py: get_loss: loss: an object of type NoneType was given; give a function"),
     (hook("get_loss", "return lambda logits, labels: logits"), "get_loss: loss get_loss.*: returned float32"),
     (
@@ -229,10 +241,24 @@ BAD = [
         hook("get_augmentation", "return lambda key, image: image[1:]"),
         "mine.py: get_augmentation: augmentation: made float32.* return one",
     ),
+    (
+        hook("get_initialize", "return 3"),
+        r"int was given; give a function of \(params, model_state\)",
+    ),
+    (
+        hook("get_initialize", "return lambda params, model_state: ({}, model_state)"),
+        "initialize: params/Dense_0/bias is absent, and the network's is float32.*; keep names",
+    ),
+    (
+        hook("get_initialize", "return lambda params, state: params['fc']"),
+        "mine.py:.*: get_initialize: KeyError: 'fc'",
+    ),
+    (hook("get_parts", "return [GradientNorm]"), "get_parts: an object of type type was given; give a list of jaxddp"),
+    (hook("get_parts", "return 2 * [GradientNorm()]"), "get_parts: two parts are called 'gradient_norm'; give each"),
     (hook("get_listeners", "return 3"), "get_listeners: an object of type int was given; give a list"),
     (hook("get_listeners", "return [3]"), "get_listeners: an object of type int has none of a listener's methods"),
-    (hook("get_loss", "raise SystemExit(3)"), "mine.py:5[0-9]: get_loss: SystemExit: 3"),
-    (hook("get_loss", "from no_such_module import x"), "mine.py:5[0-9]: get_loss: ModuleNotFoundError"),
+    (hook("get_loss", "raise SystemExit(3)"), "mine.py:[67][0-9]: get_loss: SystemExit: 3"),
+    (hook("get_loss", "from no_such_module import x"), "mine.py:[67][0-9]: get_loss: ModuleNotFoundError"),
 ]
 
 
@@ -241,8 +267,8 @@ def test_what_a_hook_may_not_be_is_one_line(source, message, folder, data, capfd
     write(folder, source=source)
     line = refused(["train", "mine.py", "--data.path", data], capfd)
     assert re.search(message, line), line
-    # Listeners may write there, so they are made when the work directory is.
-    assert ("get_listeners: an" in line) == Path("runs").exists()
+    # Listeners may write there, so they are made when the work directory is; then the network is initialized.
+    assert ("get_listeners: an" in line or "initialize: " in line) >= Path("runs").exists()
 
 
 def test_a_helper_that_was_imported_is_no_hook(folder):
@@ -255,6 +281,18 @@ def test_a_name_without_its_ending_is_answered_with_the_file(folder):
     write(folder)
     with pytest.raises(InputError, match="config 'mine' does not exist; did you mean the file 'mine.py'"):
         read_recipe("mine")
+
+
+def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
+    """Of what a user's recipe loads by name, the package's own file stays where it is."""
+    built_in = read_recipe("cifar10_fast_sgd")
+    assert built_in.hooks.keys() == {"get_initialize", "get_optimizer", "get_parts"}
+    assert [*built_in.files()] == ["cifar10_fast_sgd.py"] and built_in.digest() is not None
+    child = "from jaxddp.config import load\ndef get_config():\n    return load('cifar10_fast').replace(seed=7)\n"
+    (folder / "mine.py").write_text(child)
+    recipe = read_recipe("mine.py")
+    assert recipe.hooks.keys() == {"get_initialize", "get_optimizer"}
+    assert [*recipe.files()] == ["mine.py"] and recipe.root == folder
 
 
 def test_a_run_whose_copy_is_gone_says_so(folder, data, capfd):

@@ -1,4 +1,4 @@
-"""Crops at random places of an image with a black border."""
+"""Crops at random places of an image with a border."""
 
 from collections.abc import Callable
 
@@ -12,13 +12,13 @@ from jaxddp.registry import AUGMENTATIONS
 
 @AUGMENTATIONS.add("pad")
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Cut at random from a copy with the config's margin of black pixels around it: [H, W, C]."""
-    pad = settings.pad
+    """Cut at random from a copy with the config's margin around it, black or reflected: [H, W, C]."""
+    pad, mode = settings.pad, "reflect" if settings.border == "reflect" else "constant"
 
     def padded_crop(key: jax.Array, image: jax.Array) -> jax.Array:
         check_side("pad", pad, image)
         top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
-        padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
+        padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode)
         return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
 
     return padded_crop

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxddp.augment.flip import alternate_flip
 from jaxddp.augment.mixing import Mixing, mix
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
@@ -39,9 +40,9 @@ class Inputs(NamedTuple):
 class Preprocess:
     """Augment and normalize.
 
-    In training, in this order: flip, padded crop, RandAugment, cutout (on uint8 pixels); normalize; erase (zeros are
-    the mean colour here); the augmentations that `augment.then` names; `extra`; mixup or cutmix. In evaluation,
-    normalize alone. What one of them draws does not depend on which others there are.
+    In training, in this order: flip or alternate flip, padded crop, RandAugment, cutout (on uint8 pixels); normalize;
+    erase (zeros are the mean colour here); the augmentations that `augment.then` names; `extra`; mixup or cutmix. In
+    evaluation, normalize alone. What one of them draws does not depend on which others there are.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -61,12 +62,19 @@ class Preprocess:
         if not train:
             return Inputs(self._normalize(batch.image).astype(self.dtype), None)
         stream = jax.random.fold_in(jax.random.key(0) if key is None else key, _AUGMENT)
-        keys = jax.vmap(lambda epoch, row: jax.random.fold_in(jax.random.fold_in(stream, epoch), row))(
-            batch.epoch, batch.row
-        )
-        images, mixing = jax.vmap(self.augmented)(keys, batch.image), None
+
+        def key_of(epoch: jax.Array | int, row: jax.Array) -> jax.Array:
+            return jax.random.fold_in(jax.random.fold_in(stream, epoch), row)
+
+        def augmented(epoch: jax.Array, row: jax.Array, image: jax.Array) -> jax.Array:
+            if self.augment.alternate_flip:
+                first = jax.random.fold_in(key_of(0, row), _STREAMS["flip"])
+                image = alternate_flip(first, epoch, image)
+            return self.augmented(key_of(epoch, row), image)
+
+        images, mixing = jax.vmap(augmented)(batch.epoch, batch.row, batch.image), None
         if self.augment.mixup or self.augment.cutmix:
-            keys = jax.vmap(lambda key: jax.random.fold_in(key, _MIX))(keys)
+            keys = jax.vmap(lambda epoch, row: jax.random.fold_in(key_of(epoch, row), _MIX))(batch.epoch, batch.row)
             images, mixing = mix(
                 keys, images, batch.label, batch.mask, mixup=self.augment.mixup, cutmix=self.augment.cutmix
             )
@@ -102,6 +110,8 @@ class Preprocess:
 
 def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]) -> None:
     """Trace the augmentation of one image, (H, W, C), so that errors in it are found before a run is compiled."""
+    if preprocess.augment.flip and preprocess.augment.alternate_flip:
+        raise InputError("data.augment: flip and alternate_flip are both set; set one of them to false")
     image = jax.ShapeDtypeStruct(image_shape, jnp.uint8)
     jax.eval_shape(lambda image: preprocess.augmented(jax.random.key(0), image), image)
 

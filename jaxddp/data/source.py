@@ -3,6 +3,7 @@
 A new kind of source is one file with a class that has these members; no other code asks which kind a source is.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -173,6 +174,16 @@ def check_labelled(source: Source, what: str) -> None:
         f"{what}: {source.name(int(unknown[0]))} has no label ({len(unknown)} of {len(source)} images have none); give "
         "data with labels, or predict their classes instead"
     )
+
+
+def first_images(source: Source, data: DataConfig, count: int) -> np.ndarray:
+    """Training images without random crops, uint8[count, H, W, C], in each class its share; all if there are fewer.
+
+    Raises `InputError` for an image that cannot be used.
+    """
+    few, whole = source.take(count), dataclasses.replace(data, crop="whole")
+    order, substitutes = EvalOrder(len(few), len(few)), few.substitutes(whole)
+    return next(iter(few.train_batches(order, whole, range(1), substitutes=substitutes))).image
 
 
 def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -> Batch:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.data.batch import Batch
 from jaxddp.engine.loss import ExampleLoss
+from jaxddp.engine.views import Views, mean_logits
 from jaxddp.errors import InputError
 from jaxddp.models.protocol import Model
 
@@ -64,13 +65,14 @@ class Objective:
     """A model, its input and its loss as one function of the parameters.
 
     Calling it sums over whatever slice of the batch it is given; averaging over devices is the step's business. The
-    loss is the first of the sums' names.
+    loss is the first of the sums' names. Evaluation classifies an image by its `views`.
     """
 
     model: Model
     loss: ExampleLoss
     preprocess: Preprocess
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    views: Views = "one"
 
     def __call__(
         self,
@@ -87,7 +89,10 @@ class Objective:
         `key` is the model's, for this step on this device; `image_key` the run's, see `Preprocess`.
         """
         images, mixing = self.preprocess(batch, train=train, key=image_key)
-        logits, model_state = self.model.apply(params, model_state, images, train=train, key=key)
+        if train:
+            logits, model_state = self.model.apply(params, model_state, images, train=True, key=key)
+        else:
+            logits = self.predict(params, model_state, images)
         _check_logits(logits, (len(images), self.loss.num_classes))
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         columns = self._columns(logits, batch.label)
@@ -105,6 +110,14 @@ class Objective:
 
         rows = [jnp.stack([total(values), total(weights)]) for values, weights in columns]
         return MetricSums(jnp.stack(rows), names), model_state
+
+    def predict(self, params: Any, model_state: Any, images: jax.Array) -> jax.Array:
+        """The logits of evaluation, float[B, K], of normalized images [B, H, W, C]."""
+
+        def classify(view: jax.Array) -> jax.Array:
+            return self.model.apply(params, model_state, view, train=False, key=None)[0]
+
+        return mean_logits(classify, images, self.views)
 
     def _columns(self, logits: jax.Array, labels: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
         """The value and the weight of each example, float[B] each, loss first."""

@@ -83,7 +83,7 @@ def make_init(
                 raise InputError(
                     f"initialize: {name} is {found}, and the network's is {wanted}; keep names, shapes and dtypes"
                 )
-        own = {part.name: part.init(params) for part in parts}
+        own = {part.name: part.init(params, model_state) for part in parts}
         return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), own)
 
     # Every parameter has random numbers of its own to compile: half of a cold start.

@@ -160,6 +160,6 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
 
     def local_predict(state: TrainState, batch: Batch) -> jax.Array:
         images = objective.preprocess(batch, train=False).images
-        return objective.model.apply(state.eval_params, state.model_state, images, train=False, key=None)[0]
+        return objective.predict(state.eval_params, state.model_state, images)
 
     return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))

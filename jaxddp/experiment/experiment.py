@@ -1,5 +1,6 @@
 """A recipe file's training and evaluation in a work directory: what the terminal's commands do."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
+from jaxddp.data.source import first_images
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
@@ -52,7 +54,9 @@ def open_experiment(file: RecipeFile) -> Experiment:
     if config.train.precision is None:
         config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
     resources = open_resources(config, topology)
-    recipe = recipe_of(file, config, resources.train.num_classes, len(resources.train))
+    source = resources.train
+    images = functools.partial(first_images, source, config.data)
+    recipe = recipe_of(file, config, source.num_classes, len(source), images)
     # What is wrong with these is said before there is a work directory, and before anything is compiled.
     feed = make_feed(recipe, resources)
     try:

@@ -84,7 +84,8 @@ class Programs:
                 return make_resident_eval(make_local_eval_step(objective), topology)
             return make_eval_step(objective, topology)
 
-        return self._made("resident eval" if resident else "eval", (*_pieces(objective), topology), make)
+        kind = f"{'resident eval' if resident else 'eval'} of {objective.views}"
+        return self._made(kind, (*_pieces(objective), topology), make)
 
     def _made(self, kind: str, pieces: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         kind_here = (kind, settings())

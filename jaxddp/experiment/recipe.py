@@ -1,10 +1,11 @@
 """What a run trains: the objects that a config names, or that a recipe file or a notebook brings."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import optax
 
 from jaxddp.augment.preprocess import Augmentation
@@ -14,7 +15,7 @@ from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import Transform
 from jaxddp.errors import InputError, about
-from jaxddp.hooks import Hook
+from jaxddp.hooks import Hook, one_line
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
 from jaxddp.recipe_file import RecipeFile
@@ -57,8 +58,12 @@ class Recipe:
     schedule: optax.Schedule | None = None
 
 
-def recipe_of(file: RecipeFile, config: Config, num_classes: int, num_examples: int) -> Recipe:
+def recipe_of(
+    file: RecipeFile, config: Config, num_classes: int, num_examples: int, images: Callable[[int], np.ndarray]
+) -> Recipe:
     """The recipe of a config, the file's with what was overridden and settled, and of the hooks of its file.
+
+    `images` gives so many of the training images, uint8[count, H, W, C], or all if there are fewer.
 
     Raises:
         InputError: a name that is unknown, a number out of range, or a hook that returns something else; names it.
@@ -66,7 +71,8 @@ def recipe_of(file: RecipeFile, config: Config, num_classes: int, num_examples: 
     hooks = file.hooks
     total = Plan.of(config, num_examples).total_steps
     sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size, "total_steps": total}
-    learning_rate = make_schedule(config, Steps(total, config.optimizer.warmup.steps(**sizes)))
+    steps = Steps(total, config.optimizer.warmup.steps(**sizes))
+    learning_rate = make_schedule(config, steps)
     if "get_optimizer" in hooks:
         optimizer = check_optimizer(hooks["get_optimizer"](config, learning_rate), hooks["get_optimizer"].name)
     else:
@@ -96,7 +102,9 @@ def recipe_of(file: RecipeFile, config: Config, num_classes: int, num_examples: 
         loss=loss,
         eval_loss=eval_loss,
         metrics=metrics,
-        augmentation=_augmentation(hooks.get("get_augmentation"), config),
+        augmentation=_function(hooks.get("get_augmentation"), "(key, image)", config),
+        parts=_parts(hooks.get("get_parts"), config, steps),
+        initialize=_initialize(hooks.get("get_initialize"), config, images),
         learning_rate=learning_rate,
     )
 
@@ -125,6 +133,17 @@ def check_optimizer(optimizer: Any, where: str) -> optax.GradientTransformation:
     return optimizer
 
 
+def check_parts(parts: Any, where: str) -> tuple[Part, ...]:
+    """Parts of the step, each with a name of its own. Raises: InputError; `where` says who gave them."""
+    given = parts if isinstance(parts, Sequence) else [parts]
+    if wrong := [part for part in given if not isinstance(part, Part)]:
+        raise InputError(f"{where}: {_kind(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
+    names = [part.name for part in given]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{where}: two parts are called {twice[0]!r}; give each another name")
+    return tuple(given)
+
+
 def check_listeners(listeners: Any, where: str) -> list[Any]:
     """Objects with any of a listener's methods. Raises: InputError; `where` says who gave them."""
     if not isinstance(listeners, Sequence):
@@ -135,13 +154,24 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
     return list(listeners)
 
 
-def _augmentation(hook: Hook | None, config: Config) -> Any:
+def _function(hook: Hook | None, of: str, *arguments: Any) -> Any:
+    """What a hook returns, a function `of` these arguments; None where there is no hook."""
     if hook is None:
         return None
-    found: Any = hook(config)
+    found: Any = hook(*arguments)
     if not callable(found):
-        raise InputError(f"{hook.name}: {_kind(found)} was given; give a function of (key, image)")
+        raise InputError(f"{hook.name}: {_kind(found)} was given; give a function of {of}")
     return found
+
+
+def _initialize(hook: Hook | None, config: Config, images: Callable[[int], np.ndarray]) -> Transform | None:
+    found = _function(hook, "(params, model_state)", config, images)
+    # It runs later, when the network is initialized.
+    return None if hook is None else one_line(hook.path, f"{hook.function.__name__}: ")(found)
+
+
+def _parts(hook: Hook | None, config: Config, steps: Steps) -> tuple[Part, ...]:
+    return () if hook is None else check_parts(hook(config, steps), hook.name)
 
 
 def _kind(value: Any) -> str:

@@ -103,7 +103,8 @@ class RunSetup:
     def eval_objective(self, metrics: Mapping[str, Metric] | None = None) -> Objective:
         """What evaluation measures; the recipe's metrics where none are given."""
         chosen = self.recipe.metrics if metrics is None else metrics
-        return Objective(self.model, self.recipe.eval_loss, self.preprocess, chosen)
+        views = self.recipe.config.eval.views
+        return Objective(self.model, self.recipe.eval_loss, self.preprocess, chosen, views)
 
     def with_loss(self, loss: Loss) -> "RunSetup":
         """The same setup with another loss, which evaluation measures too. Raises: as `example_loss`."""

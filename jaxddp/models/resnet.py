@@ -176,7 +176,7 @@ class ResNet(nn.Module):
                 dtype=self.dtype,
                 param_dtype=self.param_dtype,
                 kernel_init=self.kernel_init,
-                conv_general_dilated=self.convolution and _for_flax(self.convolution, stride, padding),
+                conv_general_dilated=self.convolution and for_flax(self.convolution, stride, padding),
                 name=name,
             )
 
@@ -192,7 +192,7 @@ class ResNet(nn.Module):
         return conv, norm
 
 
-def _for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., jax.Array]:
+def for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., jax.Array]:
     """An operation in the place of `lax.conv_general_dilated`, whose further arguments say the same."""
     return lambda images, kernel, *_, **__: operation(images, kernel, stride, padding)
 

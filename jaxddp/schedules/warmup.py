@@ -49,6 +49,14 @@ def cosine(config: Config, steps: Steps) -> optax.Schedule:
     return optax.cosine_decay_schedule(config.optimizer.learning_rate, max(steps.total - steps.warmup, 1))
 
 
+@SCHEDULES.add("linear")
+def linear(config: Config, steps: Steps) -> optax.Schedule:
+    """A straight line from the peak to `end_factor` of it."""
+    settings = config.optimizer
+    end = settings.learning_rate * settings.end_factor
+    return optax.linear_schedule(settings.learning_rate, end, max(steps.total - steps.warmup, 1))
+
+
 @SCHEDULES.add("step")
 def step(config: Config, steps: Steps) -> optax.Schedule:
     """The peak, multiplied by `step_factor` at each share `step_at` of the run."""

@@ -25,7 +25,7 @@ class ParameterAverage(Part):
         if not 0 <= self.decay < 1:
             raise InputError(f"ParameterAverage: decay={self.decay}; give a number from 0 to below 1, such as 0.999")
 
-    def init(self, params: Any) -> Any:
+    def init(self, params: Any, model_state: Any) -> Any:
         # Copies: a donated state must not hold a buffer twice.
         return {EVAL_PARAMS: jax.tree.map(jnp.copy, params)}
 

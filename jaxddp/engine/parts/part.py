@@ -21,7 +21,7 @@ class Part:
 
     name: str
 
-    def init(self, params: Any) -> Any:
+    def init(self, params: Any, model_state: Any) -> Any:
         """Its own arrays at step 0, a pytree; {} for none."""
         return {}
 

@@ -1,0 +1,140 @@
+"""The small convolutional network of the CIFAR-10 speedruns, in Flax Linen.
+
+Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), section 3; without the residual
+connections and the second pooling of its larger variants. Its first convolution is not trained: it is to be initialized
+from images, by `jaxddp.models.whitening`.
+"""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from jaxddp.config import Config
+from jaxddp.models.max_pool import max_pool
+from jaxddp.models.resnet import BATCH_NORM_AXES, Operation, for_flax
+from jaxddp.registry import MODELS
+
+WHITENING = "whiten"
+"""The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""
+_STATISTICS_MOMENTUM, _EPSILON = 0.6, 1e-12
+# The form by tanh: in JAX 0.12 the gradient of erf fails inside of `shard_map`.
+_gelu = functools.partial(nn.gelu, approximate=True)
+
+
+def parameter_groups(params: Any) -> Any:
+    """What a parameter is, for optimizers that treat them apart: a tree of "convolution", "norm", "head", "whitening"
+    (the fixed kernel) and "whitening bias"."""
+
+    def group(path: Any, _: Any) -> str:
+        module, kind = (key.key for key in path[:2])
+        if module == WHITENING:
+            return "whitening" if kind == "kernel" else "whitening bias"
+        return {"conv": "convolution", "norm": "norm", "head": "head"}[module.rstrip("_0123456789")]
+
+    return jax.tree_util.tree_map_with_path(group, params)
+
+
+def identity_like(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """A kernel [k, k, C, F], k odd, whose first min(C, F) features are the inputs; the others are PyTorch's default.
+
+    That is uniform, of variance 1 / (3 fan-in).
+    """
+    kernel = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")(key, shape, dtype)
+    center, same = shape[0] // 2, jnp.arange(min(shape[2:]))
+    return kernel.at[..., same].set(0).at[center, center, same, same].set(1)
+
+
+def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """Of variance 1."""
+    return jax.random.uniform(key, shape, dtype, -(3**0.5), 3**0.5)
+
+
+class Airbench(nn.Module):
+    """Whitening, three groups of two 3x3 convolutions that halve the image each, the maximum over what is left, a head.
+
+    Attributes:
+        width: features of the first group; the others have four times as many.
+        axis_name, dtype, param_dtype, convolution: as in `jaxddp.models.resnet.ResNet`.
+    """
+
+    num_classes: int
+    width: int = 64
+    axis_name: str | None = None
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+    convolution: Operation | None = None
+
+    def with_convolution(self, convolution: Operation) -> "Airbench":
+        """The same network with its 3x3 convolutions computed so; one that has an operation already keeps it."""
+        return self.clone(convolution=convolution) if self.convolution is None else self
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        """Normalized images [B, H, W, C], of 17 pixels or more, -> logits [B, num_classes], in float32 at least."""
+        x = _gelu(self.whitened(images.astype(self.dtype)))
+        for group, features in enumerate((self.width, 4 * self.width, 4 * self.width), start=1):
+            x = self.conv(features, f"conv{group}_1")(x)
+            x = max_pool(x, 2, 2, 0)
+            x = _gelu(self.norm(train, f"norm{group}_1")(x))
+            x = self.conv(features, f"conv{group}_2")(x)
+            x = _gelu(self.norm(train, f"norm{group}_2")(x))
+        head_dtype = jnp.promote_types(self.dtype, jnp.float32)
+        x = x.max((1, 2)).astype(head_dtype)
+        head = nn.Dense(self.num_classes, False, head_dtype, self.param_dtype, kernel_init=_uniform, name="head")
+        return head(x) / x.shape[-1]
+
+    def whitened(self, images: jax.Array) -> jax.Array:
+        """A 2x2 convolution without padding, whose kernel has no gradient."""
+        channels = images.shape[-1]
+        conv = nn.Conv(
+            8 * channels,
+            (2, 2),
+            padding="VALID",
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            kernel_init=nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
+            conv_general_dilated=_of_fixed_kernel,
+            name=WHITENING,
+        )
+        return conv(images)
+
+    def conv(self, features: int, name: str) -> nn.Conv:
+        return nn.Conv(
+            features,
+            (3, 3),
+            padding=1,
+            use_bias=False,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            kernel_init=identity_like,
+            conv_general_dilated=self.convolution and for_flax(self.convolution, 1, 1),
+            name=name,
+        )
+
+    def norm(self, train: bool, name: str) -> nn.BatchNorm:
+        """Batch norm with a bias and no scale; its running statistics follow soon, as a run is short."""
+        return nn.BatchNorm(
+            not train,
+            momentum=_STATISTICS_MOMENTUM,
+            epsilon=_EPSILON,
+            use_scale=False,
+            axis_name=self.axis_name,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            name=name,
+        )
+
+
+def _of_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **more: Any) -> jax.Array:
+    return lax.conv_general_dilated(images, lax.stop_gradient(kernel), *settings, **more)
+
+
+@MODELS.add("airbench")
+def _of(config: Config, num_classes: int) -> Airbench:
+    axis, dtype = BATCH_NORM_AXES[config.model.batch_norm], config.train.precision or jnp.float32
+    return Airbench(num_classes, config.model.width, axis, dtype)

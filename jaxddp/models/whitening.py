@@ -1,0 +1,72 @@
+"""Initialization from images: a first convolution that whitens their patches.
+
+Its features are the patches' principal components, each divided by its deviation, and their negatives. Page 2019, "How
+to train your ResNet 8: bag of tricks" (whitening); Jordan 2024 (arXiv:2404.00498), section 3.2 (the negatives).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+EPSILON = 5e-4
+"""Added to variances, as many patches are nearly flat."""
+_IMAGES_AT_ONCE = 256
+
+
+def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """The mean product of each two values of a patch of normalized images: float64[D, D], D = size * size * C.
+
+    A patch is laid out as a kernel is, [size, size, C]. Pixels are summed as integers, so the result is the same bits
+    on every machine.
+
+    Args:
+        images: uint8[N, H, W, C].
+        mean, std: of each channel, as in `DataConfig`.
+    """
+    count, height, width, channels = images.shape
+    rows, columns = height - size + 1, width - size + 1
+    length = size * size * channels
+    products, sums = np.zeros((length, length), np.int64), np.zeros(length, np.int64)
+    for start in range(0, count, _IMAGES_AT_ONCE):
+        some = images[start : start + _IMAGES_AT_ONCE]
+        shifted = [some[:, y : y + rows, x : x + columns] for y in range(size) for x in range(size)]
+        # Sums of so few products of bytes are exact in float64, whose products of matrices are quick.
+        patches = np.concatenate(shifted, axis=-1).reshape(-1, length).astype(np.float64)
+        products += (patches.T @ patches).astype(np.int64)
+        sums += patches.sum(0).astype(np.int64)
+    total = count * rows * columns
+    scale = 1 / (255 * np.tile(np.asarray(std)[:channels], size * size))
+    shift = np.tile(np.asarray(mean)[:channels] / np.asarray(std)[:channels], size * size)
+    first = sums / total * scale
+    return products / total * np.outer(scale, scale) - np.outer(first, shift) - np.outer(shift, first - shift)
+
+
+def whitening_kernel(moments: np.ndarray, channels: int) -> np.ndarray:
+    """float64[size, size, C, 2 D] of `patch_moments`, the components of least variance first."""
+    variances, components = np.linalg.eigh(moments)
+    whitened = components / np.sqrt(variances + EPSILON)
+    size = round((len(moments) / channels) ** 0.5)
+    return np.concatenate([whitened, -whitened], axis=1).reshape(size, size, channels, -1)
+
+
+def initialize_whitening(
+    name: str, images: Callable[[], np.ndarray], mean: Sequence[float], std: Sequence[float]
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """A transform of fresh parameters, see `jaxddp.engine.state.create_state`: the convolution `name` whitens.
+
+    Its kernel is [size, size, C, 2 size * size * C].
+
+    Args:
+        images: gives uint8[N, H, W, C]; called when the parameters are made.
+        mean, std: of each channel, as in `DataConfig`.
+    """
+
+    def transform(params: Any, model_state: Any) -> tuple[Any, Any]:
+        kernel = params[name]["kernel"]
+        moments = patch_moments(images(), kernel.shape[0], mean, std)
+        whitened = jnp.asarray(whitening_kernel(moments, kernel.shape[2]), kernel.dtype)
+        return {**params, name: {**params[name], "kernel": whitened}}, model_state
+
+    return transform

@@ -1,0 +1,161 @@
+"""The network of the CIFAR-10 speedruns and the initialization of its first convolution, against their definitions."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from small import largest_difference, randomized
+
+from jaxddp.config import Config
+from jaxddp.models.adapt import adapt, for_platform
+from jaxddp.models.airbench import Airbench, identity_like, parameter_groups
+from jaxddp.models.whitening import EPSILON, initialize_whitening, patch_moments, whitening_kernel
+from jaxddp.registry import MODELS
+
+MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+NET = Airbench(3, width=4)
+
+
+def random_images(count: int, size: int, channels: int = 3) -> np.ndarray:
+    """uint8, smooth: neighbours are alike, as in photographs."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (count, size, size, channels))
+    return ((noise + np.roll(noise, 1, 1) + np.roll(noise, 1, 2)) // 3).astype(np.uint8)
+
+
+def normalized(images: np.ndarray) -> np.ndarray:
+    channels = images.shape[-1]
+    return (images / 255 - np.array(MEAN[:channels])) / np.array(STD[:channels])
+
+
+def patches_of(images: np.ndarray, size: int) -> np.ndarray:
+    """float[P, size * size * C], each laid out as a kernel is."""
+    windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), (1, 2))
+    return windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, size * size * images.shape[-1])
+
+
+# --- Whitening ---
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_moments_are_those_of_all_patches(channels):
+    images = random_images(300, 7, channels)
+    patches = patches_of(normalized(images), 2)
+    np.testing.assert_allclose(patch_moments(images, 2, MEAN, STD), patches.T @ patches / len(patches), rtol=1e-10)
+
+
+def test_whitened_patches_have_components_of_variance_one_that_are_apart():
+    images = random_images(50, 9)
+    kernel = whitening_kernel(patch_moments(images, 2, MEAN, STD), 3)
+    assert kernel.shape == (2, 2, 3, 24)
+    np.testing.assert_array_equal(kernel[..., 12:], -kernel[..., :12])
+    features = patches_of(normalized(images), 2) @ kernel[..., :12].reshape(12, 12)
+    second = features.T @ features / len(features)
+    # A variance v becomes v / (v + epsilon).
+    variances = np.linalg.eigvalsh(patch_moments(images, 2, MEAN, STD))
+    np.testing.assert_allclose(second, np.diag(variances / (variances + EPSILON)), atol=1e-9)
+
+
+def test_the_transform_changes_the_kernel_alone_and_keeps_its_dtype():
+    images = random_images(50, 9)
+    params, state = adapt(NET).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    changed, same = initialize_whitening("whiten", lambda: images, MEAN, STD)(params, state)
+    assert same is state and changed["whiten"]["kernel"].dtype == jnp.float32
+    expected = whitening_kernel(patch_moments(images, 2, MEAN, STD), 3)
+    np.testing.assert_allclose(changed["whiten"]["kernel"], expected, rtol=1e-6)
+    restored = {**changed, "whiten": {**changed["whiten"], "kernel": params["whiten"]["kernel"]}}
+    assert largest_difference(restored, params) == 0
+
+
+# --- The network ---
+
+
+@pytest.mark.parametrize("features", [3, 8])
+def test_an_identity_like_convolution_passes_its_inputs_on(features):
+    kernel = identity_like(jax.random.key(0), (3, 3, 5, features))
+    images = jax.random.normal(jax.random.key(1), (2, 6, 6, 5))
+    found = lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    same = min(5, features)
+    np.testing.assert_allclose(found[..., :same], images[..., :same], rtol=1e-5, atol=1e-6)
+    rest = np.asarray(kernel[..., same:])
+    # PyTorch's default: uniform in +- 1 / sqrt(fan-in).
+    assert rest.size == 0 or 0.9 / 45**0.5 < abs(rest).max() <= 1 / 45**0.5
+
+
+def by_hand(params, images: np.ndarray) -> np.ndarray:
+    """The logits of training, float64, with NumPy and one convolution at a time."""
+
+    def gelu(x):
+        return x * (1 + np.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2
+
+    def convolved(x, kernel, margin):
+        padded = np.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+        size = kernel.shape[0]
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (size, size), (1, 2))
+        return np.einsum("bhwcij,ijcf->bhwf", windows, kernel)
+
+    def normed(x, bias):
+        return (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2))) + bias
+
+    def halved(x):
+        side = x.shape[1] // 2
+        return x[:, : 2 * side, : 2 * side].reshape(len(x), side, 2, side, 2, -1).max((2, 4))
+
+    x = gelu(convolved(images, params["whiten"]["kernel"], 0) + params["whiten"]["bias"])
+    for group in (1, 2, 3):
+        x = halved(convolved(x, params[f"conv{group}_1"]["kernel"], 1))
+        x = gelu(normed(x, params[f"norm{group}_1"]["bias"]))
+        x = convolved(x, params[f"conv{group}_2"]["kernel"], 1)
+        x = gelu(normed(x, params[f"norm{group}_2"]["bias"]))
+    x = x.max((1, 2))
+    return x @ params["head"]["kernel"] / x.shape[-1]
+
+
+def test_network_equals_numpy():
+    with jax.enable_x64(True):
+        net = Airbench(3, width=2, dtype=jnp.float64, param_dtype=jnp.float64)
+        images = np.random.default_rng(0).normal(size=(4, 32, 32, 3))
+        params, state = adapt(net).init(jax.random.key(0), jnp.asarray(images))
+        params = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(jax.random.key(p.size), p.shape), params)
+        expected = by_hand(jax.device_get(params), images)
+        for platform in ("cpu", "gpu"):
+            model = for_platform(adapt(net), platform)
+            logits, _ = model.apply(params, state, jnp.asarray(images), train=True, key=None)
+            np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_whitening_kernel_has_no_gradient_and_every_other_parameter_has():
+    model = for_platform(adapt(NET), "cpu")
+    images = jax.random.normal(jax.random.key(1), (8, 32, 32, 3))
+    params, state = model.init(jax.random.key(0), images)
+    grads = jax.jit(jax.grad(lambda p: (model.apply(p, state, images, train=True, key=None)[0][:, 0] ** 2).sum()))(
+        randomized(params)
+    )
+    zero = jax.tree.map(lambda g: not np.any(g), grads)
+    assert [path for path, none in jax.tree_util.tree_leaves_with_path(zero) if none] == [
+        (jax.tree_util.DictKey("whiten"), jax.tree_util.DictKey("kernel"))
+    ]
+
+
+def test_every_parameter_has_its_group():
+    params, _ = jax.eval_shape(adapt(NET).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    groups = parameter_groups(params)
+    assert groups["whiten"] == {"kernel": "whitening", "bias": "whitening bias"}
+    for group in (1, 2, 3):
+        for layer in (1, 2):
+            assert groups[f"conv{group}_{layer}"] == {"kernel": "convolution"}
+            assert groups[f"norm{group}_{layer}"] == {"bias": "norm"}
+    assert groups["head"] == {"kernel": "head"} and len(groups) == 14
+
+
+def test_a_config_names_it():
+    settings = Config().replace(
+        model={"name": "airbench", "width": 8, "batch_norm": "sync"}, train={"precision": "bfloat16"}
+    )
+    net = MODELS.get("airbench")(settings, 7)
+    assert (net.num_classes, net.width, net.axis_name, net.dtype) == (7, 8, "data", "bfloat16")
+    logits = jax.eval_shape(Airbench(7).init_with_output, jax.random.key(0), jnp.zeros((2, 17, 20, 3)))[0]
+    assert logits.shape == (2, 7) and logits.dtype == jnp.float32

@@ -1,0 +1,232 @@
+"""The recipes of the CIFAR-10 speedruns: their optimizers by hand, the work of a run, and short runs of them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import random_table, write_arrays
+
+from jaxddp.cli import main
+from jaxddp.experiment.experiment import Experiment, open_experiment
+from jaxddp.measure.flops import count_flops
+from jaxddp.models.adapt import adapt, for_platform
+from jaxddp.models.airbench import Airbench, parameter_groups
+from jaxddp.models.whitening import patch_moments, whitening_kernel
+from jaxddp.recipe_file import read_recipe
+from jaxddp.schedules.warmup import Steps, make_schedule
+
+RECIPES = ("cifar10_fast", "cifar10_fast_sgd")
+SMALL = [
+    "--model.width",
+    "4",
+    "--train.batch-size",
+    "16",
+    "--eval.batch-size",
+    "16",
+    "--log.to",
+    "jsonl",
+    "--parallel.devices",
+    "1",
+]
+IMAGES = 50_000
+"""Of CIFAR-10."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "set.npz"
+    return write_arrays(file, random_table(60, image=32), random_table(25, image=32, seed=1))
+
+
+def experiment_of(name: str, data: Path, **changes) -> Experiment:
+    file = read_recipe(name)
+    sizes = {"model": {"width": 4}, "train": {"batch_size": 12}, "eval": {"batch_size": 12}, "parallel": {"devices": 1}}
+    config = file.config.replace(**sizes).replace(data={"path": str(data)}, log={"to": ("jsonl",)}, **changes)
+    return open_experiment(replace(file, config=config))
+
+
+# --- The optimizers ---
+
+
+def optimizer_of(name: str, total: int, **changes):
+    """The optimizer of a recipe for a run of so many steps, and its rates at each of them."""
+    file = read_recipe(name)
+    config = file.config.replace(**changes)
+    steps = Steps(total, config.optimizer.warmup.steps(num_examples=IMAGES, batch_size=1, total_steps=total))
+    schedule = make_schedule(config, steps)
+    return file.hooks["get_optimizer"](config, schedule), np.asarray(jax.vmap(schedule)(jnp.arange(total)))
+
+
+def sgd_by_hand(parameter, grads, rates, decay, momentum):
+    """PyTorch's SGD with Nesterov's momentum; the decay is added to the gradient."""
+    velocity, parameters = 0.0, []
+    for grad, rate in zip(grads, rates, strict=True):
+        full = grad + decay * parameter
+        velocity = momentum * velocity + full
+        parameter = parameter - rate * (full + momentum * velocity)
+        parameters.append(parameter)
+    return parameters
+
+
+def muon_by_hand(kernel, grads, rates, momentum):
+    """Orthogonalized by its singular values: three steps of the quintic that Muon's are."""
+    velocity, parameters = 0.0, []
+    for count, (grad, rate) in enumerate(zip(grads, rates, strict=True), start=1):
+        velocity = momentum * velocity + (1 - momentum) * grad
+        # Optax corrects both terms for the zeros that the average begins with.
+        update = momentum * velocity / (1 - momentum ** (count + 1)) + (1 - momentum) * grad / (1 - momentum**count)
+        u, s, v = np.linalg.svd(update.reshape(-1, update.shape[-1]), full_matrices=False)
+        s = s / np.linalg.norm(s)
+        for _ in range(3):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        features = kernel.shape[-1]
+        kernel = kernel * features**0.5 / np.linalg.norm(kernel) - rate * (u @ np.diag(s) @ v).reshape(kernel.shape)
+        parameters.append(kernel)
+    return parameters
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_group_is_trained_as_the_recipe_says(name):
+    total, few = 20, 4
+    with jax.enable_x64(True):
+        # Three epochs are 7.5 of these steps.
+        optimizer, rates = optimizer_of(name, total, train={"batch_size": 20_000})
+        net = Airbench(3, width=2, dtype=jnp.float64, param_dtype=jnp.float64)
+        params, _ = adapt(net).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+        begin, state = jax.device_get(params), optimizer.init(params)
+        rng = np.random.default_rng(0)
+        grads = [jax.tree.map(lambda p: rng.normal(size=p.shape), begin) for _ in range(few)]
+        found = []
+        for grad in grads:
+            updates, state = optimizer.update(grad, state, params)
+            params = optax.apply_updates(params, updates)
+            found.append(jax.device_get(params))
+    groups, rates = parameter_groups(begin), rates[:few]
+    falling, sgd = (1 - np.arange(few) / 7.5), 0.85
+    if name == "cifar10_fast":
+        bias, head = 0.053 * 20_000, 0.67 * 20_000
+        ways = {
+            "convolution": lambda p, g: muon_by_hand(p, g, rates, 0.6),
+            "norm": lambda p, g: sgd_by_hand(p, g, rates / 0.24 * bias, 2e-6 / 0.053, sgd),
+            "whitening bias": lambda p, g: sgd_by_hand(p, g, falling * bias, 2e-6 / 0.053, sgd),
+            "head": lambda p, g: sgd_by_hand(p, g, rates / 0.24 * head, 2e-6 / 0.67, sgd),
+            "whitening": lambda p, g: [p] * few,
+        }
+    else:
+        plain = lambda p, g: sgd_by_hand(p, g, rates, 1.33e-3, sgd)  # noqa: E731
+        ways = {
+            "convolution": plain,
+            "norm": lambda p, g: sgd_by_hand(p, g, 64 * rates, 1.33e-3 / 64, sgd),
+            "whitening bias": plain,
+            "head": plain,
+            "whitening": lambda p, g: [p] * few,
+        }
+    for path, group in jax.tree_util.tree_leaves_with_path(groups):
+        at = [key.key for key in path]
+        own = [each[at[0]][at[1]] for each in grads]
+        expected = ways[group](begin[at[0]][at[1]], own)
+        for step in range(few):
+            np.testing.assert_allclose(found[step][at[0]][at[1]], expected[step], rtol=1e-5, atol=1e-6, err_msg=group)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_bias_of_the_whitening_convolution_is_left_alone_after_three_epochs(name):
+    optimizer, _ = optimizer_of(name, 100, train={"batch_size": 50_000})
+    params, _ = adapt(Airbench(3, width=2)).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    state, moved = optimizer.init(params), []
+    update = jax.jit(optimizer.update)
+    for _ in range(5):
+        updates, state = update(jax.tree.map(jnp.ones_like, params), state, params)
+        moved.append((bool(updates["whiten"]["bias"].any()), bool(updates["norm1_1"]["bias"].any())))
+    assert moved == [(True, True)] * 3 + [(False, True)] * 2
+
+
+# --- The work of a run ---
+
+
+def multiplications(width: int = 64) -> int:
+    """Of one image's forward pass, as papers count them: with those by the padding, from the network's shapes."""
+    whitening, sides, inputs = 31 * 31 * 24 * 12, (31, 15, 7, 3), 24
+    groups = 0
+    for group, features in enumerate((width, 4 * width, 4 * width)):
+        groups += 9 * features * (sides[group] ** 2 * inputs + sides[group + 1] ** 2 * features)
+        inputs = features
+    return whitening + groups + 10 * inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "petaflop", "padded"), [("cifar10_fast", 0.243, 0.284), ("cifar10_fast_sgd", 0.301, 0.351)]
+)
+def test_a_whole_run_is_a_fraction_of_a_petaflop(name, petaflop, padded):
+    """Forward and backward pass of every example, without and with the multiplications by the padding."""
+    config = read_recipe(name).config
+    model, images = for_platform(adapt(Airbench(10)), "gpu"), jax.ShapeDtypeStruct((10, 32, 32, 3), jnp.float32)
+    params, state = jax.eval_shape(model.init, jax.random.key(0), images)
+
+    def loss(params, state, images):
+        return model.apply(params, state, images, train=True, key=None)[0].sum()
+
+    def of(function) -> float:
+        return sum(count_flops(jax.jit(function).trace(params, state, images).jaxpr).values()) / 10
+
+    batch_size = config.train.batch_size
+    examples = float(config.train.duration.examples(num_examples=IMAGES, batch_size=batch_size))
+    assert examples * of(jax.grad(loss)) / 1e15 == pytest.approx(petaflop, abs=5e-4)
+    assert examples * 6 * multiplications() / 1e15 == pytest.approx(padded, abs=2e-3)
+    # Validation: six views of 10,000 images.
+    assert 60_000 * of(loss) / 1e15 < 0.015
+
+
+# --- Short runs ---
+
+
+def test_the_first_convolution_whitens_the_training_images(data):
+    """In each class its share of them; the same on any number of devices, as every device gets the same kernel."""
+    experiment = experiment_of("cifar10_fast", data)
+    table, own = experiment.resources.train, experiment.config.data
+    expected = whitening_kernel(patch_moments(table.images, 2, own.mean, own.std), 3)
+    kernel = experiment.setup().state.params["whiten"]["kernel"]
+    np.testing.assert_allclose(kernel, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_killed_and_resumed_is_uninterrupted_and_evaluated_from_its_config(name, data, tmp_path, capfd):
+    def train(workdir: str, duration: str) -> list[dict]:
+        words = ["--data.path", str(data), "--train.duration", duration, "--workdir", str(tmp_path / workdir), *SMALL]
+        assert main(["train", name, *words, "--optimizer.schedule", "constant", "--log.every", "1 step"]) == 0
+        return [json.loads(line) for line in (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()]
+
+    whole, half = train("whole", "8 steps"), train("half", "4 steps")
+    assert half[-1]["count"] == 25 and whole[-2]["loss"] < whole[0]["loss"]
+    if name == "cifar10_fast":
+        # Lookahead's decay follows the length of the run, and so do its weights.
+        def of_steps(lines):
+            return [(line["step"], line["loss"]) for line in lines if line["split"] == "train"]
+
+        assert of_steps(train("half", "8 steps")) == of_steps(whole)
+    capfd.readouterr()
+    assert main(["eval", str(tmp_path / "whole" / "config.json")]) == 0
+    shown = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
+    assert float(shown["loss"]) == pytest.approx(whole[-1]["loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_four_devices_with_sync_batch_norm_train_as_one(name, data):
+    losses = []
+    for devices in (1, 4):
+        setup = experiment_of(name, data, model={"batch_norm": "sync"}, parallel={"devices": devices}).setup()
+        state, step = setup.state, setup.step()
+        series = []
+        for batch in setup.batches(0, 3):
+            state, sums = step(state, batch)
+            series.append(sums.means()["loss"])
+        losses.append(series)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert losses[0][2] != losses[0][0]
