@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpu_guard import SIGNALLED
 from harness import Figures
@@ -81,11 +82,11 @@ class Children:
     @contextlib.contextmanager
     def _started(
         self, command: Sequence[str], environment: Mapping[str, str], output: object
-    ) -> Iterator["subprocess.Popen[bytes]"]:
+    ) -> Iterator[subprocess.Popen[Any]]:
         """A child in a process group of its own, of which nothing is left when the block ends."""
         guarded = [sys.executable, "-S", str(BENCHMARKS / "gpu_guard.py"), *command]
         environ = {**os.environ, **self._kept(), **self.environment, **environment}
-        pipes = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
         child = subprocess.Popen(guarded, env=environ, start_new_session=True, **pipes)
         try:
             yield child
@@ -102,7 +103,7 @@ class Children:
                 take(figures)
 
     def _kept(self) -> dict[str, str]:
-        """Where libraries keep what they compile and tune, so that the next start does neither, and which GPU they use.
+        """The one GPU, and where libraries keep what they compile and tune, so that the next start does neither.
 
         Beside compiled programs JAX keeps there what XLA found in tuning.
         """
@@ -112,6 +113,8 @@ class Children:
         return {
             "CUDA_VISIBLE_DEVICES": first,
             "PYTHONPATH": root,
+            # A child is alone there. Torch takes what it needs, and JAX by default three quarters.
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92"),
             "JAXDDP_CACHE": str(self.cache),
             "JAX_COMPILATION_CACHE_DIR": str(self.cache / "jax"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -7,23 +7,13 @@ candidates that ran out of memory, and go on without them.
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 OUT_OF_MEMORY = "out of memory"
 
 
-class Options(Protocol):
-    """What a contender was given, beside other things."""
-
-    @property
-    def out(self) -> Path: ...
-
-
-Given = TypeVar("Given", bound=Options)
-
-
-def attempt(main: Callable[[Given], None], options: Given) -> None:
-    """Call a contender's main function; the exception that ends it, if any, is told in its file and raised again."""
+def attempt(main: Callable[[Any], None], options: Any) -> None:
+    """Call a contender's main function; what ends it is told in the file `options.out`, and raised again."""
     try:
         main(options)
     except Exception as error:

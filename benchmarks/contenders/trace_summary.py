@@ -1,6 +1,6 @@
 """A trace of JAX's profiler, reduced to the kernels that take most of the time."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,13 +35,18 @@ def summarize(data: Any) -> dict[str, Any]:
     events = list(kernels(data))
     if not events:
         return {"kernels": []}
-    total: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
     for name, _, duration in events:
         total[name] += duration
     count = Counter(name for name, _, _ in events)
     span = max(start + duration for _, start, duration in events) - min(start for _, start, _ in events)
-    longest = [(name, nanoseconds / 1e6, count[name]) for name, nanoseconds in total.most_common(MOST)]
-    return {"span": span / 1e6, "busy": busy(events) / 1e6, "in_all": total.total() / 1e6, "kernels": longest}
+    longest = sorted(total, key=lambda name: -total[name])[:MOST]
+    return {
+        "span": span / 1e6,
+        "busy": busy(events) / 1e6,
+        "in_all": sum(total.values()) / 1e6,
+        "kernels": [(name, total[name] / 1e6, count[name]) for name in longest],
+    }
 
 
 def kernels(data: Any) -> Iterator[tuple[str, float, float]]:
