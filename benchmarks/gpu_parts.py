@@ -125,12 +125,12 @@ class Plan:
 
     def _batches(self) -> Iterator[Measurement]:
         modes = {OURS: (None,), RIVAL: self.scale.modes}
-        for place, batch in enumerate(self.scale.batches):
+        for batch in self.scale.batches:
             task = self._task(replace(self.scale.case, batch=batch))
             for name in self._names():
                 for mode in modes[name]:
                     kind = f"batches/{name}/{mode}" if mode else f"batches/{name}"
-                    smaller = tuple(f"{kind}/{fewer}" for fewer in sorted(self.scale.batches)[:place])
+                    smaller = tuple(f"{kind}/{fewer}" for fewer in self.scale.batches if fewer < batch)
                     step = self._step(f"{kind}/{batch}", name, replace(task, variant=mode))
                     yield replace(step, smaller=smaller)
 

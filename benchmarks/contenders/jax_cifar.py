@@ -2,11 +2,11 @@
 
     python jax_cifar.py cifar10 --data FILE --out FILE --keys 0 1 2 [--set model.width=32 …] [--trace DIR]
 
-On the clock, for each seed: the network's initialization, with what it takes from the images; all of training; and one
-evaluation of the last state with whatever test-time augmentation the recipe has, until its metrics are on the host. Not
-on it: a first run, which compiles all of that; reading the file; copying the images to the device as uint8 where the
-recipe keeps them there (`data.cache`), which happens once in that first run and is told apart; and validation within a
-run, which is switched off.
+On the clock, for each seed: the network's initialization, with what the recipe takes from the images for it, which is
+computed anew although seeds could share it; all of training; and one evaluation of the last state with whatever
+test-time augmentation the recipe has, until its metrics are on the host. Not on it: a first run, which compiles all of
+that; reading the file; copying the images to the device as uint8 where the recipe keeps them there (`data.cache`),
+which happens once and is told apart; and validation within a run, which is switched off.
 """
 
 import argparse
@@ -92,19 +92,29 @@ def place(setup: RunSetup, val: Source) -> float | None:
     return time.perf_counter() - begin
 
 
+def prepared(setup: RunSetup, seed: int) -> RunSetup:
+    """With a fresh state. In its compiled program, what an initialization takes from images is a constant."""
+    seeded = setup.with_seed(seed)
+    if seeded.recipe.initialize is None:
+        return seeded
+    fresh = seeded.recipe.initialize(seeded.state.params, seeded.state.model_state)
+    params, model_state = setup.topology.replicate(fresh)
+    return dataclasses.replace(seeded, state=seeded.state.replace(params=params, model_state=model_state))
+
+
 def one_run(setup: RunSetup, val: Source, seed: int) -> dict[str, Any]:
     """The seconds of a run, and what its last state reaches."""
     gc.collect()
     begin = time.perf_counter()
-    seeded = setup.with_seed(seed)
+    seeded = prepared(setup, seed)
     jax.block_until_ready(seeded.state)
-    prepared = time.perf_counter()
+    ready = time.perf_counter()
     state = jax.block_until_ready(fit(seeded.run()))
     trained = time.perf_counter()
     resident, size = setup.data.cache == "device", setup.recipe.config.eval.batch_size
     metrics = seeded.evaluator(val, size, resident=resident)(state)
     end = time.perf_counter()
-    seconds = {"prepare": prepared - begin, "train": trained - prepared, "evaluate": end - trained}
+    seconds = {"prepare": ready - begin, "train": trained - ready, "evaluate": end - trained}
     return {"seconds": end - begin, "top1": metrics["top1"], "of_it": seconds, "steps": setup.plan.total_steps}
 
 
