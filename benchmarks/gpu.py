@@ -55,7 +55,7 @@ from gpu_children import Children, has_torch, probed
 from gpu_data import is_packed
 from gpu_parts import RIVAL, Cifar, Plan
 from gpu_results import Refused, Table
-from gpu_scale import GPU, MODES, SMALL, made_cifar
+from gpu_scale import GPU, MODES, SMALL, Scale, made_cifar
 from gpu_table import render
 from harness import machine
 
@@ -97,31 +97,16 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    # An exit in good order, which ends the child that runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     begin = time.monotonic()
-    scale = SMALL if options.small else GPU
-    given = {name: getattr(options, name) for name in ("batches", "modes", "rounds", "steps", "seeds")}
-    scale = replace(scale, **{name: value for name, value in given.items() if value})
     cache = (options.cache or cache_folder() / "benchmark").absolute()
-    out = options.out or Path(f"runs/benchmarks/gpu{'-small' if options.small else ''}.json")
     if options.small and options.cifar is None:
         options.cifar = made_cifar(cache / "data/made.packed.npz")
+    scale, cifar = scale_of(options), cifar_of(options)
     with tempfile.TemporaryDirectory() as folder:
         children = Children(Path(folder), cache, {"JAX_PLATFORMS": "cpu"} if options.small else {})
-        platform, device = probed(children.environment)
-        if not options.small and platform != "gpu":
-            refuse("JAX finds no GPU here; start this where there is one, or see that it works with --small")
-        cifar = cifar_of(options)
-        about = {"case": str(scale.case), "other network": str(scale.other), "device": device}
-        if cifar.data is not None:
-            about["data set"] = f"{cifar.data.name} {cifar.digest or ''}".strip()
-        try:
-            table = Table.open(out, about)
-        except Refused as error:
-            refuse(str(error))
-        table.about |= {"command": " ".join(["python", *sys.argv]), "machine": machine()}
-        table.forget(options.again)
-        table.save()
+        table = table_of(options, scale, cifar, children)
         rival = table.figures(f"facts/{RIVAL}") is not None or has_torch(options.torch)
         plan = Plan(scale, cifar, table, children.out, cache, rival, tuple(options.limit))
         call = Call(plan, children, options.torch, begin + options.seconds)
@@ -129,11 +114,43 @@ def main() -> None:
         try:
             passed = call.take(parts)
         finally:
-            print(f"\n{render(plan)}\n\n{ended(call.left(parts), table)}\nresults: {out}")
+            print(f"\n{render(plan)}\n\n{ended(call.left(parts), table)}\nresults: {table.path}")
     if not passed:
-        refuse(
-            "the gate failed: the contenders compute different things; name --parts without it to measure all the same"
-        )
+        sys.exit("gpu.py: the gate failed, so speeds compare nothing; name --parts without it to measure all the same")
+
+
+def scale_of(options: argparse.Namespace) -> Scale:
+    given = {name: getattr(options, name) for name in ("batches", "modes", "rounds", "steps", "seeds")}
+    return replace(SMALL if options.small else GPU, **{name: value for name, value in given.items() if value})
+
+
+def cifar_of(options: argparse.Namespace) -> Cifar:
+    for path in (options.cifar, options.airbench):
+        if path is not None and not path.exists():
+            refuse(f"{path}: no such file")
+    data = options.cifar and options.cifar.absolute()
+    digest = None
+    if data is not None and data.is_file() and is_packed(data):
+        digest = hashlib.sha256(data.read_bytes()).hexdigest()[:12]
+    return Cifar(data, digest, options.recipe, tuple(options.set), options.airbench)
+
+
+def table_of(options: argparse.Namespace, scale: Scale, cifar: Cifar, children: Children) -> Table:
+    """The table of `--out`, without what is to be measured again; nothing is measured for one of something else."""
+    platform, device = probed(children.environment)
+    if not options.small and platform != "gpu":
+        refuse("JAX finds no GPU here; start this where there is one, or see that it works with --small")
+    about = {"case": str(scale.case), "other network": str(scale.other), "device": device}
+    if cifar.data is not None:
+        about["data set"] = f"{cifar.data.name} {cifar.digest or ''}".strip()
+    try:
+        table = Table.open(options.out or Path(f"runs/benchmarks/gpu{'-small' if options.small else ''}.json"), about)
+    except Refused as error:
+        refuse(str(error))
+    table.about |= {"command": " ".join(["python", *sys.argv]), "machine": machine()}
+    table.forget(options.again)
+    table.save()
+    return table
 
 
 def ended(left: list[str], table: Table) -> str:
@@ -161,17 +178,6 @@ def limit_of(word: str) -> tuple[str, float]:
 def refuse(line: str) -> NoReturn:
     print(f"gpu.py: {line}", file=sys.stderr)
     sys.exit(2)
-
-
-def cifar_of(options: argparse.Namespace) -> Cifar:
-    for path in (options.cifar, options.airbench):
-        if path is not None and not path.exists():
-            refuse(f"{path}: no such file")
-    data = options.cifar and options.cifar.absolute()
-    digest = None
-    if data is not None and data.is_file() and is_packed(data):
-        digest = hashlib.sha256(data.read_bytes()).hexdigest()[:12]
-    return Cifar(data, digest, options.recipe, tuple(options.set), options.airbench)
 
 
 if __name__ == "__main__":

@@ -287,6 +287,14 @@ def test_ours_in_bfloat16_may_not_be_much_worse_than_the_rival_s(tmp_path):
     assert not passed and lines[-1].endswith("FAILED, bfloat16, ours as torch's permits")
 
 
+def test_nothing_is_measured_behind_a_gate_that_failed(tmp_path):
+    wrong = RIGHT | {"gate_float32_torch": RIGHT["gate_float32_torch"][::-1]}
+    plan = plan_of(tmp_path, {key.replace("_", "/"): {"losses": losses} for key, losses in wrong.items()})
+    call = Call(plan, Children(tmp_path, tmp_path, {}), "no-such-python", float("inf"))
+    assert not call.take(["gate", "batches"])
+    assert len(plan.table.measured) == len(wrong) and call.left(["gate", "batches"])
+
+
 # --- Data, traces, levers ---
 
 
