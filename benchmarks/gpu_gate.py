@@ -3,7 +3,8 @@
 From equal weights and images, each takes a few steps in float32 without TF32 and as many in bfloat16. The losses fall
 by a tenth meanwhile, so that they show gradients and updates as well as the forward pass. On a CPU, for ResNet-50 at
 224 px and 8 images, the libraries' losses in float32 agreed to 1e-5, those in bfloat16 were within 6e-4 of float32's,
-and the losses fell by an eighth: a gradient that is 5% off moves the last by more than the tolerance of bfloat16.
+and the losses fell by an eighth. In float32 a rate that is 5% off was 6.4e-3 away, the stride in the block's first
+convolution 8.5e-4, an epsilon of 1e-3 in batch norm 5.6e-4, and one channel's deviation that is 2% off 3.8e-4.
 """
 
 from collections.abc import Mapping

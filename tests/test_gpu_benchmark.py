@@ -259,6 +259,21 @@ def test_the_gate_lets_equal_networks_pass(tmp_path):
     assert gate_of(tmp_path)[0] == ["the gate: not measured"]
 
 
+@pytest.mark.parametrize(
+    "losses",
+    [
+        pytest.param([6.829183, 6.729619, 6.549260, 6.307627, 6.020058], id="a rate that is 5% off"),
+        pytest.param([6.823372, 6.719173, 6.531817, 6.281762, 5.983556], id="the stride in the first convolution"),
+        pytest.param([6.829299, 6.725127, 6.536731, 6.284723, 5.985296], id="another epsilon in batch norm"),
+        pytest.param([6.830094, 6.725554, 6.536764, 6.284202, 5.984176], id="a deviation that is 2% off"),
+    ],
+)
+def test_the_gate_stops_networks_that_were_made_wrong(tmp_path, losses):
+    """Each was computed as `RIGHT` was."""
+    lines, passed = gate_of(tmp_path, **(RIGHT | {"gate_float32_torch": losses}))
+    assert not passed and "float32, ours beside torch's" in lines[-1]
+
+
 @pytest.mark.parametrize("contender", ["float32_jaxddp", "float32_torch", "bfloat16_jaxddp", "bfloat16_torch"])
 @pytest.mark.parametrize("wrong", ["fall", "first", "nan", "short"])
 def test_the_gate_stops_wrong_networks(tmp_path, contender, wrong):
