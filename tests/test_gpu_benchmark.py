@@ -1,9 +1,13 @@
-"""The parts of `benchmarks/gpu.py` that need neither a GPU nor torch."""
+"""The parts of `benchmarks/gpu.py` that need neither a GPU nor torch, and a rehearsal of the whole on a CPU."""
 
 import json
+import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,13 +19,24 @@ from small import largest_difference
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks/contenders"))
 import gpu
+import gpu_data
+import gpu_gate
 import jax_levers
-from gpu_children import Children
+import outcome
+import trace_summary
+from gpu_call import Call
+from gpu_children import Children, CutOff
+from gpu_parts import Cifar, Measurement, Plan
+from gpu_results import Refused, Table
+from gpu_scale import GPU
 from gpu_table import render
 
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.errors import InputError
 from jaxddp.models.cpu_convolution import convolve
+
+ABOUT = {"case": "a network", "device": "a device"}
+NOISE = "RESOURCE_EXHAUSTED: Out of memory; torch.OutOfMemoryError: CUDA out of memory: candidate left out"
 
 
 def test_without_a_gpu_it_is_one_line_and_code_2(tmp_path):
@@ -31,69 +46,311 @@ def test_without_a_gpu_it_is_one_line_and_code_2(tmp_path):
     assert done.stderr.startswith("gpu.py: JAX finds no GPU here; ") and done.stderr.count("\n") == 1
 
 
+# --- Children ---
+
+
+def run(tmp_path, program, limit=60.0, cut=False):
+    """What a child told, and how it failed."""
+    children, told = Children(tmp_path, tmp_path / "cache", {}), []
+    command = [sys.executable, "-c", program, str(children.out)]
+    return told, children.run("a/key", command, limit, {}, told.append, cut=cut)
+
+
+def test_results_of_a_child_are_taken_whatever_it_prints(tmp_path):
+    (tmp_path / "out.jsonl").write_text('{"of": "the one before"}\n')
+    program = f"import sys; print({NOISE!r}, file=sys.stderr); open(sys.argv[1], 'a').write('{{\"step\": 2}}\\n')"
+    assert run(tmp_path, program) == ([{"step": 2}], None)
+
+
+def test_results_are_taken_as_they_come(tmp_path):
+    program = "import sys, time; open(sys.argv[1], 'a').write('{\"step\": 2}\\n{\"torn'); time.sleep(60)"
+    told, failed = run(tmp_path, program, limit=2)
+    assert told == [{"step": 2}] and failed is not None and failed["failed"] == "no result within 2 s"
+
+
 @pytest.mark.parametrize(
-    ("program", "expected"),
+    ("program", "why"),
     [
-        ("import sys; open(sys.argv[1], 'w').write('{\"step\": 2}')", {"step": 2}),
-        ("import sys; sys.exit('jaxlib: RESOURCE_EXHAUSTED: Out of memory while trying to allocate')", None),
-        ("import sys; sys.exit('torch.OutOfMemoryError: CUDA out of memory')", None),
+        ("raise ValueError('broken')", "exit code 1: ValueError: broken"),
+        (f"import sys; print({NOISE!r}); sys.exit('ValueError: broken')", "exit code 1: ValueError: broken"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("", "it ended well, without a result"),
     ],
 )
-def test_a_contender_s_figures_or_that_it_ran_out_of_memory(tmp_path, program, expected):
-    out = tmp_path / "out.json"
-    out.write_text('{"of": "the one before"}')
-    assert Children(tmp_path, sys.executable, {}).run([sys.executable, "-c", program, str(out)], out) == expected
+def test_how_a_child_failed(tmp_path, program, why):
+    told, failed = run(tmp_path, program)
+    assert told == [] and failed is not None and failed["failed"] == why
 
 
-def test_a_contender_that_wrote_nothing_is_not_given_the_figures_before(tmp_path):
-    out = tmp_path / "out.json"
-    out.write_text('{"of": "the one before"}')
-    with pytest.raises(FileNotFoundError):
-        Children(tmp_path, "", {}).run([sys.executable, "-c", ""], out)
+def test_a_child_that_the_end_of_the_call_cuts_off_has_not_failed(tmp_path):
+    with pytest.raises(CutOff):
+        run(tmp_path, "import time; time.sleep(60)", limit=0.5, cut=True)
 
 
-def test_a_contender_that_fails_ends_the_benchmark(tmp_path):
-    with pytest.raises(SystemExit, match="(?s)ended with 1:.*ValueError: broken"):
-        Children(tmp_path, "", {}).run([sys.executable, "-c", "raise ValueError('broken')"], tmp_path / "out.json")
+class OutOfMemoryError(RuntimeError):
+    """As torch calls its own."""
 
 
-def test_the_best_batch_is_the_quickest_that_fits(tmp_path, capsys):
-    speeds = {"jaxddp": {"64": 10.0, "128": 12.5, "256": 12.0, "512": None}, "torch": {"64": None}}
-    bench = gpu.Bench(gpu.GPU, Children(tmp_path, "", {}), False, None, {"batches": speeds})
-    assert bench.best_batch("jaxddp") == 128
-    with pytest.raises(SystemExit):
-        bench.best_batch("torch")
-    assert capsys.readouterr().err == "gpu.py: no batch of torch was measured; give --parts batches first\n"
+def wrapped(cause):
+    error = ValueError("compilation failed")
+    error.__cause__ = cause
+    return error
 
 
-def test_the_table_takes_shares_of_the_larger_of_two_peaks():
-    peaks = {"version": "1", "device": "NVIDIA H200", "flops_an_image": 24e9}
-    report = {
-        "case": {"network": "resnet50", "width": 64, "size": 224, "precision": "bfloat16"},
-        "facts": {
-            "jaxddp": {**peaks, "matmul_flops_a_second": 600e12, "memory_bytes_a_second": 3.47e12},
-            "torch": {**peaks, "matmul_flops_a_second": 720e12, "memory_bytes_a_second": 3e12},
-        },
-        "batches": {"jaxddp": {"64": 2999.0, "128": None}},
-        "rounds": {
-            "images_per_second": {"jaxddp": 3000.0, "torch": 2000.0},
-            "batch": {"jaxddp": 256, "torch": 128},
-            "ratio": 1.5,
-            "ratio_of_each_round": [1.4, 1.6],
-            "ratio_of_best_turns": 1.45,
-            "target": 1.0,
-        },
-        "cifar": None,
-        "levers": {"a network": {"an option": {"refused": "No such compile option"}}},
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "out of memory"),
+        (OutOfMemoryError("CUDA out of memory"), "out of memory"),
+        (RuntimeError("CUDA error: out of memory"), "out of memory"),
+        (wrapped(OutOfMemoryError("CUDA out of memory")), "out of memory"),
+        (ValueError(NOISE), f"ValueError: {NOISE}"),
+        (AssertionError("first\nsecond"), "AssertionError: first"),
+    ],
+)
+def test_a_contender_tells_why_it_ended(tmp_path, error, why):
+    def main(_):
+        raise error
+
+    with pytest.raises(type(error)):
+        outcome.attempt(main, SimpleNamespace(out=tmp_path / "out.jsonl"))
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"failed": why}
+
+
+# --- The table ---
+
+
+def test_a_table_is_whole_at_every_moment_and_goes_on(tmp_path, monkeypatch):
+    path = tmp_path / "gpu.json"
+    Table.open(path, ABOUT).put("gate/jaxddp", {"losses": [1.0]})
+    before = path.read_bytes()
+    table = Table.open(path, ABOUT)
+    # As if the process were killed before the new file took the old one's place.
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        table.put("rounds/jaxddp/0", {"step": 1.0})
+    assert path.read_bytes() == before and Table.open(path, ABOUT).measured == {"gate/jaxddp": {"losses": [1.0]}}
+
+
+def test_a_table_of_something_else_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "gpu.json"
+    Table.open(path, ABOUT).save()
+    with pytest.raises(Refused, match=r"gpu\.json: its device is a device, and here another; give another --out$"):
+        Table.open(path, ABOUT | {"device": "another"})
+    path.write_text("[]")
+    with pytest.raises(Refused, match="no table of this benchmark"):
+        Table.open(path, ABOUT)
+
+
+def test_what_is_measured_again_is_forgotten(tmp_path):
+    table = Table(tmp_path / "gpu.json", {}, {"batches/a/1": {}, "batches/b/1": {}, "gate/a": {}})
+    table.forget(["batches/b", "gate"])
+    assert list(table.measured) == ["batches/a/1"]
+
+
+def plan_of(tmp_path, measured, rival=True, **changes):
+    table = Table(tmp_path / "gpu.json", {"case": str(GPU.case), "device": "NVIDIA H100"}, measured)
+    cifar = Cifar(None, None, "cifar10", (), None)
+    return Plan(replace(GPU, **changes), cifar, table, tmp_path / "out.jsonl", tmp_path / "cache", rival)
+
+
+SPEEDS = {
+    "batches/jaxddp/128": {"step": 1.0},
+    "batches/jaxddp/256": {"step": 1.9},
+    "batches/jaxddp/512": {"step": 4.0},
+    "batches/torch/eager/256": {"step": 1.8},
+    "batches/torch/max-autotune/128": {"step": 0.8},
+    "batches/torch/max-autotune/256": {"failed": "out of memory"},
+}
+
+
+def test_rounds_are_at_each_contender_s_best_batch_and_torch_s_best_mode(tmp_path):
+    plan = plan_of(tmp_path, SPEEDS, rounds=2)
+    assert plan.best("jaxddp") == (256, None) and plan.best("torch") == (128, "max-autotune")
+    keys = [each.key for each in plan.waiting("rounds")]
+    assert keys == ["rounds/torch/max-autotune 128/0", "rounds/jaxddp/256/0", *keys[2:]]
+    assert [key[-1] for key in keys] == ["0", "0", "1", "1"] and keys[2].startswith("rounds/jaxddp")
+
+
+def test_more_images_than_ran_out_of_memory_are_not_tried(tmp_path):
+    plan = plan_of(tmp_path, dict(SPEEDS), batches=(256, 512), modes=("max-autotune",))
+    call = Call(plan, Children(tmp_path, tmp_path, {}), "no-such-python", float("inf"))
+    assert call.take(["batches"])
+    why = plan.table.failures["batches/torch/max-autotune/512"]
+    assert why == "not started: batches/torch/max-autotune/256 ran out of memory"
+
+
+def test_a_child_is_not_started_when_too_little_time_is_left(tmp_path):
+    plan = plan_of(tmp_path, {"rounds/jaxddp/256/0": {"step": 1.0, "took": 50.0}}, rounds=2)
+    first = Measurement("rounds/jaxddp/256/1", "no-such-script", 300)
+    for left, key in ((40, first.key), (60, "levers/none/like/it")):
+        call = Call(plan, Children(tmp_path, tmp_path, {}), "", time.monotonic() + left)
+        with pytest.raises(CutOff):
+            call._measure(replace(first, key=key))
+    call = Call(plan, Children(tmp_path, tmp_path, {}), "", time.monotonic() + 60)
+    call._measure(first)
+    assert plan.table.failures[first.key].startswith("exit code 2: ")
+
+
+def test_limits_of_keys_take_the_place_of_a_child_s_own(tmp_path):
+    plan = replace(plan_of(tmp_path, {}), limits=(gpu.limit_of("100"), gpu.limit_of("batches/torch=7")))
+    assert {each.limit for each in plan.waiting("gate")} == {100}
+    assert {each.key.split("/")[1]: each.limit for each in plan.waiting("batches")} == {"jaxddp": 100, "torch": 7}
+
+
+def test_the_command_that_goes_on_measures_nothing_again():
+    words = ["gpu.py", "--small", "--again", "gate", "rounds/torch", "--seconds", "580"]
+    assert gpu.without_again(words) == ["gpu.py", "--small", "--seconds", "580"]
+    assert gpu.without_again(words[:5]) == ["gpu.py", "--small"]
+
+
+def test_the_table_takes_shares_of_the_larger_of_two_peaks(tmp_path):
+    peaks = {"version": "1", "device": "NVIDIA H100", "flops_an_image": 24e9}
+    rounds = {"rounds/jaxddp/256/0": 256 / 2900, "rounds/jaxddp/256/1": 256 / 3100, "rounds/jaxddp/256/2": 256 / 3000}
+    rounds |= {f"rounds/torch/max-autotune 128/{number}": 128 / 2000 for number in range(3)}
+    losses = {"losses": [6.0, 5.0]}
+    measured = {
+        "facts/jaxddp": {**peaks, "matmul_flops_a_second": 600e12, "memory_bytes_a_second": 3.47e12},
+        "facts/torch": {**peaks, "matmul_flops_a_second": 720e12, "memory_bytes_a_second": 3e12},
+        **{key: found | losses for key, found in SPEEDS.items()},
+        **{key: {"step": step} for key, step in rounds.items()},
+        "levers/resnet50 256/an option": {"failed": "InputError: no such option"},
     }
-    text = render(json.loads(json.dumps(report)))
+    text = render(plan_of(tmp_path, json.loads(json.dumps(measured)), batches=(128, 256)))
     # 3,000 images of 24 GFLOP are 72 of 720 TFLOP/s; 3.47 TB/s carry 10,000 images of 347 MB.
-    for part in ("0.100 of the matrix peak", "0.300 of 10,000 (batch norm apart)", "128: out of memory"):
+    for part in ("0.100 of the matrix peak", "0.300 of 10,000 (batch norm apart)", "256: out of memory"):
         assert part in text
-    for part in ("ratio 1.500   (rounds 1.400 to 1.600", "CIFAR-10: left out", "refused: No such compile option"):
+    for part in ("ratio 1.500   (rounds 1.450 to 1.550, 3", "CIFAR-10: not run", "128: not measured"):
         assert part in text
-    del report["case"]["width"]
-    assert "batch norm apart" not in render(report)
+    assert "FAILED batches/torch/max-autotune/256: out of memory" in text
+    assert "FAILED levers/resnet50 256/an option: InputError: no such option" in text
+    assert "torch: not run" not in text and "torch: not run" in render(plan_of(tmp_path, measured, rival=False))
+    assert "batch norm apart" not in render(plan_of(tmp_path, measured, case=replace(GPU.case, width=32)))
+
+
+def test_the_table_of_cifar_counts_all_seeds(tmp_path):
+    runs = {f"cifar/cifar10/seed/{seed}": {"seconds": 2.0 + seed, "top1": 0.93 + 0.02 * seed} for seed in (0, 1)}
+    runs["cifar/cifar10/seed/0"]["images_placed"] = 0.25
+    plan = plan_of(tmp_path, runs)
+    text = render(replace(plan, cifar=replace(plan.cifar, data=tmp_path)))
+    assert "cifar10/seed: 2.500 ± 0.707 s, top-1 0.9400 ± 0.0141, at least 94%   (2 runs" in text
+    assert "airbench: not run" in text
+
+
+# --- The gate ---
+
+
+def gate_of(tmp_path, **losses):
+    return gpu_gate.judge(Table(tmp_path / "t", {}, {k.replace("_", "/"): {"losses": v} for k, v in losses.items()}))
+
+
+RIGHT = {
+    "gate_float32_jaxddp": [6.829183, 6.724484, 6.535261, 6.282351, 5.981870],
+    "gate_float32_torch": [6.829184, 6.724483, 6.535251, 6.282360, 5.981918],
+    "gate_bfloat16_jaxddp": [6.827765, 6.727368, 6.539035, 6.285022, 5.983629],
+    "gate_bfloat16_torch": [6.828042, 6.727061, 6.540047, 6.285959, 5.983768],
+}
+"""ResNet-50 at 224 px, 8 images, on a CPU."""
+
+
+def test_the_gate_lets_equal_networks_pass(tmp_path):
+    lines, passed = gate_of(tmp_path, **RIGHT)
+    assert passed and lines[-1] == "the gate: passed"
+    assert gate_of(tmp_path)[0] == ["the gate: not measured"]
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        pytest.param([6.829183, 6.729619, 6.549260, 6.307627, 6.020058], id="a rate that is 5% off"),
+        pytest.param([6.823372, 6.719173, 6.531817, 6.281762, 5.983556], id="the stride in the first convolution"),
+        pytest.param([6.829299, 6.725127, 6.536731, 6.284723, 5.985296], id="another epsilon in batch norm"),
+        pytest.param([6.830094, 6.725554, 6.536764, 6.284202, 5.984176], id="a deviation that is 2% off"),
+    ],
+)
+def test_the_gate_stops_networks_that_were_made_wrong(tmp_path, losses):
+    """Each was computed as `RIGHT` was."""
+    lines, passed = gate_of(tmp_path, **(RIGHT | {"gate_float32_torch": losses}))
+    assert not passed and "float32, ours beside torch's" in lines[-1]
+
+
+@pytest.mark.parametrize("contender", ["float32_jaxddp", "float32_torch", "bfloat16_jaxddp", "bfloat16_torch"])
+@pytest.mark.parametrize("wrong", ["fall", "first", "nan", "short"])
+def test_the_gate_stops_wrong_networks(tmp_path, contender, wrong):
+    key = f"gate_{contender}"
+    first, *others = RIGHT[key]
+    changed = {
+        "fall": [first + 0.95 * (loss - first) for loss in RIGHT[key]],
+        "first": [first * 1.006, *others],
+        "nan": [first, float("nan"), *others[1:]],
+        "short": others,
+    }[wrong]
+    lines, passed = gate_of(tmp_path, **(RIGHT | {key: changed}))
+    assert not passed and "FAILED" in lines[-1]
+
+
+def test_the_gate_must_be_able_to_see_gradients(tmp_path):
+    still = {key: [losses[0] * (1 - 1e-3 * step) for step in range(5)] for key, losses in RIGHT.items()}
+    lines, passed = gate_of(tmp_path, **still)
+    assert not passed and "losses fall too little" in lines[-1]
+
+
+def test_ours_in_bfloat16_may_not_be_much_worse_than_the_rival_s(tmp_path):
+    worse = [loss * (1 + 4e-3) for loss in RIGHT["gate_float32_jaxddp"]]
+    assert gate_of(tmp_path, **(RIGHT | {"gate_bfloat16_torch": worse}))[1]
+    lines, passed = gate_of(tmp_path, **(RIGHT | {"gate_bfloat16_jaxddp": worse}))
+    assert not passed and lines[-1].endswith("FAILED, bfloat16, ours as torch's permits")
+
+
+def test_nothing_is_measured_behind_a_gate_that_failed(tmp_path):
+    wrong = RIGHT | {"gate_float32_torch": RIGHT["gate_float32_torch"][::-1]}
+    plan = plan_of(tmp_path, {key.replace("_", "/"): {"losses": losses} for key, losses in wrong.items()})
+    call = Call(plan, Children(tmp_path, tmp_path, {}), "no-such-python", float("inf"))
+    assert not call.take(["gate", "batches"])
+    assert len(plan.table.measured) == len(wrong) and call.left(["gate", "batches"])
+
+
+# --- Data, traces, levers ---
+
+
+def test_packed_pixels_come_back(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {f"{s}_images": rng.integers(0, 256, (n, 32, 32, 3), np.uint8) for s, n in (("train", 7), ("val", 3))}
+    arrays |= {f"{s}_labels": np.arange(n) for s, n in (("train", 7), ("val", 3))}
+    np.savez(tmp_path / "arrays.npz", **arrays, class_names=np.array(list("abcdefg")))
+    packed, back = tmp_path / "a.packed.npz", tmp_path / "back.npz"
+    for words in (("pack", tmp_path / "arrays.npz", packed), ("unpack", packed, back)):
+        subprocess.run([sys.executable, str(gpu_data.__file__), *words], check=True, timeout=120)
+    assert gpu_data.is_packed(packed) and not gpu_data.is_packed(back)
+    with np.load(back) as found:
+        assert {name: found[name].tolist() for name in arrays} == {name: a.tolist() for name, a in arrays.items()}
+        assert found["class_names"].tolist() == list("abcdefg")
+
+
+def test_encoded_files_stay_as_they_are_when_packed():
+    files = [
+        gpu_data.encoded(np.full((4, 4, 3), value, np.uint8), quality) for value, quality in ((9, 90), (200, None))
+    ]
+    arrays = gpu_data.joined("train", files, np.array([1, 0]))
+    assert arrays["train_files"].tobytes() == b"".join(files) and arrays["train_ends"][-1] == sum(map(len, files))
+    images = gpu_data.decoded(arrays["train_files"], arrays["train_ends"])
+    assert images.shape == (2, 4, 4, 3) and (images[1] == 200).all() and abs(int(images[0, 0, 0, 0]) - 9) <= 2
+
+
+def test_a_trace_is_reduced_to_its_longest_kernels():
+    def event(name, start, duration):
+        return SimpleNamespace(name=name, start_ns=start * 1e6, duration_ns=duration * 1e6)
+
+    streams = [
+        SimpleNamespace(name="Stream #1", events=[event("conv", 0, 4), event("norm", 6, 1), event("conv", 7, 3)]),
+        SimpleNamespace(name="Stream #2(Memcpy)", events=[event("copy", 3, 2)]),
+        SimpleNamespace(name="XLA Modules", events=[event("jit_step", 0, 100)]),
+    ]
+    planes = [SimpleNamespace(name="/device:GPU:0", lines=streams), SimpleNamespace(name="/host:CPU", lines=streams)]
+    found = trace_summary.summarize(SimpleNamespace(planes=planes))
+    assert found["kernels"] == [("conv", 7.0, 2), ("copy", 2.0, 1), ("norm", 1.0, 1)]
+    # From 0 to 10 with nothing between 5 and 6; the copy's first millisecond is beside a convolution.
+    assert (found["span"], found["busy"], found["in_all"]) == (10.0, 9.0, 10.0)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import numpy as np
 
 GATE_STEPS = 3
 MOMENTUM = 0.9
-STAGES = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
+STAGES = {"resnet10": (1, 1, 1, 1), "resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
 BOTTLENECK = {"resnet50"}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -60,12 +60,22 @@ class Task:
     """Where process 0 writes its results."""
     devices: int | None = None
     """Of a JAX contender in one process; its batch is `batch` on each."""
+    losses: int = GATE_STEPS
+    """Of how many first steps the loss is told."""
+    warmup: int = 0
+    """Steps that follow those, and are not timed: CUDA graphs are captured in the second and third."""
+    variant: str | None = None
+    """What of a contender is measured, where there are several: torch's mode, or one of `jax_levers.names`."""
 
     @classmethod
     def parse(cls) -> "Task":
         parser = argparse.ArgumentParser()
         parser.add_argument("task", type=Path)
-        values = json.loads(parser.parse_args().task.read_text())
+        return cls.read(parser.parse_args().task)
+
+    @classmethod
+    def read(cls, path: Path) -> "Task":
+        values = json.loads(path.read_text())
         paths = {"weights": Path(values.pop("weights")), "out": Path(values.pop("out"))}
         return cls(case=Case(**values.pop("case")), **paths, **values)
 
@@ -83,7 +93,9 @@ class Task:
         begin = time.perf_counter()
         losses = [loss(step())]
         first = time.perf_counter() - begin
-        losses += [loss(step()) for _ in range(GATE_STEPS - 1)]
+        losses += [loss(step()) for _ in range(self.losses - 1)]
+        if self.warmup:
+            wait([step() for _ in range(self.warmup)][-1])
         turns = []
         for _ in range(self.turns):
             begin, result = time.perf_counter(), None

@@ -15,6 +15,7 @@ from flax.training.train_state import TrainState
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax_case import lay_out, local_images, read_weights, run
+from outcome import attempt
 
 from jaxddp.mesh import AXIS
 
@@ -90,8 +91,7 @@ def train_step(state: State, pixels: jax.Array, labels: jax.Array) -> tuple[Stat
     return state.apply_gradients(grads=grads, batch_stats=batch_stats), {"loss": loss}
 
 
-def main() -> None:
-    task = Task.parse()
+def main(task: Task) -> None:
     topology, case = lay_out(task), task.case
     network = ResNet(case)
     variables = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, case.size, case.size, 3)))
@@ -116,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    attempt(main, Task.parse())

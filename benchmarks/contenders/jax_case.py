@@ -1,6 +1,5 @@
 """What the contenders in JAX share: images over the devices, and weights in torchvision's names."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -10,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from case import Case, Task
+from case import BOTTLENECK, Case, Task
 from flax import traverse_util
+from outcome import add_result
 
 from jaxddp.api import resnet
 from jaxddp.job.environment import find_job
@@ -51,20 +51,28 @@ def run(task: Task, topology: Topology, step: Callable[[], Any], loss: Callable[
     """Measure a step and write the figures."""
     figures = task.measure(step, loss, jax.block_until_ready)
     if is_first():
-        task.out.write_text(json.dumps(figures | {"version": jax.__version__, "device": topology.device_kind}))
+        add_result(task.out, figures | {"version": jax.__version__, "device": topology.device_kind})
 
 
 def network(case: Case, **settings: Any) -> ResNet:
     return resnet(case.network, case.classes, width=case.width, stem=case.stem, dtype=case.precision, **settings)
 
 
-def write_weights(case: Case, path: Path) -> None:
-    """Initialize a case's network; no last scale is zero, or the blocks would have no part in the first loss."""
+def write_weights(case: Case, path: Path, last_scale: float = 1.0) -> None:
+    """Initialize a case's network. `last_scale` is that of each block's last batch norm.
+
+    It must not be zero, or the blocks would have no part in the first loss.
+    """
     image = jnp.zeros((1, case.size, case.size, 3))
     params = jax.jit(network(case, zero_init_last_scale=False).init)(jax.random.key(0), image)["params"]
     flat = traverse_util.flatten_dict(params, sep=".")
     arrays: dict[str, Any] = {torch_name(name): np.asarray(leaf, np.float32) for name, leaf in flat.items()}
-    np.savez(path, **arrays)
+    last = ".bn3.weight" if case.network in BOTTLENECK else ".bn2.weight"
+    arrays = {name: array * np.float32(last_scale) if name.endswith(last) else array for name, array in arrays.items()}
+    # Written beside it first: a process that is killed leaves no half of a file under this name.
+    unfinished = path.with_suffix(".part.npz")
+    np.savez(unfinished, **arrays)
+    os.replace(unfinished, path)
 
 
 def read_weights(path: Path, params: Any) -> Any:

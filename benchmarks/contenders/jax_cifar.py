@@ -1,80 +1,122 @@
-"""CIFAR-10 on the device, by the recipe of configs/cifar10.py in bfloat16. Started by `benchmarks/gpu.py`.
+"""Runs of a recipe, one after another in one process, timed as airbench times its own. Started by `benchmarks/gpu.py`:
 
-The run is that of `jaxddp train`, but it is logged to metrics.jsonl alone, which needs no TensorFlow.
+    python jax_cifar.py cifar10 --data FILE --out FILE --keys 0 1 2 [--set model.width=32 …] [--trace DIR]
+
+On the clock, for each seed: the network's initialization, with what the recipe takes from the images for it, which is
+computed anew although seeds could share it; all of training; and one evaluation of the last state with whatever
+test-time augmentation the recipe has, until its metrics are on the host. Not on it: a first run, which compiles all of
+that; reading the file; copying the images to the device as uint8 where the recipe keeps them there (`data.cache`),
+which happens once and is told apart; and validation within a run, which is switched off.
 """
 
 import argparse
 import dataclasses
+import gc
 import json
-import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from jaxddp.experiment.experiment import Experiment, open_experiment, train
-from jaxddp.recipe_file import read_recipe
-from jaxddp.training.events import EvaluationRecord, Listener, RunStart
-from jaxddp.training.listeners.history import History
+import jax
+from outcome import add_result, attempt
+from trace_summary import traced
+
+from jaxddp.config import Config
+from jaxddp.data.source import Source
+from jaxddp.experiment.experiment import open_experiment
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.recipe_file import RecipeFile, read_recipe
+from jaxddp.training.loop import fit
+
+FIRST_SEED = 1_000_000
+"""Of the run that compiles; no other has it."""
 
 
-class Clock(Listener):
-    """When each evaluation ended, in seconds since the loop began, which compiles the step first."""
-
-    def __init__(self) -> None:
-        self.begin = 0.0
-        self.evaluations: list[tuple[float, float]] = []
-        """(seconds, top-1)."""
-
-    def start(self, run: RunStart) -> None:
-        self.begin = time.perf_counter()
-
-    def evaluation(self, record: EvaluationRecord) -> None:
-        if record.final:
-            self.evaluations.append((time.perf_counter() - self.begin, record.metrics["top1"]))
-
-    def reached(self, top1: float) -> float | None:
-        return next((seconds for seconds, found in self.evaluations if found >= top1), None)
-
-
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("data", help="CIFAR-10's binary version, or an .npz file")
-    parser.add_argument("--top1", type=float, required=True)
-    parser.add_argument("--duration", required=True)
-    parser.add_argument("--width", type=int, required=True)
-    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("recipe", help="a name in configs/, or the path of a recipe file")
+    parser.add_argument("--data", required=True, help="as data.path")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe's settings")
+    parser.add_argument("--keys", nargs="*", type=int, default=[], help="the seeds")
+    parser.add_argument("--trace", type=Path, help="trace one run, and time none; where its files go")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    file = read_recipe("cifar10")
-    config = file.config.replace(
-        data={"path": options.data, "cache": "device"},
-        model={"width": options.width},
-        train={"precision": "bfloat16", "duration": options.duration, "batch_size": options.batch},
-        eval={"batch_size": options.batch},
-        log={"to": ("jsonl",)},
-        parallel={"devices": 1},
-    )
-    options.out.write_text(json.dumps(run(open_experiment(dataclasses.replace(file, config=config)), options.top1)))
+    return parser.parse_args()
 
 
-def run(experiment: Experiment, top1: float) -> dict[str, Any]:
-    clock, history = Clock(), History()
-    with tempfile.TemporaryDirectory() as workdir:
-        train(experiment, Path(workdir), listeners=[clock, history])
-    seconds = [float(each) for each in history.epochs["seconds"]]
-    return {
-        "config": experiment.config.to_dict(),
-        "examples": len(experiment.resources.train),
-        "epoch_seconds": seconds,
-        # The first epoch compiles.
-        "epoch": statistics.median(seconds[1:] or seconds),
-        "evaluations": clock.evaluations,
-        "top1": clock.evaluations[-1][1],
-        "wanted_top1": top1,
-        "seconds_to_top1": clock.reached(top1),
-    }
+def main(options: argparse.Namespace) -> None:
+    file = with_settings(read_recipe(options.recipe), options.set, options.data)
+    experiment = open_experiment(file)
+    setup, val = experiment.setup(), experiment.resources.val
+    assert val is not None  # a config names both
+    placed = place(setup, val)
+    begin = time.perf_counter()
+    one_run(setup, val, FIRST_SEED)
+    first = time.perf_counter() - begin
+    if options.trace is not None:
+        with traced(options.trace) as summary:
+            one_run(setup, val, FIRST_SEED)
+        add_result(options.out, summary)
+    common = {"images_placed": placed, "first_run": first, "device": setup.topology.device_kind, "set": options.set}
+    for seed in options.keys:
+        add_result(options.out, one_run(setup, val, seed) | common, str(seed))
+
+
+def with_settings(file: RecipeFile, words: list[str], data: str) -> RecipeFile:
+    """The recipe on one device and on other data, validated only where this script does it."""
+    config = file.config
+    for word in words:
+        key, _, value = word.partition("=")
+        config = replaced(config, key, value)
+    config = config.replace(data={"path": data}, eval={"every": "0 steps"}, parallel={"devices": 1})
+    return dataclasses.replace(file, config=config)
+
+
+def replaced(config: Config, key: str, value: str) -> Config:
+    """A value is JSON, or text."""
+    try:
+        change: Any = json.loads(value)
+    except ValueError:
+        change = value
+    for name in reversed(key.split(".")):
+        change = {name: change}
+    return config.replace(**change)
+
+
+def place(setup: RunSetup, val: Source) -> float | None:
+    """Seconds to copy all images to the device; None where the recipe reads them batch by batch."""
+    if setup.data.cache != "device":
+        return None
+    begin = time.perf_counter()
+    setup.feed.place(val)
+    jax.block_until_ready([resident.images for resident in setup.feed.resident.values()])
+    return time.perf_counter() - begin
+
+
+def prepared(setup: RunSetup, seed: int) -> RunSetup:
+    """With a fresh state. In its compiled program, what an initialization takes from images is a constant."""
+    seeded = setup.with_seed(seed)
+    if seeded.recipe.initialize is None:
+        return seeded
+    fresh = seeded.recipe.initialize(seeded.state.params, seeded.state.model_state)
+    params, model_state = setup.topology.replicate(fresh)
+    return dataclasses.replace(seeded, state=seeded.state.replace(params=params, model_state=model_state))
+
+
+def one_run(setup: RunSetup, val: Source, seed: int) -> dict[str, Any]:
+    """The seconds of a run, and what its last state reaches."""
+    gc.collect()
+    begin = time.perf_counter()
+    seeded = prepared(setup, seed)
+    jax.block_until_ready(seeded.state)
+    ready = time.perf_counter()
+    state = jax.block_until_ready(fit(seeded.run()))
+    trained = time.perf_counter()
+    resident, size = setup.data.cache == "device", setup.recipe.config.eval.batch_size
+    metrics = seeded.evaluator(val, size, resident=resident)(state)
+    end = time.perf_counter()
+    seconds = {"prepare": ready - begin, "train": trained - ready, "evaluate": end - trained}
+    return {"seconds": end - begin, "top1": metrics["top1"], "of_it": seconds, "steps": setup.plan.total_steps}
 
 
 if __name__ == "__main__":
-    main()
+    attempt(main, parse())

@@ -1,10 +1,8 @@
 """The FLOPs of a case, and the most that JAX reaches on the device. Started by `benchmarks/gpu.py`.
 
-Writes the weights that all contenders begin with, counts the step's floating-point operations, and measures a product
-of matrices in bfloat16 and the memory.
+Counts the step's floating-point operations, and measures a product of matrices in bfloat16 and the memory.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -13,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from case import Task
-from jax_case import write_weights
 from jaxddp_parts import make_parts
+from outcome import add_result, attempt
 
 from jaxddp.data.batch import Batch
 from jaxddp.experiment.setup import RunSetup
@@ -23,9 +21,7 @@ from jaxddp.measure.flops import count_flops
 RUNS, REPEATS = 5, 10
 
 
-def main() -> None:
-    task = Task.parse()
-    write_weights(task.case, task.weights)
+def main(task: Task) -> None:
     setup, batch = make_parts(task)
     topology = setup.topology
     large = topology.platform == "gpu"
@@ -35,7 +31,7 @@ def main() -> None:
         "matmul_flops_a_second": matmul_speed(8192 if large else 512),
         "memory_bytes_a_second": memory_speed(1 << (30 if large else 22)),
     }
-    task.out.write_text(json.dumps(figures | {"version": jax.__version__}))
+    add_result(task.out, figures | {"version": jax.__version__})
 
 
 def flops_of_step(setup: RunSetup, batch: Batch) -> int:
@@ -69,4 +65,4 @@ def seconds(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    attempt(main, Task.parse())

@@ -1,5 +1,5 @@
-"""Variants of this project's step that take turns in one process, each beside the step as it is. Started by
-`benchmarks/gpu.py`.
+"""A variant of this project's step, and the step as it is, which take turns in one process. Started by
+`benchmarks/gpu.py` for each of `LEVERS`:
 
 - 1x1 convolutions as products of matrices, as `jaxddp.models.cpu_convolution` has them on CPUs;
 - XLA's options in `XLA_OPTIONS`;
@@ -8,10 +8,9 @@
 """
 
 import functools
-import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from case import Task
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxddp_parts import make_parts
+from outcome import add_result, attempt
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.compiler_options import compiler_options
@@ -29,7 +29,6 @@ from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep, make_local_step
-from jaxddp.errors import InputError
 from jaxddp.experiment.feed import LONGEST_CHUNK
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.cost import compile_with_cost
@@ -50,6 +49,10 @@ XLA_OPTIONS = (
     # Convolutions take in the operations beside them.
     "xla_gpu_experimental_enable_conv_fusion=true",
 )
+PRODUCTS, UNDONATED = "1x1 as products", "state not donated"
+# Steps in a dispatch; None: as many as a run dispatches together.
+RESIDENT = {"on the device, one a dispatch": 1, "on the device, several a dispatch": None}
+LEVERS = (PRODUCTS, *XLA_OPTIONS, UNDONATED, *RESIDENT)
 # In bfloat16 another order of additions is seen in the third digit.
 LOSS_TOLERANCE = 0.02
 
@@ -65,42 +68,38 @@ class Variant:
     steps: int = 1
 
 
-def main() -> None:
-    task = Task.parse()
+def main(task: Task) -> None:
     setup, batch = make_parts(task)
     turns: dict[str, Turn] = {}
     figures: dict[str, dict[str, Any]] = {}
-    for name, variant in variants(setup, batch, task.steps):
-        try:
-            turns[name], figures[name] = prepared(variant, setup.state, task.steps)
-        except (InputError, jax.errors.JaxRuntimeError) as error:
-            figures[name] = {"refused": str(error).splitlines()[0]}
-        print(name, figures[name], flush=True)
+    for name in (BASE, task.variant or BASE):
+        variant = make_variant(name, setup, batch, task.steps)
+        turns[name], figures[name] = prepared(variant, setup.state, task)
+    check_losses(figures)
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(task.turns):
         for name in list(turns)[:: 1 if number % 2 else -1]:
             seconds[name].append(turns[name]())
-    for name, found in seconds.items():
-        figures[name] |= beside(found, seconds[BASE])
-    check_losses(figures)
-    task.out.write_text(json.dumps(figures))
+    name = task.variant or BASE
+    add_result(task.out, figures[name] | beside(seconds[name], seconds[BASE]) | {"base": seconds[BASE]})
 
 
-def variants(setup: RunSetup, batch: Batch, steps: int) -> Iterator[tuple[str, Variant]]:
-    yield BASE, Variant(setup.step, (batch,))
-    yield "1x1 as products", Variant(functools.partial(with_products, setup), (batch,))
-    for option in XLA_OPTIONS:
-        # Tried when it is made, so that one that is refused is noted and the others go on.
-        yield option, Variant(functools.partial(with_option, setup, option), (batch,))
-    yield "state not donated", Variant(functools.partial(undonated, setup), (batch,))
-    for length in (1, min(LONGEST_CHUNK, steps)):
+def make_variant(name: str, setup: RunSetup, batch: Batch, steps: int) -> Variant:
+    """One of `LEVERS`, or the step as it is."""
+    if name in RESIDENT:
+        length = RESIDENT[name] or min(LONGEST_CHUNK, steps)
         (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
         make = functools.partial(make_resident_steps, local_step(setup), setup.topology)
-        yield f"on the device, {length} a dispatch", Variant(make, chunk.feed, length)
+        return Variant(make, chunk.feed, length)
+    if name in XLA_OPTIONS:
+        return Variant(functools.partial(with_option, setup, name), (batch,))
+    makes = {BASE: setup.step, PRODUCTS: functools.partial(with_products, setup)}
+    makes |= {UNDONATED: functools.partial(undonated, setup)}
+    return Variant(makes[name], (batch,))
 
 
-def prepared(variant: Variant, state: TrainState, steps: int) -> tuple[Turn, dict[str, Any]]:
-    """A compiled variant's turn, in seconds a step over at least `steps`, and what is known before it runs."""
+def prepared(variant: Variant, state: TrainState, task: Task) -> tuple[Turn, dict[str, Any]]:
+    """A compiled variant's turn, in seconds a step, and what is known before it runs."""
     state, begin = jax.tree.map(jnp.copy, state), time.perf_counter()
     compiled, cost = compile_with_cost(variant.make(), state, *variant.feed)
     figures: dict[str, Any] = {"compile": time.perf_counter() - begin}
@@ -115,13 +114,15 @@ def prepared(variant: Variant, state: TrainState, steps: int) -> tuple[Turn, dic
 
     def turn() -> float:
         nonlocal state
-        dispatches = -(-steps // variant.steps)
+        dispatches = -(-task.steps // variant.steps)
         begin = time.perf_counter()
         for _ in range(dispatches):
             state, _ = compiled(state, *variant.feed)
         jax.block_until_ready(state)
         return (time.perf_counter() - begin) / (dispatches * variant.steps)
 
+    for _ in range(-(-task.warmup // variant.steps)):
+        state, _ = compiled(state, *variant.feed)
     return turn, figures
 
 
@@ -173,4 +174,4 @@ def check_losses(figures: dict[str, dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    attempt(main, Task.parse())

@@ -5,10 +5,10 @@ from typing import Any
 from case import Task
 from jax_case import run
 from jaxddp_parts import make_parts
+from outcome import attempt
 
 
-def main() -> None:
-    task = Task.parse()
+def main(task: Task) -> None:
     setup, batch = make_parts(task)
     step, state = setup.step(), setup.state
 
@@ -21,4 +21,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    attempt(main, Task.parse())

@@ -2,19 +2,18 @@
 `benchmarks/gpu.py`.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 from case import Task
+from outcome import add_result, attempt
 
 RUNS, REPEATS = 5, 10
 
 
-def main() -> None:
-    task = Task.parse()
+def main(task: Task) -> None:
     large = torch.cuda.is_available()
     device = torch.device("cuda" if large else "cpu")
     side, count = (8192, 1 << 30) if large else (512, 1 << 22)
@@ -27,7 +26,7 @@ def main() -> None:
         "matmul_flops_a_second": 2 * side**3 / seconds(lambda: torch.mm(a, b, out=product)),
         "memory_bytes_a_second": 4 * count / seconds(lambda: torch.mul(x, 3, out=scaled)),
     }
-    task.out.write_text(json.dumps(figures | {"version": torch.__version__}))
+    add_result(task.out, figures | {"version": torch.__version__})
 
 
 def seconds(call: Callable[[], torch.Tensor]) -> float:
@@ -49,4 +48,4 @@ def wait(result: torch.Tensor) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    attempt(main, Task.parse())

@@ -1,8 +1,8 @@
 """PyTorch in its fastest form: channels-last; DistributedDataParallel and one thread a process on a CPU; on a GPU
-`torch.compile` in its fastest mode, autocast and a fused optimizer. Started by `benchmarks/step.py --against torch`.
+autocast, a fused optimizer, and the task's variant: a mode of `torch.compile`, or none. Started by
+`benchmarks/step.py --against torch` and by `benchmarks/gpu.py`.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from case import MEAN, MOMENTUM, STD, Task
+from outcome import add_result, attempt
 from torch import nn
 from torch_resnet import ResNet, load
 
-COMPILE_MODE = "max-autotune"
+EAGER = "eager"
+"""The variant that compiles nothing; the others are modes of `torch.compile`."""
 
 
-def main() -> None:
-    task = Task.parse()
+def main(task: Task) -> None:
     process, processes = int(os.environ.get("JAX_PROCESS_ID", "0")), int(os.environ.get("JAX_NUM_PROCESSES", "1"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
@@ -34,7 +35,7 @@ def main() -> None:
     if device.type == "cuda":
         figures["peak_bytes"] = torch.cuda.max_memory_allocated()
     if process == 0:
-        task.out.write_text(json.dumps(figures | {"version": torch.__version__, "device": device.type}))
+        add_result(task.out, figures | {"version": torch.__version__, "device": device.type})
     if processes > 1:
         dist.destroy_process_group()
 
@@ -59,10 +60,13 @@ def make_step(task: Task, process: int, processes: int, device: torch.device) ->
             logits = network(images.contiguous(memory_format=torch.channels_last))
         return nn.functional.cross_entropy(logits.float(), labels)
 
-    if device.type == "cuda":
-        loss_of = torch.compile(loss_of, mode=COMPILE_MODE)
+    mode = task.variant or ("max-autotune" if device.type == "cuda" else EAGER)
+    if mode != EAGER:
+        loss_of = torch.compile(loss_of, mode=mode)
 
     def step() -> torch.Tensor:
+        # Ends the life of what the CUDA graphs of the step before gave.
+        torch.compiler.cudagraph_mark_step_begin()
         loss = loss_of(pixels, labels)
         loss.backward()
         optimizer.step()
@@ -79,4 +83,4 @@ def mean(loss: torch.Tensor, processes: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    attempt(main, Task.parse())

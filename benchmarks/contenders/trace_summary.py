@@ -1,0 +1,69 @@
+"""A trace of JAX's profiler, reduced to the kernels that take most of the time."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.profiler import ProfileData
+
+MOST = 25
+# On a CPU there is no plane of a device: these threads run the operations.
+DEVICE, HOST_THREADS = "/device:GPU", ("tf_XLAPjRtCpuClient", "tf_XLAExecute")
+STREAM = "Stream"
+WAITING = ("ThunkExecutor", "ThreadpoolListener")
+
+
+@contextmanager
+def traced(folder: Path) -> Iterator[dict[str, Any]]:
+    """Trace a block that waits for the device, and fill the dict with what `summarize` finds in the trace."""
+    found: dict[str, Any] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    with jax.profiler.trace(str(folder)):
+        yield found
+    (path,) = sorted(folder.rglob("*.xplane.pb"))[-1:]
+    found |= {"file": str(path)} | summarize(ProfileData.from_file(str(path)))
+
+
+def summarize(data: Any) -> dict[str, Any]:
+    """The milliseconds from the first kernel to the last, those with any kernel running, and the longest by name.
+
+    Each of `kernels` is (name, milliseconds in all, how often it ran).
+    """
+    events = list(kernels(data))
+    if not events:
+        return {"kernels": []}
+    total: defaultdict[str, float] = defaultdict(float)
+    for name, _, duration in events:
+        total[name] += duration
+    count = Counter(name for name, _, _ in events)
+    span = max(start + duration for _, start, duration in events) - min(start for _, start, _ in events)
+    longest = sorted(total, key=lambda name: -total[name])[:MOST]
+    return {
+        "span": span / 1e6,
+        "busy": busy(events) / 1e6,
+        "in_all": sum(total.values()) / 1e6,
+        "kernels": [(name, total[name] / 1e6, count[name]) for name in longest],
+    }
+
+
+def kernels(data: Any) -> Iterator[tuple[str, float, float]]:
+    """(name, start, duration in nanoseconds) of all that a device ran."""
+    planes = [plane for plane in data.planes if plane.name.startswith(DEVICE)]
+    starts = (STREAM,) if planes else HOST_THREADS
+    for plane in planes or [plane for plane in data.planes if plane.name == "/host:CPU"]:
+        for line in plane.lines:
+            if line.name.startswith(starts):
+                operations = (e for e in line.events if e.duration_ns and not e.name.startswith(WAITING))
+                yield from ((e.name, e.start_ns, e.duration_ns) for e in operations)
+
+
+def busy(events: list[tuple[str, float, float]]) -> float:
+    """The length of the union of all intervals."""
+    covered, until = 0.0, float("-inf")
+    for _, start, duration in sorted(events, key=lambda event: event[1]):
+        covered += max(0.0, start + duration - max(start, until))
+        until = max(until, start + duration)
+    return covered

@@ -1,0 +1,61 @@
+"""Takes the place of an interpreter with torch in the rehearsal of `benchmarks/gpu.py`; what goes wrong is planned.
+
+`eager` computes what the table says that ours did; of the compiled modes one runs out of memory, one hangs and one
+fails. airbench's runner is the real one, on a torch that can do no more than it needs.
+"""
+
+import json
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+NOISE = "RESOURCE_EXHAUSTED: Out of memory; torch.OutOfMemoryError: CUDA out of memory: candidate left out"
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls its own."""
+
+
+class Tensor(np.ndarray):
+    def long(self):
+        return self.astype(np.int64)
+
+
+def step(task):
+    if task.variant == "reduce-overhead":
+        raise OutOfMemoryError("CUDA out of memory")
+    if task.variant == "max-autotune-no-cudagraphs":
+        time.sleep(600)
+    if task.variant == "max-autotune":
+        sys.exit("ValueError: broken")
+    table = json.loads(Path(os.environ["STAND_IN_TABLE"]).read_text())["measured"]
+    part = "gate/float32" if task.case.precision == "float32" else "gate/bfloat16"
+    print(NOISE, file=sys.stderr)
+    outcome.add_result(task.out, {"losses": table[f"{part}/jaxddp"]["losses"][: task.losses], "step": 0.01})
+
+
+def facts(task):
+    peaks = {"matmul_flops_a_second": 1e9, "memory_bytes_a_second": 1e9}
+    outcome.add_result(task.out, peaks | {"version": "0", "device": "a stand-in"})
+
+
+script = sys.argv[1]
+if script != "-c":
+    sys.path.insert(0, str(Path(script).parent))
+    import outcome
+    from case import Task
+
+    if script.endswith("torch_airbench.py"):
+        made = {"from_numpy": lambda array: array.view(Tensor), "OutOfMemoryError": OutOfMemoryError}
+        made |= {"save": lambda values, path: Path(path).write_text(" ".join(values))}
+        sys.modules["torch"] = SimpleNamespace(**made)  # pyright: ignore[reportArgumentType]
+        sys.argv = sys.argv[1:]
+        runpy.run_path(script, run_name="__main__")
+    else:
+        given = Task.read(Path(sys.argv[2]))
+        outcome.attempt(facts if script.endswith("torch_facts.py") else step, given)

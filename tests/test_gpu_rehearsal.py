@@ -1,0 +1,144 @@
+"""The whole of `benchmarks/gpu.py` in small on a CPU, killed and continued; `stand_in_torch.py` has what goes wrong."""
+
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+BENCHMARKS = HERE.parent / "benchmarks"
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
+
+ABSENT = ("tensorflow", "clu", "tyro", "tensorboard", "simplejpeg")
+WITHOUT = f"""
+import sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {ABSENT}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Without())
+"""
+AIRBENCH = """
+from pathlib import Path
+assert Path("cifar10/train.pt").read_text() == "images labels classes"
+print("-" * 60)
+print("|  run     |  epoch  |  train_acc  |  val_acc  |  tta_val_acc  |  time_seconds  |")
+for run in ["warmup", *range(200)]:
+    print(f"|  {run}  |  0  |  0.1  |  0.2  |    |  1.0  |")
+    print("|    |  eval  |  0.9  |  0.9  |  0.9401  |  2.5000  |", flush=True)
+"""
+
+
+def processes_with(text):
+    """The processes in whose environment a text is, but for this one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if text.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def comes_true(condition, seconds=60.0):
+    """Whether it does within this time."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_nothing_is_left_of_a_child_when_the_benchmark_is_killed(tmp_path):
+    grandchild = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    program = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+        "from pathlib import Path; from gpu_children import Children\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        f"Children(folder, folder, {{}}).run('key', [sys.executable, '-c', {grandchild!r}], 600, {{}}, print)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    # The guard, the child and the grandchild.
+    assert comes_true(lambda: len(processes_with(str(tmp_path))) == 3)
+    parent.kill()
+    parent.wait()
+    assert comes_true(lambda: not processes_with(str(tmp_path)))
+
+
+def prepared(folder):
+    """The command, and its environment, in which nothing is installed that a GPU's machine may lack."""
+    stand_in, airbench, without = folder / "python", folder / "airbench94.py", folder / "without"
+    stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "stand_in_torch.py"} "$@"\n')
+    stand_in.chmod(0o755)
+    airbench.write_text(AIRBENCH)
+    without.mkdir()
+    (without / "sitecustomize.py").write_text(WITHOUT)
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--small", "--batches", "2", "--rounds", "1", "--seeds", "2"]
+    command += ["--parts", "gate", "batches", "rounds", "trace", "cifar", "--torch", stand_in, "--airbench", airbench]
+    command += ["--limit", "batches/torch/max-autotune-no-cudagraphs=2"]
+    command += ["--cache", folder / "cache", "--out", folder / "gpu.json"]
+    variables = {"STAND_IN_TABLE": str(folder / "gpu.json"), "PYTHONPATH": str(without)}
+    return list(map(str, command)), os.environ | variables
+
+
+def measured(path):
+    """The rows of a table as text, by key."""
+    found = json.loads(path.read_text())["measured"] if path.is_file() else {}
+    return {key: json.dumps(figures) for key, figures in found.items()}
+
+
+def has_more(path, rows):
+    return len(measured(path)) > rows
+
+
+FAILED = {
+    "batches/torch/reduce-overhead/2": "out of memory",
+    "batches/torch/max-autotune-no-cudagraphs/2": "no result within 2 s",
+    "batches/torch/max-autotune/2": "exit code 1: ValueError: broken",
+}
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_and_continued_the_table_is_whole(tmp_path):
+    command, environment = prepared(tmp_path)
+    out, rng, kept = tmp_path / "gpu.json", random.Random(0), {}
+
+    def call(*more):
+        return subprocess.run([*command, *more], env=environment, capture_output=True, text=True, timeout=280)
+
+    short = call("--seconds", "1")
+    assert (
+        short.returncode == 0 and "\nleft to do: facts/weights of resnet10, facts/jaxddp, facts/torch" in short.stdout
+    )
+    assert f"\ncontinue with: python {BENCHMARKS / 'gpu.py'} --small" in short.stdout
+    for end in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        running = subprocess.Popen([*command], env=environment, stdout=subprocess.DEVNULL)
+        assert comes_true(functools.partial(has_more, out, len(kept)), 120)
+        time.sleep(rng.uniform(0, 4))
+        running.send_signal(end)
+        running.wait(timeout=30)
+        assert comes_true(lambda: not processes_with(str(tmp_path / "cache")))
+        now = measured(out)
+        assert {key: now[key] for key in kept} == kept
+        kept = now
+    last = call()
+    assert last.returncode == 0, last.stdout + last.stderr
+    whole = measured(out)
+    assert len(whole) > len(kept) > 2 and {key: whole[key] for key in kept} == kept
+    failures = {key: json.loads(row)["failed"] for key, row in whole.items() if "failed" in row}
+    assert failures == FAILED
+    for key, why in FAILED.items():
+        assert f"\nFAILED {key}: {why}\n" in last.stdout
+    assert f"\nwhole: nothing is left to do; {len(whole)} rows, of which 3 failed\n" in last.stdout
+    assert "the gate: passed" in last.stdout and "\nratio " in last.stdout
+    assert "airbench94/run: 2.500 ± 0.000 s, top-1 0.9401 ± 0.0000, at least 94%   (2 runs" in last.stdout
+    assert "cifar10/seed: " in last.stdout and "trace of cifar10: " in last.stdout
