@@ -12,9 +12,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
 from jaxddp.job.connection import Peer
 from jaxddp.job.environment import Job
+from jaxddp.job.ports import listen
 from jaxddp.wording import show
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
@@ -73,19 +74,8 @@ def _listen(job: Job) -> socket.socket:
     inherited = os.environ.pop(INHERITED_SOCKET, None)
     if inherited is not None:
         return socket.socket(fileno=int(inherited))
-    try:
-        family, _, _, _, address = socket.getaddrinfo(job.host, job.port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=job.num_processes)
-    except socket.gaierror as error:
-        raise InputError(
-            f"coordinator {job.coordinator}: the host's name cannot be resolved ({error.strerror}); correct it"
-        ) from None
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise InputError(
-            f"coordinator {job.coordinator}: process 0 cannot listen there ({reason}); give an address of the host "
-            "that runs process 0, and a port that is free"
-        ) from None
+    with about(f"coordinator {job.coordinator}"):
+        return listen(job.host, job.port)
 
 
 def _gather(job: Job, hello: dict[str, Any], server: socket.socket, give_up: float, timeout: float) -> Meeting:
