@@ -472,7 +472,7 @@ def test_time_left_counts_what_the_wall_clock_counts() -> None:
 
 def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
     kept: list[str] = []
-    epochs = lines.EpochLines(kept.append)
+    epochs = lines.RunLines(kept.append)
     for step in range(1, TOTAL + 1):
         epochs.step(step_record(step))
         if step in (4, 5):
@@ -491,7 +491,7 @@ def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
 
 def test_an_evaluation_after_an_epoch_that_no_logged_step_parts_from_it_stands_alone() -> None:
     kept: list[str] = []
-    epochs = lines.EpochLines(kept.append)
+    epochs = lines.RunLines(kept.append)
     epochs.step(step_record(4))
     epochs.evaluation(evaluation_record(6))
     assert kept == [

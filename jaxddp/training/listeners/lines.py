@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxddp.training.events import EpochMetrics, EvaluationRecord, RunEnd, RunStart, StepRecord, Used
+from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
 from jaxddp.wording import size
 
 
@@ -87,12 +87,21 @@ def count_parameters(params: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
-class EpochLines:
-    """Decides which lines stay on screen: an epoch waits for the evaluation at its last step, to share a line."""
+class RunLines(Listener):
+    """The lines of a run that stay on every screen: how it begins and ends, its epochs and its evaluations.
+
+    An epoch waits for the evaluation at its last step, to share a line. `keep` shows a line.
+    """
 
     def __init__(self, keep: Callable[[str], None]):
         self._keep = keep
         self._waiting: StepRecord | None = None
+
+    def start(self, run: RunStart) -> None:
+        self._run = run
+        self._remaining = Remaining(run)
+        for line in opening(run):
+            self._keep(line)
 
     def step(self, record: StepRecord) -> None:
         self.flush()
@@ -107,6 +116,10 @@ class EpochLines:
         else:
             self.flush()
             self._keep(evaluation(record))
+
+    def end(self, run: RunEnd) -> None:
+        self.flush()
+        self._keep(closing(run))
 
     def flush(self, record: EvaluationRecord | None = None) -> None:
         """Shows the epoch that waits, if one does."""
