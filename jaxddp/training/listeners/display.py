@@ -37,7 +37,7 @@ class PlainLines(lines.RunLines):
     def step(self, record: StepRecord) -> None:
         # Before this step's line, that of an epoch at whose end there was no evaluation.
         self.flush()
-        self._print(lines.step(self._run, record, self._remaining.seconds(record)))
+        self._print(lines.step(self._run, record, self.remaining(record)))
         super().step(record)
 
     def _print(self, line: str) -> None:

@@ -99,7 +99,7 @@ class RunLines(Listener):
 
     def start(self, run: RunStart) -> None:
         self._run = run
-        self._remaining = Remaining(run)
+        self._first: tuple[int, float] | None = None
         for line in opening(run):
             self._keep(line)
 
@@ -127,20 +127,12 @@ class RunLines(Listener):
             self._keep(epoch(self._waiting.epoch_end, record))
         self._waiting = None
 
+    def remaining(self, record: StepRecord) -> float | None:
+        """Estimates the seconds left, from the wall clock since the first logged step: evaluation and saving count too.
 
-class Remaining:
-    """Estimates the seconds left, from the wall clock since the first logged step: evaluation and saving count too.
-
-    The first estimate comes from that step's speed, so compiling does not count.
-    """
-
-    def __init__(self, run: RunStart, clock: Callable[[], float] = time.monotonic):
-        self._run = run
-        self._clock = clock
-        self._first: tuple[int, float] | None = None
-
-    def seconds(self, record: StepRecord) -> float | None:
-        now = self._clock()
+        The first estimate comes from that step's speed, so compiling does not count.
+        """
+        now = time.monotonic()
         first_step, first_time = self._first = self._first or (record.step, now)
         left = self._run.total_steps - record.step
         if record.step > first_step:

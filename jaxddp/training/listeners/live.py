@@ -90,7 +90,7 @@ class LiveDisplay(lines.RunLines):
 
     def step(self, record: StepRecord) -> None:
         super().step(record)
-        self._training = self._training_bar(record.step, record.epoch, self._remaining.seconds(record))
+        self._training = self._training_bar(record.step, record.epoch, self.remaining(record))
         self._metrics = f"{lines.shown(record.metrics)}  {lines.pace(record)}"
         self._draw(at_once=record.epoch_end is not None)
 
