@@ -69,12 +69,11 @@ class _Starter:
     """The other variables count only where this one is set."""
 
 
-def find_job(environ: Environ | None = None) -> Job | None:
+def find_job(environ: Environ = os.environ) -> Job | None:
     """Read the job from the environment (by default that of this process); None for a single process.
 
     Raises `InputError` where only some of address, count and id are set, or one cannot be used; names these.
     """
-    environ = os.environ if environ is None else environ
     starters = [starter for starter in _STARTERS if starter.sign is None or _look(environ, starter.sign)]
     address = next(filter(None, (starter.address(environ) for starter in starters)), None)
     count = next(filter(None, (_look(environ, starter.count) for starter in starters)), None)

@@ -30,7 +30,7 @@ class PlainLines(lines.RunLines):
     A reader that ends (`jaxddp train … | head`) ends the lines, not the training.
     """
 
-    def __init__(self, stream: TextIO | None = None):
+    def __init__(self, stream: TextIO):
         super().__init__(self._print)
         self._stream = stream
 
@@ -41,10 +41,8 @@ class PlainLines(lines.RunLines):
         super().step(record)
 
     def _print(self, line: str) -> None:
-        # Looked up at each line: a notebook or a test may have replaced sys.stdout.
-        stream = self._stream or sys.stdout
         try:
-            print(line, file=stream, flush=True)
+            print(line, file=self._stream, flush=True)
         except BrokenPipeError:
             # Otherwise everything that the program prints, also at its exit, would raise again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
