@@ -48,8 +48,8 @@ def message(name: str, file: Path) -> str:
 
 
 def test_entries(catalog):
-    assert resolved("imagenet", catalog) == DatasetEntry("imagenet", "/data/imagenet")
-    digits = DatasetEntry("digits", f"{catalog.parent}/sets/digits", "mine.csv", "other.csv", "0:5")
+    assert resolved("imagenet", catalog) == DatasetEntry("/data/imagenet")
+    digits = DatasetEntry(f"{catalog.parent}/sets/digits", "mine.csv", "other.csv", "0:5")
     assert resolved("digits", catalog) == digits
     assert resolved("bucket", catalog).path == "s3://bucket/imagenet"
     # A URL as anywhere else; what is wrong with it is said where it is opened.

@@ -613,7 +613,7 @@ BAD_OPTIONS = {
     "port that is no number": ({"coordinator": "h:x"}, "--coordinator h:x: expected HOST:PORT"),
     "port out of range": ({"coordinator": "h:65536"}, "port from 1 to 65535"),
     "no such host": ({"coordinator": "no..where:1234"}, "no..where:1234: there is no host 'no..where'"),
-    "another machine": ({"coordinator": "192.0.2.1:1234"}, "192.0.2.1:1234: not an address of this machine; --nr 0"),
+    "another machine": ({"coordinator": "192.0.2.1:1234"}, "192.0.2.1:1234: not an address of this machine; process 0"),
 }
 # fmt: on
 

@@ -461,18 +461,21 @@ def test_figures_are_readable() -> None:
     assert lines.shown(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
 
 
-def test_time_left_counts_what_the_wall_clock_counts() -> None:
+def test_time_left_counts_what_the_wall_clock_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [50.0]
-    remaining = lines.Remaining(run_start(), lambda: now[0])
-    assert remaining.seconds(step_record(2)) == 8 * BATCH / 1234.5
+    monkeypatch.setattr(lines.time, "monotonic", lambda: now[0])
+    shown = lines.RunLines(lambda line: None)
+    shown.start(run_start())
+    assert shown.remaining(step_record(2)) == 8 * BATCH / 1234.5
     now[0] += 30
-    assert remaining.seconds(step_record(4)) == 6 * 15.0
-    assert lines.Remaining(run_start(), lambda: 0.0).seconds(step_record(1, images_per_second=0.0)) is None
+    assert shown.remaining(step_record(4)) == 6 * 15.0
+    shown.start(run_start())
+    assert shown.remaining(step_record(1, images_per_second=0.0)) is None
 
 
 def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
     kept: list[str] = []
-    epochs = lines.EpochLines(kept.append)
+    epochs = lines.RunLines(kept.append)
     for step in range(1, TOTAL + 1):
         epochs.step(step_record(step))
         if step in (4, 5):
@@ -491,7 +494,7 @@ def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
 
 def test_an_evaluation_after_an_epoch_that_no_logged_step_parts_from_it_stands_alone() -> None:
     kept: list[str] = []
-    epochs = lines.EpochLines(kept.append)
+    epochs = lines.RunLines(kept.append)
     epochs.step(step_record(4))
     epochs.evaluation(evaluation_record(6))
     assert kept == [

@@ -700,6 +700,6 @@ def test_where_nothing_can_be_written_reading_goes_on(proxy, store, tree, unwrit
 def test_a_cache_that_cannot_be(proxy, tree, tmp_path):
     (tmp_path / "file").write_text("")
     text = message(InputError, train_solutions, ROOT, cache=tmp_path / "file")
-    assert text.startswith(f"{tmp_path}/file: cannot be made a folder for images (")
+    assert text.startswith(f"{tmp_path}/file: cannot be written (File exists); choose another place")
     text = message(InputError, train_solutions, tree, cache=tmp_path)
     assert text == f"{tree}: images of a directory are read where they are; leave out the cache {tmp_path}"

@@ -9,6 +9,7 @@ import pytest
 from ilsvrc import write_tree
 from PIL import Image
 
+from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.curate.pack import Packing, pack, packed_image
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
@@ -121,13 +122,15 @@ def test_shards_are_cut_and_found_again(tables, tmp_path: Path, monkeypatch: pyt
     assert [table.read(row) for row in range(15)] == [tables["train"].read(row) for row in range(15)]
 
 
-def test_faults_have_their_line(tables, packed: Path, tmp_path: Path):
+def test_faults_have_their_line(tables, packed: Path, tmp_path: Path, capfd):
     with pytest.raises(InputError, match="exists already; remove it"):
         pack(tables, packed, Packing())
-    with pytest.raises(InputError, match="--quality 0: give 1 to 100"):
-        Packing(quality=0)
-    with pytest.raises(InputError, match="--short-side 0"):
-        Packing(short_side=0)
+    for option, expected in (
+        ("quality", "--quality=0: expected 1 to 100"),
+        ("short-side", "--short_side=0: expected 1"),
+    ):
+        assert main(["data", "pack", "nowhere", "--out", str(tmp_path / "copy"), f"--{option}", "0"]) == 2
+        assert expected in capfd.readouterr().err.splitlines()[-1]
     with pytest.raises(InputError, match=r"packed.json: has no split 'test'"):
         read_packed(packed, "test")  # type: ignore[arg-type]
 

@@ -15,7 +15,6 @@ from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.curate.show import denormalized, show
 from jaxddp.data.batch import Batch
-from jaxddp.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +111,10 @@ def test_mistyped_commands(arguments: list[str], expected: str, capfd):
     assert expected in capfd.readouterr().err.splitlines()[-1]
 
 
-def test_bad_figures(config: Config, tmp_path: Path):
-    with pytest.raises(InputError, match="--step 0: steps count from 1"):
-        show(config, 0, 1, tmp_path / "show.png")
-    with pytest.raises(InputError, match="--count 0: give at least 1"):
-        show(config, 1, 0, tmp_path / "show.png")
+def test_bad_figures(tmp_path: Path, capfd):
+    for option, expected in (("step", "--step=0: expected 1 to"), ("count", "--count=0: expected 1 to")):
+        assert main(["data", "show", "digits", "--out", str(tmp_path / "show.png"), f"--{option}", "0"]) == 2
+        assert expected in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_a_config_that_is_none(tmp_path: Path, capfd):

@@ -483,7 +483,7 @@ next(batches)
 @pytest.mark.parametrize(
     ("seed", "image_size", "shard", "message"),
     [
-        (-1, SIZE, WHOLE, "seed -1: use an integer from 0"),
+        (-1, SIZE, WHOLE, "seed=-1: expected 0 to"),
         (0, 0, WHOLE, "image size 0: use at least 1 pixel"),
         (0, SIZE, Shard(0, 4), "batch size 6 does not divide into 4 equal parts; use 4 or 8"),
         (0, SIZE, Shard(2, 2), "part 2 of a batch that is cut into 2"),

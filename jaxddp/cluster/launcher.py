@@ -18,9 +18,9 @@ from typing import Annotated
 
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
 from jaxddp.cluster.output import say
-from jaxddp.cluster.ports import is_loopback, listen, split_address
 from jaxddp.cluster.workers import Worker, WorkerGroup, caught_signals
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
+from jaxddp.job.ports import LOOPBACK, is_loopback, listen, split_address
 from jaxddp.overrides import check_values
 from jaxddp.ranges import Range
 from jaxddp.wording import nearest
@@ -124,7 +124,8 @@ def _check(options: Launch) -> None:
     if options.nr is not None and not 0 <= options.nr < options.nodes:
         raise InputError(f"--nr {options.nr}: expected 0 to {options.nodes - 1}, for --nodes {options.nodes}")
     if options.coordinator is not None:
-        split_address(options.coordinator)
+        with about(f"--coordinator {options.coordinator}"):
+            split_address(options.coordinator)
 
 
 def _shares(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
@@ -162,8 +163,9 @@ def _listener(options: Launch) -> socket.socket | None:
     """The socket at which process 0 of the job listens, if it runs on this machine."""
     if options.nr:
         return None
-    listener = listen(options.coordinator)
-    host = split_address(options.coordinator)[0] if options.coordinator else "localhost"
+    host, port = split_address(options.coordinator) if options.coordinator else (LOOPBACK, 0)
+    with about(f"--coordinator {options.coordinator}"):
+        listener = listen(host, port)
     if options.nodes > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
         # Debian's /etc/hosts maps a machine's own name to such an address.
         say(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
-from jaxddp.config import DataConfig, Pixels
+from jaxddp.config import DataConfig
+from jaxddp.curate.pack import Packing, pack
 from jaxddp.errors import InputError
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import config_names
@@ -55,15 +56,11 @@ class Show:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pack(DataPlace):
+class Pack(Packing, DataPlace):
     """Write a copy of a data set that is quicker to train on: images resized, in a few files; order and table stay."""
 
     out: Path = tyro.MISSING
     """The directory to make; give it as data.path then."""
-    short_side: Pixels = 256
-    """Pixels to which an image's shorter side is reduced."""
-    quality: Annotated[int, Range(1, 100)] = 90
-    """Of the JPEG files that are written, 1 to 100."""
 
 
 def run(arguments: list[str]) -> int:
@@ -108,13 +105,11 @@ def _show(arguments: list[str]) -> int:
 
 def _pack(arguments: list[str]) -> int:
     options = parse(Pack, Pack(), "jaxddp data pack", arguments)
-    from jaxddp.curate.pack import Packing, pack
     from jaxddp.curate.progress_bar import ProgressBar
 
-    packing = Packing(options.short_side, options.quality)
     tables = _open(options)
     with ProgressBar(sum(map(len, tables.values()))) as display:
-        manifest = pack(tables, options.out, packing, display)
+        manifest = pack(tables, options.out, options, display)
     for split, written in manifest["splits"].items():
         size = sum(written["files"].values()) / 1e6
         print(f"{split}: {written['examples']:,} images, {size:,.1f} MB in {len(written['files'])} files")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from jaxddp.curate.look import look_at
+from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.curate.report import CheckedSplit, CheckReport
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
@@ -23,16 +24,8 @@ _LEAST_THREADS = 8
 T = TypeVar("T")
 
 
-class CheckProgress(Protocol):
-    """An observer: how many images were looked at, and how many cannot be used; which one cannot, and why."""
-
-    def advance(self, looked: int, faults: int) -> None: ...
-
-    def fault(self, line: str) -> None: ...
-
-
 def check(
-    sources: Mapping[str, Source], *, threads: int | None = None, progress: CheckProgress | None = None
+    sources: Mapping[str, Source], *, threads: int | None = None, progress: ProgressBar | None = None
 ) -> CheckReport:
     """Reads every image of every split once, and compares them all.
 

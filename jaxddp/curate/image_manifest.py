@@ -1,7 +1,6 @@
 """The manifest of a check: JSON lines, the first of the data set, every other of one image."""
 
 import json
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,13 +36,9 @@ def write_manifest(report: CheckReport, place: Path) -> None:
     The first line holds `manifest`, the version of the format, and `splits`, the summary of each. The others are the
     images in the order of the rows; a value is null where there is none.
     """
-    replace(place, _lines(report))
-
-
-def _lines(report: CheckReport) -> Iterator[bytes]:
     images = (_image(split, row) for split in report.splits for row in range(len(split.source)))
-    for line in chain([{"manifest": VERSION, "splits": report.summary()}], images):
-        yield json.dumps(line).encode() + b"\n"
+    lines = chain([{"manifest": VERSION, "splits": report.summary()}], images)
+    replace(place, (json.dumps(line).encode() + b"\n" for line in lines))
 
 
 def _image(split: CheckedSplit, row: int) -> dict[str, Any]:

@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image
 
 import jaxddp.files as files
-from jaxddp.curate.check import CheckProgress, in_threads
+from jaxddp.config import Pixels
+from jaxddp.curate.check import in_threads
+from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError, about
+from jaxddp.ranges import Range
 
 SHARD_BYTES = 1 << 30
 _RECORD_OVERHEAD = 16
@@ -29,23 +32,17 @@ _RECORD_OVERHEAD = 16
 class Packing:
     """How images are packed."""
 
-    short_side: int = 256
+    short_side: Pixels = 256
     """Pixels to which an image's shorter side is reduced; a smaller image keeps its size."""
-    quality: int = 90
+    quality: Annotated[int, Range(1, 100)] = 90
     """Of the JPEG files that are written, 1 to 100. A small plain JPEG is copied as it is."""
-
-    def __post_init__(self) -> None:
-        if self.short_side < 1:
-            raise InputError(f"--short-side {self.short_side}: give at least 1 pixel")
-        if not 1 <= self.quality <= 100:
-            raise InputError(f"--quality {self.quality}: give 1 to 100")
 
 
 def pack(
     sources: Mapping[str, Source],
     out: Path,
     packing: Packing,
-    progress: CheckProgress | None = None,
+    progress: ProgressBar | None = None,
 ) -> dict[str, Any]:
     """Write a packed copy of the splits into a directory that appears when it is complete; returns its manifest.
 

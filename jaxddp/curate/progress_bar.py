@@ -36,6 +36,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             self._bar.stop()
 
     def advance(self, looked: int, faults: int) -> None:
+        """How many images were looked at, and how many of them cannot be used."""
         now = time.monotonic()
         pace = f"{looked / max(now - self._begin, 1e-9):,.0f} images/s, {faults:,} cannot be used"
         if self._bar is not None:
@@ -45,4 +46,5 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             print(f"{looked:,} of {self._total:,} images, {pace}", file=sys.stderr, flush=True)
 
     def fault(self, line: str) -> None:
+        """Which image cannot be used, and why."""
         print(line, flush=True)

@@ -8,7 +8,6 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.data.batch import Batch
-from jaxddp.errors import InputError
 from jaxddp.experiment.experiment import Experiment
 from jaxddp.training.pictures import input_grid, png, short
 
@@ -21,21 +20,17 @@ def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
 
     Args:
         step: from 1, as in metrics.jsonl.
+        count: of the images, from 1.
 
-    Raises `InputError` for a step or a count below 1, or an error in config or data.
+    Raises `InputError` for an error in config or data, or a picture that cannot be written.
     """
-    if step < 1:
-        raise InputError(f"--step {step}: steps count from 1")
-    if count < 1:
-        raise InputError(f"--count {count}: give at least 1")
     feed, preprocess = experiment.feed, experiment.preprocess
     batch = next(feed.batches(step - 1, step))
     key = jax.random.key(feed.order.seed)
     inputs = jax.jit(lambda batch: preprocess(batch, train=True, key=key))(batch)
     pixels = denormalized(preprocess, inputs)[:count]
     picture = input_grid(pixels, _titles(batch, inputs, feed.source.class_names, len(pixels)))
-    with files.readable_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
+    files.create(out.parent)
     files.replace(out, png(picture))
     return f"{len(pixels)} of {feed.order.batch_size} images of step {step}"
 

@@ -27,7 +27,6 @@ CATALOG_FILE = "datasets.toml"
 class DatasetEntry:
     """One data set of the catalog; its path is absolute, or an address such as a URL as it was written."""
 
-    name: str
     path: str
     train: str | None = None
     val: str | None = None
@@ -52,7 +51,7 @@ def resolve(name: str) -> DatasetEntry:
     path = table["path"]
     if not is_address(path):
         path = str(catalog.parent / Path(path).expanduser())
-    return DatasetEntry(**table | {"name": name, "path": path})
+    return DatasetEntry(**table | {"path": path})
 
 
 def _load(catalog: Path) -> dict[str, Any]:
@@ -69,7 +68,7 @@ def _load(catalog: Path) -> dict[str, Any]:
 
 
 def _check_keys(table: dict[str, Any], where: str) -> None:
-    known = [field.name for field in fields(DatasetEntry) if field.name != "name"]
+    known = [field.name for field in fields(DatasetEntry)]
     for key, value in table.items():
         if key not in known:
             raise InputError(f"{where}.{key}: unknown key{nearest(key, known)}; the keys are {', '.join(known)}")

@@ -6,16 +6,17 @@ resumes by asking for the next step, and any number of hosts divide the same bat
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from jaxddp.errors import InputError
+from jaxddp.overrides import check_values
+from jaxddp.ranges import Range
 
-MAX_SEED = 2**63 - 1
+Seed = Annotated[int, Range(0, 2**63 - 1)]
 """Seeds fit an int64, the widest integer that the orders, TensorFlow's and JAX's random keys have in common."""
-
-MAX_EXAMPLES = 2**31 - 1
+Count = Annotated[int, Range(1, 2**31 - 1)]
 """Rows fit an int32, as they travel in a `Batch`."""
 
 
@@ -50,14 +51,12 @@ class SampleOrder:
     Raises `InputError` for a size below 1, a batch larger than the data set, or a seed out of 0..2**63-1.
     """
 
-    num_examples: int
-    batch_size: int
-    seed: int
+    num_examples: Count
+    batch_size: Count
+    seed: Seed
 
     def __post_init__(self) -> None:
-        _check_sizes(self.num_examples, self.batch_size)
-        if not 0 <= self.seed <= MAX_SEED:
-            raise InputError(f"seed {self.seed}: use an integer from 0 to 2**63-1 ({MAX_SEED})")
+        check_values(self)
         if self.batch_size > self.num_examples:
             raise InputError(
                 f"batch size {self.batch_size}: the batch is larger than the data set of {self.num_examples} examples; "
@@ -89,13 +88,14 @@ class EvalOrder:
     A batch may be larger than the data set. Raises `InputError` for a size below 1.
     """
 
-    num_examples: int
-    batch_size: int
-    seed: ClassVar[int] = 0
+    num_examples: Count
+    batch_size: Count
+
+    seed = 0
     """Nothing is drawn in evaluation."""
 
     def __post_init__(self) -> None:
-        _check_sizes(self.num_examples, self.batch_size)
+        check_values(self)
 
     @property
     def num_batches(self) -> int:
@@ -133,10 +133,3 @@ def _positions(step: int, batch_size: int) -> np.ndarray:
     if step < 0:
         raise InputError(f"step {step}: steps count from 0")
     return step * batch_size + np.arange(batch_size, dtype=np.int64)
-
-
-def _check_sizes(num_examples: int, batch_size: int) -> None:
-    if not 1 <= num_examples <= MAX_EXAMPLES:
-        raise InputError(f"{num_examples} examples: an order needs between 1 and {MAX_EXAMPLES}")
-    if batch_size < 1:
-        raise InputError(f"batch size {batch_size}: use at least 1")

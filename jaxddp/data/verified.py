@@ -6,9 +6,7 @@ lie in the cache folder. Each process of a job has a part of its own, which is r
 two jobs that do so at once may lose what one of them added, and only read those images once more.
 """
 
-import hashlib
 import logging
-import os
 import threading
 import time
 from contextlib import suppress
@@ -16,10 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
 from jaxddp.cache_folder import cache_folder
 from jaxddp.data.images.header import RULES
-from jaxddp.data.storage.cache import put
+from jaxddp.data.storage.cache import name_of_folder, put_sealed, sealed
 from jaxddp.data.storage.store import Fault, Store
 
 _FOLDER = "verified"
@@ -29,7 +26,6 @@ _MOST = 4_000_000
 _SECONDS = 600.0
 """How long a run may read images without keeping what it found."""
 
-_HASH = hashlib.sha256().digest_size
 _log = logging.getLogger("jaxddp.data")
 # A stream that is collected as garbage keeps what it verified, which may happen while another one does.
 _writing = threading.RLock()
@@ -105,8 +101,7 @@ class Verified:
 
 def _part(root: Path, part: int) -> Path:
     """A part's file. Raises: RuntimeError; as `cache_folder`."""
-    name = hashlib.sha256(os.path.realpath(os.fsencode(root))).hexdigest()[:16]
-    return cache_folder() / _FOLDER / f"{name}-{RULES}.{part % _PARTS}"
+    return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES}.{part % _PARTS}"
 
 
 def _parts(root: Path) -> list[Path]:
@@ -115,18 +110,16 @@ def _parts(root: Path) -> list[Path]:
 
 
 def _put(file: Path, digests: np.ndarray) -> None:
-    content = digests.astype("<u8").tobytes()
-    put(file, hashlib.sha256(content).digest() + content)
+    put_sealed(file, digests.astype("<u8").tobytes())
 
 
 def _read(file: Path) -> np.ndarray:
     """The digests of a part, uint64[n]; none where it is missing, cannot be read, or is damaged, which is logged."""
     try:
-        held = files.read(file)
+        content = sealed(file)
     except OSError:
         return np.zeros(0, np.uint64)
-    content = held[_HASH:]
-    if held[:_HASH] != hashlib.sha256(content).digest():
+    if content is None:
         _log.warning("%s: damaged, and ignored; images are verified again", file)
         return np.zeros(0, np.uint64)
     return np.frombuffer(content, "<u8").astype(np.uint64)

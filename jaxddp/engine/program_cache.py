@@ -32,6 +32,8 @@ MOST_BYTES = 1 << 30
 _KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
 _KEEP_ALL = {_KEPT_FROM: (1.0, 0.0), "jax_persistent_cache_min_entry_size_bytes": (0, -1)}
 _log = logging.getLogger("jaxddp.parallel")
+# A notebook may prepare many trainings.
+_warn_once = functools.cache(_log.warning)
 
 
 def keep_compiled_programs() -> None:
@@ -82,12 +84,6 @@ def _keep_those_of_every_cpu() -> None:
 
 def _setting(name: str) -> Any:
     return getattr(jax.config, name)
-
-
-@functools.cache
-def _warn_once(line: str) -> None:
-    """A notebook may prepare many trainings."""
-    _log.warning(line)
 
 
 def _own_folder() -> Path:

@@ -78,7 +78,8 @@ class Feed:
         Files are decoded once, each by one process, which sends it to the others by the devices. Raises: InputError;
         they do not fit into a device's free memory, or more images than may be cannot be used.
         """
-        missing = {use: source for use, source in self._wanted(val).items() if not self._lies_there(use, source)}
+        there = {use: held.source for use, held in self.resident.items()}
+        missing = {use: source for use, source in self._wanted(val).items() if there.get(use) is not source}
         # What was validated on before makes room.
         for use in missing.keys() & self.resident.keys():
             del self.resident[use]
@@ -108,9 +109,6 @@ class Feed:
 
     def _wanted(self, val: Source | None) -> dict[str, Source]:
         return {TRAINING: self.source} | ({} if val is None else {VALIDATION: val})
-
-    def _lies_there(self, use: str, source: Source) -> bool:
-        return use in self.resident and self.resident[use].source is source
 
     def _load_order(self, source: Source) -> EvalOrder:
         return EvalOrder(len(source), -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices)

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
@@ -34,7 +33,8 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     of_examples = {"loss": recipe.loss.function, **{f"metric {name}": each for name, each in recipe.metrics.items()}}
     found = {name: _described(function, logits, labels) for name, function in of_examples.items()}
     update = _digest(recipe.optimizer.update, state.params, state.opt_state, state.params)
-    found["optimizer"] = " ".join([update, *_initial_numbers(recipe.optimizer, state.params)])
+    numbers = _initial_numbers(recipe.optimizer.init, state.params)
+    found["optimizer"] = " ".join([update, *(str(np.asarray(number)) for number in numbers)])
 
     def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
         return recipe.model.apply(params, model_state, images, train=True, key=key)
@@ -69,13 +69,9 @@ def _checksum(tree: Any) -> str:
     return f"{crc:08x}"
 
 
-def _initial_numbers(optimizer: optax.GradientTransformation, params: Any) -> list[str]:
-    """The numbers that an optimizer keeps in its state and not in its program, as `optax.inject_hyperparams` does."""
-    return [str(np.asarray(number)) for number in _scalars(optimizer.init, params)]
-
-
 @functools.partial(jax.jit, static_argnums=0)
-def _scalars(init: Callable[[Any], Any], params: Any) -> list[jax.Array]:
+def _initial_numbers(init: Callable[[Any], Any], params: Any) -> list[jax.Array]:
+    """The numbers that an optimizer keeps in its state and not in its program, as `optax.inject_hyperparams` does."""
     leaves = jax.tree.leaves(init(params))
     return [leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
 

@@ -11,7 +11,7 @@ from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.membership import Limits, agree, join
+from jaxddp.job.membership import agree, join
 from jaxddp.mesh import Topology, simulate_cpu_devices
 from jaxddp.overrides import flatten
 
@@ -38,10 +38,8 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> None:
     """Join the job with the config's limits to every wait; what is compiled from here on is kept for the next start."""
     if parallel.cpu_devices is not None:
         simulate_cpu_devices(parallel.cpu_devices)
-    limits = Limits(
-        start=parallel.start_timeout, silence=parallel.heartbeat_timeout, shutdown=parallel.shutdown_timeout
-    )
-    join(job, limits)
+    waits = {"start": parallel.start_timeout, "silence": parallel.heartbeat_timeout}
+    join(job, **waits, shutdown=parallel.shutdown_timeout)
     keep_compiled_programs()
 
 

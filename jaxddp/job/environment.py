@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
+from jaxddp.job.ports import LOOPBACK, split_address
 from jaxddp.wording import show
 
 Environ = Mapping[str, str]
-LOOPBACK = "127.0.0.1"
 RUN_ID = "JAXDDP_RUN_ID"
 
 
@@ -43,11 +43,11 @@ class Job:
 
     @property
     def host(self) -> str:
-        return self.coordinator.rpartition(":")[0].strip("[]")
+        return split_address(self.coordinator)[0]
 
     @property
     def port(self) -> int:
-        return int(self.coordinator.rpartition(":")[2])
+        return split_address(self.coordinator)[1]
 
     def __str__(self) -> str:
         place = f"process {self.process_id} of {self.num_processes}, coordinator {self.coordinator}"
@@ -69,12 +69,11 @@ class _Starter:
     """The other variables count only where this one is set."""
 
 
-def find_job(environ: Environ | None = None) -> Job | None:
+def find_job(environ: Environ = os.environ) -> Job | None:
     """Read the job from the environment (by default that of this process); None for a single process.
 
     Raises `InputError` where only some of address, count and id are set, or one cannot be used; names these.
     """
-    environ = os.environ if environ is None else environ
     starters = [starter for starter in _STARTERS if starter.sign is None or _look(environ, starter.sign)]
     address = next(filter(None, (starter.address(environ) for starter in starters)), None)
     count = next(filter(None, (_look(environ, starter.count) for starter in starters)), None)
@@ -90,7 +89,8 @@ def find_job(environ: Environ | None = None) -> Job | None:
     if process_id >= num_processes:
         last = num_processes - 1
         raise InputError(f"{process.variable}={process_id}: expected 0 to {last}, for {count.variable}={num_processes}")
-    _check_address(address)
+    with about(f"{address.variable}={show(address.value)}"):
+        split_address(address.value)
     devices = _local_devices(environ, starters)
     found = [each for each in (address, count, process, devices) if each]
     return Job(
@@ -144,12 +144,6 @@ def _missing(address: Found | None, count: Found | None, process: Found | None) 
     found = ", ".join(each.variable for each in wanted.values() if each)
     missing = " and ".join(name for name, each in wanted.items() if each is None)
     return InputError(f"environment: {found} set but not {missing}; set all three, or none for a single process")
-
-
-def _check_address(address: Found) -> None:
-    host, _, port = address.value.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f"{address.variable}={show(address.value)}: expected HOST:PORT, such as 10.0.0.1:1234")
 
 
 def _number(found: Found, *, least: int) -> int:

@@ -11,7 +11,6 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any
@@ -24,41 +23,32 @@ from jaxddp.job.rendezvous import meet
 from jaxddp.job.watch import Watch, end_now
 from jaxddp.wording import show
 
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How long a process waits for the others, in seconds."""
-
-    start: float = 60
-    """Until all processes have joined."""
-    compare: float = 600
-    """For each value that is compared; another host may still be listing its files."""
-    silence: float = 10
-    """Without a heartbeat of a process, before it counts as lost."""
-    shutdown: float = 60
-    """For the others at the end."""
-
+_COMPARE_SECONDS = 600
+"""How long a process waits for each value that is compared; another host may still be listing its files."""
 
 _watch: Watch | None = None
-_limits = Limits()
 _exchanges = itertools.count()
 
 
-def join(job: Job | None, limits: Limits | None = None) -> None:
+def join(job: Job | None, *, start: float = 60, silence: float = 10, shutdown: float = 60) -> None:
     """Join the job's processes, before anything asks for devices. Does nothing without a job, or a second time.
 
-    From then on this process ends within `limits.silence` and a few seconds when another one is lost.
+    From then on this process ends within `silence` and a few seconds when another one is lost.
+
+    Args:
+        start: seconds until all processes have joined.
+        silence: seconds without a heartbeat of a process, before it counts as lost.
+        shutdown: seconds to wait for the others at the end.
 
     Raises `InputError` where the processes do not reach each other, or differ where they must not; see `meet`.
     """
-    global _watch, _limits
+    global _watch
     if job is None or jax.distributed.is_initialized():
         return
-    _limits = limits or Limits()
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
-    meeting = meet(job, _versions(), _limits.start)
-    _watch = Watch(meeting, silence=_limits.silence)
+    meeting = meet(job, _versions(), start)
+    _watch = Watch(meeting, silence=silence)
     sys.excepthook = _on_exception
     try:
         with _without_proxies():
@@ -68,10 +58,10 @@ def join(job: Job | None, limits: Limits | None = None) -> None:
                 job.process_id,
                 local_device_ids=job.local_device_ids,
                 cluster_detection_method="deactivate",
-                initialization_timeout=int(_limits.start),
+                initialization_timeout=int(start),
                 # The watch must detect a loss first: it can name the process.
-                heartbeat_timeout_seconds=int(_limits.silence) * 3,
-                shutdown_timeout_seconds=int(_limits.shutdown),
+                heartbeat_timeout_seconds=int(silence) * 3,
+                shutdown_timeout_seconds=int(shutdown),
                 coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
             )
     except RuntimeError as error:
@@ -132,10 +122,10 @@ def exchange(name: str, value: str) -> list[str]:
     values = []
     for process in range(state.num_processes):
         try:
-            values.append(state.client.blocking_key_value_get(f"{prefix}/{process}", int(_limits.compare * 1000)))
+            values.append(state.client.blocking_key_value_get(f"{prefix}/{process}", 1000 * _COMPARE_SECONDS))
         except jax.errors.JaxRuntimeError:
             raise InputError(
-                f"{name}: process {process} gave no value in {_limits.compare:g} s; does it run the same program?"
+                f"{name}: process {process} gave no value in {_COMPARE_SECONDS} s; does it run the same program?"
             ) from None
     return values
 

@@ -12,9 +12,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
 from jaxddp.job.connection import Peer
 from jaxddp.job.environment import Job
+from jaxddp.job.ports import listen
 from jaxddp.wording import show
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
@@ -59,33 +60,22 @@ def meet(job: Job, facts: dict[str, str], timeout: float) -> Meeting:
         "facts": facts,
     }
     give_up = time.monotonic() + timeout
-    if job.process_id:
-        return _report(job, hello, give_up, timeout)
-    server = _listen(job)
-    try:
-        return _gather(job, hello, server, give_up, timeout)
-    except BaseException:
-        server.close()
-        raise
+    with about(f"coordinator {job.coordinator}"):
+        if job.process_id:
+            return _report(job, hello, give_up, timeout)
+        server = _listen(job)
+        try:
+            return _gather(job, hello, server, give_up, timeout)
+        except BaseException:
+            server.close()
+            raise
 
 
 def _listen(job: Job) -> socket.socket:
     inherited = os.environ.pop(INHERITED_SOCKET, None)
     if inherited is not None:
         return socket.socket(fileno=int(inherited))
-    try:
-        family, _, _, _, address = socket.getaddrinfo(job.host, job.port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=job.num_processes)
-    except socket.gaierror as error:
-        raise InputError(
-            f"coordinator {job.coordinator}: the host's name cannot be resolved ({error.strerror}); correct it"
-        ) from None
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise InputError(
-            f"coordinator {job.coordinator}: process 0 cannot listen there ({reason}); give an address of the host "
-            "that runs process 0, and a port that is free"
-        ) from None
+    return listen(job.host, job.port)
 
 
 def _gather(job: Job, hello: dict[str, Any], server: socket.socket, give_up: float, timeout: float) -> Meeting:
@@ -108,7 +98,7 @@ def _gather(job: Job, hello: dict[str, Any], server: socket.socket, give_up: flo
             continue
         if said["run_id"] != job.run_id:
             # A process of another job, which must not end this job.
-            _refuse(peer, f"coordinator {job.coordinator}: it serves another job; give each job a port of its own")
+            _refuse(peer, "it serves another job; give each job a port of its own")
             continue
         problem = _mismatch(hello, said, hellos)
         if problem is None:
@@ -137,8 +127,8 @@ def turn_away(job: Job, server: socket.socket, timeout: float) -> None:
     if said is not None:
         _refuse(
             peer,
-            f"coordinator {job.coordinator}: all {job.num_processes} processes of the job there have joined already; "
-            f"is JAX_PROCESS_ID={said.get('process')} given twice, or is this another job's address?",
+            f"all {job.num_processes} processes of the job there have joined already; is "
+            f"JAX_PROCESS_ID={said.get('process')} given twice, or is this another job's address?",
         )
 
 
@@ -150,19 +140,15 @@ def _report(job: Job, hello: dict[str, Any], give_up: float, timeout: float) -> 
         # Process 0 has the same timeout, and its reason says more than a timeout here.
         answer = peer.receive(max(give_up - time.monotonic(), 0) + 5)
     except TimeoutError:
-        raise InputError(
-            f"coordinator {job.coordinator}: no answer in {timeout:g} s; is it process 0 of this job?"
-        ) from None
+        raise InputError(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
     except (OSError, ValueError):
         answer = {}
     if answer is None:
-        raise InputError(f"coordinator {job.coordinator}: process 0 ended before all processes had joined")
+        raise InputError("process 0 ended before all processes had joined")
     if "error" in answer:
         raise InputError(answer["error"])
     if "jax_address" not in answer:
-        raise InputError(
-            f"coordinator {job.coordinator}: what answers there is not process 0 of a jaxddp job; give another port"
-        )
+        raise InputError("what answers there is not process 0 of a jaxddp job; give another port")
     return Meeting(job, answer["jax_address"], {0: peer}, {0: job.host})
 
 
@@ -172,8 +158,8 @@ def _connect(job: Job, give_up: float, timeout: float) -> Peer:
         remaining = give_up - time.monotonic()
         if remaining <= 0:
             raise InputError(
-                f"coordinator {job.coordinator}: process {job.process_id} could not reach it in {timeout:g} s "
-                f"({last}); is the address right, process 0 started, and the port open?"
+                f"process {job.process_id} could not reach it in {timeout:g} s ({last}); is the address right, "
+                "process 0 started, and the port open?"
             )
         try:
             return Peer(socket.create_connection((job.host, job.port), timeout=min(remaining, 5)))
@@ -211,8 +197,8 @@ def _absent(job: Job, hellos: dict[int, Any], timeout: float, listening: str) ->
     who = f"process{'es' * (len(missing) > 1)} {', '.join(missing[:8])}"
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
     return (
-        f"coordinator {job.coordinator}: {who}{more} of {job.num_processes} did not join in {timeout:g} s; "
-        f"start all of them, or raise parallel.start_timeout (process 0 listens on {listening})"
+        f"{who}{more} of {job.num_processes} did not join in {timeout:g} s; start all of them, or raise "
+        f"parallel.start_timeout (process 0 listens on {listening})"
     )
 
 

@@ -49,7 +49,8 @@ def read_tfds(name: str, split: Split, data_dir: str | PathLike[str] | None = No
     """
     shards = _shards(_builder(name, data_dir), split)
     store = _store(shards)
-    index = kept_index(shards.split, shards.root, shards.files, shards.about, lambda: _index(shards, store))
+    about = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
+    index = kept_index(shards.split, shards.root, shards.files, about, lambda: _index(shards, store))
     files = np.array([os.fsencode(file) for file in shards.files])
     numbers = np.concatenate([np.arange(length) for length in shards.lengths])
     path = np.repeat(files, shards.lengths)
@@ -72,10 +73,6 @@ class _Shards:
     image: str
     label: str
     class_names: tuple[str, ...]
-
-    @property
-    def about(self) -> str:
-        return f"{self.label} of {len(self.class_names)} in {self.lengths}"
 
 
 def _library() -> Any:

@@ -13,7 +13,6 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.data.storage.store import Fault, Store
-from jaxddp.errors import InputError
 
 _log = logging.getLogger("jaxddp.data")
 _warning = threading.Lock()
@@ -37,14 +36,8 @@ class CachedStore:
 
     def __init__(self, store: Store, folder: str | PathLike[str]):
         self.store = store
-        self.folder = Path(folder).expanduser().absolute()
+        self.folder = files.create(Path(folder).expanduser().absolute())
         self._writing = True
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"{self.folder}: cannot be made a folder for images ({error.strerror}); name another folder, or none"
-            ) from None
 
     def name(self, path: bytes, offset: int = 0) -> str:
         return self.store.name(path, offset)
@@ -90,6 +83,23 @@ def put(file: Path, content: bytes) -> None:
         # After the rename it no longer exists.
         with suppress(OSError):
             unfinished.unlink()
+
+
+def put_sealed(file: Path, content: bytes) -> None:
+    """As `put`, with a SHA-256 before the content by which `sealed` knows it."""
+    put(file, hashlib.sha256(content).digest() + content)
+
+
+def sealed(file: Path) -> bytes | None:
+    """What `put_sealed` wrote; None where the file is damaged. Raises: OSError."""
+    held = files.read(file)
+    content = held[_DIGEST:]
+    return content if held[:_DIGEST] == hashlib.sha256(content).digest() else None
+
+
+def name_of_folder(folder: Path) -> str:
+    """16 hex digits by which a cache knows a folder, however its path is written."""
+    return hashlib.sha256(os.path.realpath(os.fsencode(folder))).hexdigest()[:16]
 
 
 def _digest(name: bytes, data: bytes) -> bytes:

@@ -5,11 +5,9 @@ the modification time of every file, so that changed files are indexed again, an
 index is not used. It is renamed into place, so that a reader sees all of it or nothing.
 """
 
-import hashlib
 import io
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +16,9 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
-from jaxddp.data.storage.cache import put
+from jaxddp.data.storage.cache import name_of_folder, put_sealed, sealed
 
 _FORMAT = 1
-_DIGEST = hashlib.sha256().digest_size
 _log = logging.getLogger("jaxddp.data")
 
 
@@ -48,8 +45,7 @@ def kept_index(
     Raises `InputError` where a file is missing. Where the index cannot be kept, that is only logged.
     """
     stamp = json.dumps([_FORMAT, about, [_state(folder / file) for file in files]])
-    folder_hash = hashlib.sha256(os.path.realpath(os.fsencode(folder))).hexdigest()[:16]
-    places = (folder / f"{name}.jaxddp-index", cache_folder() / f"{folder_hash}-{name}.jaxddp-index")
+    places = (folder / f"{name}.jaxddp-index", cache_folder() / f"{name_of_folder(folder)}-{name}.jaxddp-index")
     for place in places:
         if (index := _load(place, stamp)) is not None:
             return index
@@ -74,12 +70,12 @@ def _state(file: Path) -> tuple[str, int, int]:
 
 def _load(place: Path, stamp: str) -> RecordIndex | None:
     try:
-        content = files.read(place)
+        content = sealed(place)
     except OSError:
         return None
-    if content[:_DIGEST] != hashlib.sha256(content[_DIGEST:]).digest():
+    if content is None:
         return None
-    with np.load(io.BytesIO(content[_DIGEST:]), allow_pickle=False) as held:
+    with np.load(io.BytesIO(content), allow_pickle=False) as held:
         if held["stamp"].item() != stamp:
             return None
         return RecordIndex(held["offset"], held["label"])
@@ -88,4 +84,4 @@ def _load(place: Path, stamp: str) -> RecordIndex | None:
 def _save(place: Path, index: RecordIndex, stamp: str) -> None:
     content = io.BytesIO()
     np.savez(content, stamp=np.array(stamp), offset=index.offset, label=index.label)
-    put(place, hashlib.sha256(content.getvalue()).digest() + content.getvalue())
+    put_sealed(place, content.getvalue())

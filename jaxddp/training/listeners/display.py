@@ -4,7 +4,7 @@ import os
 import sys
 from typing import TextIO
 
-from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import Listener, StepRecord
 from jaxddp.training.listeners import lines
 
 
@@ -24,40 +24,25 @@ def progress(stream: TextIO | None = None) -> Listener:
     return PlainLines(shown)
 
 
-class PlainLines(Listener):
+class PlainLines(lines.RunLines):
     """Prints one line a logged step, an epoch and an evaluation (an epoch and the evaluation at its end share one).
 
     A reader that ends (`jaxddp train … | head`) ends the lines, not the training.
     """
 
-    def __init__(self, stream: TextIO | None = None):
+    def __init__(self, stream: TextIO):
+        super().__init__(self._print)
         self._stream = stream
-        self._epochs = lines.EpochLines(self._print)
-
-    def start(self, run: RunStart) -> None:
-        self._run = run
-        self._remaining = lines.Remaining(run)
-        for line in lines.opening(run):
-            self._print(line)
 
     def step(self, record: StepRecord) -> None:
         # Before this step's line, that of an epoch at whose end there was no evaluation.
-        self._epochs.flush()
-        self._print(lines.step(self._run, record, self._remaining.seconds(record)))
-        self._epochs.step(record)
-
-    def evaluation(self, record: EvaluationRecord) -> None:
-        self._epochs.evaluation(record)
-
-    def end(self, run: RunEnd) -> None:
-        self._epochs.flush()
-        self._print(lines.closing(run))
+        self.flush()
+        self._print(lines.step(self._run, record, self.remaining(record)))
+        super().step(record)
 
     def _print(self, line: str) -> None:
-        # Looked up at each line: a notebook or a test may have replaced sys.stdout.
-        stream = self._stream or sys.stdout
         try:
-            print(line, file=stream, flush=True)
+            print(line, file=self._stream, flush=True)
         except BrokenPipeError:
             # Otherwise everything that the program prints, also at its exit, would raise again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

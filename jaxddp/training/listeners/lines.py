@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxddp.training.events import EpochMetrics, EvaluationRecord, RunEnd, RunStart, StepRecord, Used
+from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
 from jaxddp.wording import size
 
 
@@ -87,12 +87,21 @@ def count_parameters(params: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
-class EpochLines:
-    """Decides which lines stay on screen: an epoch waits for the evaluation at its last step, to share a line."""
+class RunLines(Listener):
+    """The lines of a run that stay on every screen: how it begins and ends, its epochs and its evaluations.
+
+    An epoch waits for the evaluation at its last step, to share a line. `keep` shows a line.
+    """
 
     def __init__(self, keep: Callable[[str], None]):
         self._keep = keep
         self._waiting: StepRecord | None = None
+
+    def start(self, run: RunStart) -> None:
+        self._run = run
+        self._first: tuple[int, float] | None = None
+        for line in opening(run):
+            self._keep(line)
 
     def step(self, record: StepRecord) -> None:
         self.flush()
@@ -108,26 +117,22 @@ class EpochLines:
             self.flush()
             self._keep(evaluation(record))
 
+    def end(self, run: RunEnd) -> None:
+        self.flush()
+        self._keep(closing(run))
+
     def flush(self, record: EvaluationRecord | None = None) -> None:
         """Shows the epoch that waits, if one does."""
         if self._waiting is not None and self._waiting.epoch_end is not None:
             self._keep(epoch(self._waiting.epoch_end, record))
         self._waiting = None
 
+    def remaining(self, record: StepRecord) -> float | None:
+        """Estimates the seconds left, from the wall clock since the first logged step: evaluation and saving count too.
 
-class Remaining:
-    """Estimates the seconds left, from the wall clock since the first logged step: evaluation and saving count too.
-
-    The first estimate comes from that step's speed, so compiling does not count.
-    """
-
-    def __init__(self, run: RunStart, clock: Callable[[], float] = time.monotonic):
-        self._run = run
-        self._clock = clock
-        self._first: tuple[int, float] | None = None
-
-    def seconds(self, record: StepRecord) -> float | None:
-        now = self._clock()
+        The first estimate comes from that step's speed, so compiling does not count.
+        """
+        now = time.monotonic()
         first_step, first_time = self._first = self._first or (record.step, now)
         left = self._run.total_steps - record.step
         if record.step > first_step:

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners import lines
 
 SECONDS_BETWEEN_FRAMES = 0.1
@@ -69,36 +69,33 @@ class NotebookScreen:
         self._handle = None
 
 
-class LiveDisplay(Listener):
+class LiveDisplay(lines.RunLines):
     """Shows a bar with the time left, the last metrics, and a second bar during an evaluation.
 
     The line of each epoch, and of each evaluation between epochs, stays.
     """
 
     def __init__(self, screen: TerminalScreen | NotebookScreen):
+        super().__init__(screen.keep)
         self._screen = screen
-        self._epochs = lines.EpochLines(screen.keep)
         self._training: tuple[RenderableType, ...] | None = None
         self._metrics = ""
         self._last_frame = 0.0
 
     def start(self, run: RunStart) -> None:
-        self._run = run
-        self._remaining = lines.Remaining(run)
-        for line in lines.opening(run):
-            self._screen.keep(line)
+        super().start(run)
         self._training = self._training_bar(run.start_step, run.start_step * run.batch_size / run.num_examples, None)
         self._metrics = "waiting for the first step"
         self._draw()
 
     def step(self, record: StepRecord) -> None:
-        self._epochs.step(record)
-        self._training = self._training_bar(record.step, record.epoch, self._remaining.seconds(record))
+        super().step(record)
+        self._training = self._training_bar(record.step, record.epoch, self.remaining(record))
         self._metrics = f"{lines.shown(record.metrics)}  {lines.pace(record)}"
         self._draw(at_once=record.epoch_end is not None)
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        self._epochs.evaluation(record)
+        super().evaluation(record)
         if record.final:
             self._draw(at_once=True)
         else:
@@ -106,10 +103,10 @@ class LiveDisplay(Listener):
             self._draw((Text(record.split, VAL), _bar(record.seen, record.total, VAL), Text(done)))
 
     def end(self, run: RunEnd) -> None:
-        self._epochs.flush()
+        self.flush()
         self._draw(at_once=True)
         self._screen.close()
-        self._screen.keep(lines.closing(run))
+        super().end(run)
 
     def _training_bar(self, step: int, epoch: float, remaining: float | None) -> tuple[RenderableType, ...]:
         total = self._run.total_steps

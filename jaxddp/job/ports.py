@@ -1,4 +1,7 @@
-"""The coordinator's port, bound before its number is passed on: a port that is only found free may be taken by then."""
+"""The coordinator's address, HOST:PORT, and the socket that listens there.
+
+A port is bound before its number is passed on: one that is only found free may be taken by then.
+"""
 
 import errno
 import os
@@ -6,6 +9,7 @@ import socket
 
 from jaxddp.errors import InputError
 
+LOOPBACK = "127.0.0.1"
 _WAITING = 4096
 """Connections that may wait to be accepted: those of all processes of the largest job at once."""
 
@@ -14,25 +18,22 @@ def split_address(address: str) -> tuple[str, int]:
     """("host0", 1234) of `host0:1234`; an IPv6 address is in brackets. Raises: InputError."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
-        raise InputError(f"--coordinator {address}: expected HOST:PORT with a port from 1 to 65535, as in host0:1234")
+        raise InputError("expected HOST:PORT with a port from 1 to 65535, as in host0:1234")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def listen(address: str | None) -> socket.socket:
-    """A socket that listens at `host:port`, and on no other interface; without one, on a free port of the loopback.
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at a host's port (0 for a free one), and on no other interface.
 
     Raises `InputError` where the port is taken or not permitted, or the host is unknown or another machine.
     """
-    if address is None:
-        return socket.create_server(("127.0.0.1", 0), backlog=_WAITING)
-    host, port = split_address(address)
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(where[:2], family=family, backlog=_WAITING)
     except (socket.gaierror, UnicodeError) as error:
-        raise InputError(f"--coordinator {address}: there is no host {host!r}; give its name or address") from error
+        raise InputError(f"there is no host {host!r}; give its name or address") from error
     except OSError as error:
-        raise InputError(f"--coordinator {address}: {_advice(error, port)}") from error
+        raise InputError(_advice(error, port)) from error
 
 
 def is_loopback(host: str) -> bool:
@@ -44,6 +45,6 @@ def _advice(error: OSError, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} is taken; choose another, the same on every machine"
     if error.errno == errno.EADDRNOTAVAIL:
-        return "not an address of this machine; --nr 0 runs on the coordinator's, and the others count from 1"
+        return "not an address of this machine; process 0 (of a launch, --nr 0) runs on the coordinator's"
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"cannot listen there ({reason}); choose a port above 1023, the same on every machine"
