@@ -85,7 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--cifar", type=Path, metavar="DATA", help="a packed file, or as data.path; no TensorFlow is there"
     )
-    parser.add_argument("--recipe", default="cifar10", help="a name in configs/, or the path of a recipe file")
+    parser.add_argument("--recipe", default="cifar10_fast", help="a name in configs/, or the path of a recipe file")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of the recipe's settings")
     parser.add_argument("--seeds", type=int, help="of the recipe; runs of airbench's script")
     parser.add_argument("--airbench", type=Path, metavar="FILE", help="a script of airbench")

@@ -64,7 +64,7 @@ SMALL = Scale(
     warmup=2,
     seeds=3,
     settings=(
-        *("data.cache=device", "model.name=resnet10", "model.width=4", "train.duration=2 epochs"),
+        *("data.cache=device", "model.width=4", "train.duration=2 epochs"),
         *("train.batch_size=16", "eval.batch_size=16", "train.precision=float32"),
     ),
 )

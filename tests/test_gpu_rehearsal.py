@@ -141,4 +141,4 @@ def test_killed_at_random_moments_and_continued_the_table_is_whole(tmp_path):
     assert f"\nwhole: nothing is left to do; {len(whole)} rows, of which 3 failed\n" in last.stdout
     assert "the gate: passed" in last.stdout and "\nratio " in last.stdout
     assert "airbench94/run: 2.500 ± 0.000 s, top-1 0.9401 ± 0.0000, at least 94%   (2 runs" in last.stdout
-    assert "cifar10/seed: " in last.stdout and "trace of cifar10: " in last.stdout
+    assert "cifar10_fast/seed: " in last.stdout and "trace of cifar10_fast: " in last.stdout

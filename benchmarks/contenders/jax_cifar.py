@@ -1,6 +1,6 @@
 """Runs of a recipe, one after another in one process, timed as airbench times its own. Started by `benchmarks/gpu.py`:
 
-    python jax_cifar.py cifar10 --data FILE --out FILE --keys 0 1 2 [--set model.width=32 …] [--trace DIR]
+    python jax_cifar.py cifar10_fast --data FILE --out FILE --keys 0 1 2 [--set model.width=32 …] [--trace DIR]
 
 On the clock, for each seed: the network's initialization, with what the recipe takes from the images for it, which is
 computed anew although seeds could share it; all of training; and one evaluation of the last state with whatever

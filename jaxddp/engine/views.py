@@ -1,5 +1,6 @@
 """Test-time augmentation: an image is classified by the mean of its logits over several views."""
 
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -22,7 +23,7 @@ def mean_logits(classify: Callable[[jax.Array], jax.Array], images: jax.Array, v
         logits = classify(view)
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
-    return sum(weight * wide(view) for weight, view in _weighted(images, views))
+    return functools.reduce(jnp.add, (weight * wide(view) for weight, view in _weighted(images, views)))
 
 
 def _weighted(images: jax.Array, views: Views) -> Iterator[tuple[float, jax.Array]]:
