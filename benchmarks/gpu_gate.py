@@ -44,10 +44,14 @@ def judge(table: Table) -> tuple[list[str], bool]:
         check(f"bfloat16 beside float32, {name}", error, BFLOAT16)
     if errors.keys() >= {OURS, RIVAL}:
         check("bfloat16, ours as torch's permits", errors[OURS], max(LEAST, WORSE * errors[RIVAL]))
-    return [
-        *lines,
-        f"the gate: {'FAILED, ' + '; '.join(wrong) if wrong else 'passed' if lines else 'not measured'}",
-    ], not wrong
+    missing = [key for key in table.failures if key.startswith("gate/")]
+    if wrong:
+        verdict = f"FAILED, {'; '.join(wrong)}"
+    elif missing:
+        verdict = f"not passed, there is no result of {', '.join(missing)}"
+    else:
+        verdict = "passed" if lines else "not measured"
+    return [*lines, f"the gate: {verdict}"], not wrong
 
 
 def apart(found: list[float], expected: list[float]) -> float:

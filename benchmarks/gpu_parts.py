@@ -158,13 +158,13 @@ class Plan:
                 yield Measurement(key, "jax_levers", 300, replace(task, variant=lever))
 
     def _trace(self) -> Iterator[Measurement]:
-        batch, _ = self.best(OURS)
-        task = replace(self._task(replace(self.scale.case, batch=batch)), steps=GATE_LOSSES)
-        yield Measurement(f"trace/step {batch}", "jax_trace", 240, task, self._trace_words("step"))
         if self.cifar.data is not None:
             yield from self._pixels()
             words = (*self._recipe_words(), *self._trace_words("cifar"))
             yield Measurement(f"trace/{self.label}", "jax_cifar", 300, words=words)
+        batch, _ = self.best(OURS)
+        task = replace(self._task(replace(self.scale.case, batch=batch)), steps=GATE_LOSSES)
+        yield Measurement(f"trace/step {batch}", "jax_trace", 240, task, self._trace_words("step"))
 
     def _cifar(self) -> Iterator[Measurement]:
         if self.cifar.data is None:

@@ -3,8 +3,9 @@
     jaxddp train cifar10_fast --data.path DIR
 
 Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), in its later variant with Muon
-(github.com/KellerJordan/cifar10-airbench), whose settings these are. `cifar10_fast_sgd` is the paper's own recipe. What
-both reach here is in BUILD_NOTES.md.
+(github.com/KellerJordan/cifar10-airbench), whose settings these are; `cifar10_fast_sgd` is the paper's own recipe. Here
+the first convolution's bias begins at 0, and Muon is Optax's, whose momentum is corrected for the zeros that it begins
+with and whose iterations are in float32. It has not been run to its end; what an epoch reaches is in BUILD_NOTES.md.
 """
 
 from collections.abc import Callable
@@ -21,12 +22,12 @@ from jaxddp.models.airbench import WHITENING, parameter_groups
 from jaxddp.models.whitening import initialize_whitening
 
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
-"""CIFAR-10's training images, and after how many epochs the first convolution's bias is left alone."""
+"""CIFAR-10's training images, and after how many epochs of so many the first convolution's bias is left alone."""
 IMAGES_TO_WHITEN = 5_000
+"""How many of them the first convolution is initialized from."""
 MUON_RATE, BIAS_RATE, HEAD_RATE = 0.24, 0.053, 0.67
-"""At the peak; those of SGD, which trains biases and the head, are for the sum of a batch's losses, not their mean."""
-SGD_MOMENTUM, SGD_DECAY = 0.85, 2e-6
-"""The decay at the peak is the same at any rate, for each image of a batch."""
+"""Peak rates. SGD trains biases and the head; its rates are for the sum of a batch's losses, not for their mean."""
+SGD_MOMENTUM = 0.85
 
 
 def get_config() -> Config:
@@ -37,7 +38,13 @@ def get_config() -> Config:
         },
         model={"name": "airbench"},
         train={"batch_size": 2_000, "duration": "8 epochs", "label_smoothing": 0.2},
-        optimizer={"learning_rate": MUON_RATE, "momentum": 0.6, "schedule": "linear", "warmup": "0 steps"},
+        optimizer={
+            "learning_rate": MUON_RATE,
+            "momentum": 0.6,
+            "weight_decay": 2e-6,
+            "schedule": "linear",
+            "warmup": "0 steps",
+        },
         eval={"every": "100%", "batch_size": 2_000, "views": "mirror_translate"},
         checkpoint={"every": "100%"},
         log={"every": "1 epoch"},
@@ -66,10 +73,13 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 
 
 def sgd(config: Config, rate: float, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """With Nesterov's momentum; `learning_rate` is Muon's, and this one a multiple of it."""
+    """With Nesterov's momentum; `learning_rate` is Muon's, and this one a multiple of it.
+
+    The config's decay is that of a step at the peak, for each image of the batch, whatever the rate.
+    """
     batch_size = config.train.batch_size
     return optax.chain(
-        optax.add_decayed_weights(SGD_DECAY / rate),
+        optax.add_decayed_weights(config.optimizer.weight_decay / rate),
         optax.sgd(lambda step: learning_rate(step) / MUON_RATE * rate * batch_size, SGD_MOMENTUM, nesterov=True),
     )
 

@@ -8,6 +8,7 @@
 
 A recipe that loads another (`load("base.py")`) finds it beside itself and inherits its hooks. Modules that lie beside a
 recipe can be imported. A run keeps a copy of all these files, so that its config.json alone brings the recipe back.
+What a recipe loads by name (`load("cifar10")`) is the installed package's.
 """
 
 import hashlib
@@ -55,7 +56,7 @@ class RecipeFile:
     kept_digest: str | None = None
 
     def files(self) -> dict[str, bytes]:
-        """Every Python file of the user's that the recipe consists of so far, by its path below `root`.
+        """Every Python file of the recipe so far, by its path below `root`; none of what it loads by name.
 
         Empty where there is no hook: then the config says it all. Modules are found once they are imported.
         """
@@ -105,8 +106,9 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
             another signature, or a `get_…` function that is no hook.
     """
     within = next(reversed(_readings.get()), None)
+    by_name = Path(name_or_path).suffix not in (".py", ".json") and "/" not in str(name_or_path)
     path = configs_folder() / f"{name_or_path}.py"
-    if Path(name_or_path).suffix in (".py", ".json") or "/" in str(name_or_path):
+    if not by_name:
         path = Path(name_or_path) if within is None else Path(os.path.normpath(within.path.parent / name_or_path))
     if not path.is_file():
         raise InputError(f"config {str(name_or_path)!r} does not exist; {_nearest(str(name_or_path))}")
@@ -116,7 +118,7 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
     recipe = _of_run(path) if path.suffix == ".json" else _of_file(path)
     if within is not None:
         within.hooks |= recipe.hooks
-        if not _is_built_in(path):
+        if not by_name:
             within.loaded += recipe.loaded
             within.seen |= recipe.seen
     return recipe

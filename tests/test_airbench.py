@@ -10,6 +10,7 @@ from jax import lax
 from small import largest_difference, randomized
 
 from jaxddp.config import Config
+from jaxddp.errors import InputError
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, identity_like, parameter_groups
 from jaxddp.models.whitening import EPSILON, initialize_whitening, patch_moments, whitening_kernel
@@ -98,7 +99,7 @@ def by_hand(params, images: np.ndarray) -> np.ndarray:
         return np.einsum("bhwcij,ijcf->bhwf", windows, kernel)
 
     def normed(x, bias):
-        return (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2))) + bias
+        return (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5) + bias
 
     def halved(x):
         side = x.shape[1] // 2
@@ -157,5 +158,14 @@ def test_a_config_names_it():
     )
     net = MODELS.get("airbench")(settings, 7)
     assert (net.num_classes, net.width, net.axis_name, net.dtype) == (7, 8, "data", "bfloat16")
-    logits = jax.eval_shape(Airbench(7).init_with_output, jax.random.key(0), jnp.zeros((2, 17, 20, 3)))[0]
+    logits = jax.eval_shape(Airbench(7).init_with_output, jax.random.key(0), jnp.zeros((2, 9, 12, 3)))[0]
     assert logits.shape == (2, 7) and logits.dtype == jnp.float32
+
+
+def test_what_is_of_another_network_or_too_small_is_one_line():
+    with pytest.raises(InputError, match="airbench: images of 8x32 pixels; give data.image_size=9 or more"):
+        jax.eval_shape(NET.init, jax.random.key(0), jnp.zeros((2, 8, 32, 3)))
+    with pytest.raises(InputError, match="fc/bias is no parameter of the network airbench; set model.name to airbench"):
+        parameter_groups({"fc": {"bias": 0}})
+    with pytest.raises(InputError, match="no convolution 'conv1' to whiten in this network; give the name"):
+        initialize_whitening("conv1", lambda: random_images(2, 4), MEAN, STD)({"whiten": {"kernel": 0}}, {})

@@ -57,11 +57,12 @@ def test_an_alternating_flip_is_the_random_one_and_then_its_opposite():
     assert 16 < sum(mirrored) < 48
 
 
-def test_two_flips_at_once_are_refused():
+@pytest.mark.parametrize("other", [{}, {"flip": False, "then": ("flip",)}])
+def test_two_flips_at_once_are_refused(other):
     with pytest.raises(
         InputError, match="data.augment: flip and alternate_flip are both set; set one of them to false"
     ):
-        check_augmentation(Preprocess(augment=AugmentConfig(alternate_flip=True)), (6, 6, 3))
+        check_augmentation(Preprocess(augment=AugmentConfig(alternate_flip=True, **other)), (6, 6, 3))
 
 
 def test_a_reflected_border():

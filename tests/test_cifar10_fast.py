@@ -1,6 +1,10 @@
 """The recipes of the CIFAR-10 speedruns: their optimizers by hand, the work of a run, and short runs of them."""
 
+import contextlib
+import functools
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +16,9 @@ import pytest
 from small import random_table, write_arrays
 
 from jaxddp.cli import main
+from jaxddp.errors import Preempted
 from jaxddp.experiment.experiment import Experiment, open_experiment
+from jaxddp.experiment.experiment import train as train_experiment
 from jaxddp.measure.flops import count_flops
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups
@@ -22,16 +28,8 @@ from jaxddp.schedules.warmup import Steps, make_schedule
 
 RECIPES = ("cifar10_fast", "cifar10_fast_sgd")
 SMALL = [
-    "--model.width",
-    "4",
-    "--train.batch-size",
-    "16",
-    "--eval.batch-size",
-    "16",
-    "--log.to",
-    "jsonl",
-    "--parallel.devices",
-    "1",
+    *("--model.width", "4", "--train.batch-size", "16", "--eval.batch-size", "16"),
+    *("--log.to", "jsonl", "--parallel.devices", "1"),
 ]
 IMAGES = 50_000
 """Of CIFAR-10."""
@@ -46,7 +44,7 @@ def data(tmp_path_factory) -> Path:
 def experiment_of(name: str, data: Path, **changes) -> Experiment:
     file = read_recipe(name)
     sizes = {"model": {"width": 4}, "train": {"batch_size": 12}, "eval": {"batch_size": 12}, "parallel": {"devices": 1}}
-    config = file.config.replace(**sizes).replace(data={"path": str(data)}, log={"to": ("jsonl",)}, **changes)
+    config = file.config.replace(**sizes).replace(data={"path": str(data)}, **{"log": {"to": ("jsonl",)}} | changes)
     return open_experiment(replace(file, config=config))
 
 
@@ -118,12 +116,14 @@ def test_each_group_is_trained_as_the_recipe_says(name):
             "whitening": lambda p, g: [p] * few,
         }
     else:
-        plain = lambda p, g: sgd_by_hand(p, g, rates, 1.33e-3, sgd)  # noqa: E731
+        plain = functools.partial(sgd_by_hand, rates=rates, decay=1.33e-3, momentum=sgd)
+        # Logits are divided by 256 here and by 9 in the paper.
+        head = (256 / 9) ** 2
         ways = {
             "convolution": plain,
             "norm": lambda p, g: sgd_by_hand(p, g, 64 * rates, 1.33e-3 / 64, sgd),
             "whitening bias": plain,
-            "head": plain,
+            "head": lambda p, g: sgd_by_hand(p, g, head * rates, 1.33e-3 / head, sgd),
             "whitening": lambda p, g: [p] * few,
         }
     for path, group in jax.tree_util.tree_leaves_with_path(groups):
@@ -185,35 +185,58 @@ def test_a_whole_run_is_a_fraction_of_a_petaflop(name, petaflop, padded):
 # --- Short runs ---
 
 
-def test_the_first_convolution_whitens_the_training_images(data):
-    """In each class its share of them; the same on any number of devices, as every device gets the same kernel."""
-    experiment = experiment_of("cifar10_fast", data)
-    table, own = experiment.resources.train, experiment.config.data
-    expected = whitening_kernel(patch_moments(table.images, 2, own.mean, own.std), 3)
-    kernel = experiment.setup().state.params["whiten"]["kernel"]
-    np.testing.assert_allclose(kernel, expected, rtol=1e-5, atol=1e-6)
+def test_the_first_convolution_whitens_a_sample_of_the_training_images(data, monkeypatch):
+    kernels = []
+    for devices in (1, 2):
+        experiment = experiment_of("cifar10_fast", data, parallel={"devices": devices})
+        function = experiment.file.hooks["get_initialize"].function
+        monkeypatch.setitem(function.__globals__, "IMAGES_TO_WHITEN", 10)
+        kernels.append(np.asarray(experiment.setup().state.params["whiten"]["kernel"]))
+    sample, own = experiment.resources.train.take(10), experiment.config.data
+    assert len(sample) == 10 and len(set(sample.labels)) == 5
+    expected = whitening_kernel(patch_moments(sample.images, 2, own.mean, own.std), 3)
+    np.testing.assert_allclose(kernels[0], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+
+
+def test_another_network_is_one_line(data, capfd):
+    words = ["train", "cifar10_fast", "--data.path", str(data), "--workdir", str(data.parent / "w"), *SMALL]
+    assert main([*words, "--model.name", "resnet10"]) == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert "get_initialize: no convolution 'whiten' to whiten in this network; give the name of its first one" in line
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_killed_and_resumed_is_uninterrupted_and_evaluated_from_its_config(name, data, tmp_path, capfd):
-    def train(workdir: str, duration: str) -> list[dict]:
-        words = ["--data.path", str(data), "--train.duration", duration, "--workdir", str(tmp_path / workdir), *SMALL]
-        assert main(["train", name, *words, "--optimizer.schedule", "constant", "--log.every", "1 step"]) == 0
+def test_interrupted_and_resumed_is_uninterrupted_and_evaluated_from_its_config(name, data, tmp_path, capfd):
+    """Bit for bit, Lookahead's slow weights included: the run of 8 steps is asked to stop behind the fourth."""
+
+    def train(workdir: str, stops: bool = False) -> list[dict]:
+        words = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
+        experiment = experiment_of(name, data, **words, log={"every": "1 step", "to": ("jsonl",)})
+        with contextlib.ExitStack() as stack:
+            if stops:
+                stack.enter_context(pytest.raises(Preempted))
+            train_experiment(experiment, tmp_path / workdir, listeners=[Terminated()] if stops else [])
         return [json.loads(line) for line in (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()]
 
-    whole, half = train("whole", "8 steps"), train("half", "4 steps")
-    assert half[-1]["count"] == 25 and whole[-2]["loss"] < whole[0]["loss"]
-    if name == "cifar10_fast":
-        # Lookahead's decay follows the length of the run, and so do its weights.
-        def of_steps(lines):
-            return [(line["step"], line["loss"]) for line in lines if line["split"] == "train"]
-
-        assert of_steps(train("half", "8 steps")) == of_steps(whole)
+    whole = train("whole")
+    assert 4 <= len(train("half", stops=True)) < 8
+    half = train("half")
+    assert [(line["step"], line["loss"]) for line in half] == [(line["step"], line["loss"]) for line in whole]
+    assert whole[-1]["count"] == 25 and whole[-2]["loss"] < whole[0]["loss"]
     capfd.readouterr()
-    assert main(["eval", str(tmp_path / "whole" / "config.json")]) == 0
+    assert main(["eval", str(tmp_path / "half" / "config.json")]) == 0
     shown = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
     assert float(shown["loss"]) == pytest.approx(whole[-1]["loss"], rel=1e-6)
+
+
+class Terminated:
+    """A listener that sends SIGTERM to its own process behind the fourth step."""
+
+    def step(self, record) -> None:
+        if record.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.slow

@@ -221,8 +221,9 @@ def figures(folder, *words):
     [
         (["imagenet_resnet50"], 25_557_032, 900, 352, []),
         (["cifar10", "--classes", "10", "--data.cache", "device"], 11_173_962, 300, 21.6, [32]),
+        (["cifar10_fast", "--classes", "10"], 1_971_640, 260, 5.8, [32]),
     ],
-    ids=["ResNet-50", "CIFAR-10 on the device"],
+    ids=["ResNet-50", "CIFAR-10 on the device", "fast CIFAR-10"],
 )
 def test_budget_of_one_gpu(tmp_path, words, parameters, kernels, megabytes, trip_counts):
     """What an H200 moves and launches; a change that needs more must say what it is worth."""

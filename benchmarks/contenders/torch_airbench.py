@@ -85,8 +85,6 @@ def write_pixels(data: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with np.load(data) as arrays:
         for split, name in FILES.items():
-            if (folder / name).is_file():
-                continue
             values = {kind: torch.from_numpy(arrays[f"{split}_{kind}"]) for kind in ("images", "labels")}
             values["labels"] = values["labels"].long()
             classes = [str(label) for label in range(int(values["labels"].max()) + 1)]

@@ -110,7 +110,8 @@ class Preprocess:
 
 def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]) -> None:
     """Trace the augmentation of one image, (H, W, C), so that errors in it are found before a run is compiled."""
-    if preprocess.augment.flip and preprocess.augment.alternate_flip:
+    augment = preprocess.augment
+    if augment.alternate_flip and (augment.flip or "flip" in augment.then):
         raise InputError("data.augment: flip and alternate_flip are both set; set one of them to false")
     image = jax.ShapeDtypeStruct(image_shape, jnp.uint8)
     jax.eval_shape(lambda image: preprocess.augmented(jax.random.key(0), image), image)

@@ -164,7 +164,7 @@ def _listener(options: Launch) -> socket.socket | None:
     if options.nr:
         return None
     host, port = split_address(options.coordinator) if options.coordinator else (LOOPBACK, 0)
-    with about(f"--coordinator {options.coordinator}"):
+    with about(f"--coordinator {options.coordinator or LOOPBACK}"):
         listener = listen(host, port)
     if options.nodes > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
         # Debian's /etc/hosts maps a machine's own name to such an address.

@@ -176,8 +176,8 @@ def check_labelled(source: Source, what: str) -> None:
     )
 
 
-def first_images(source: Source, data: DataConfig, count: int) -> np.ndarray:
-    """Training images without random crops, uint8[count, H, W, C], in each class its share; all if there are fewer.
+def sample_images(source: Source, data: DataConfig, count: int) -> np.ndarray:
+    """Training images without random crops, uint8[count, H, W, C], of each class its share; all if there are fewer.
 
     Raises `InputError` for an image that cannot be used.
     """

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import Views
 from jaxddp.data.batch import Batch
 from jaxddp.engine.loss import ExampleLoss
-from jaxddp.engine.views import Views, mean_logits
+from jaxddp.engine.views import mean_logits
 from jaxddp.errors import InputError
 from jaxddp.models.protocol import Model
 

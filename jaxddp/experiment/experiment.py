@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
-from jaxddp.data.source import first_images
+from jaxddp.data.source import sample_images
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
@@ -55,7 +55,7 @@ def open_experiment(file: RecipeFile) -> Experiment:
         config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
     resources = open_resources(config, topology)
     source = resources.train
-    images = functools.partial(first_images, source, config.data)
+    images = functools.partial(sample_images, source, config.data)
     recipe = recipe_of(file, config, source.num_classes, len(source), images)
     # What is wrong with these is said before there is a work directory, and before anything is compiled.
     feed = make_feed(recipe, resources)
@@ -93,6 +93,8 @@ def train(
 
 def evaluate(experiment: Experiment, directory: Path, which: str = "latest") -> dict[str, float]:
     """The validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`."""
+    # The parameters come from the checkpoint, so no training image is read for them.
+    experiment = replace(experiment, recipe=replace(experiment.recipe, initialize=None))
     kept, file = experiment.file.kept_digest, experiment.file
     if kept is not None and kept != file.digest():
         raise InputError(f"{file.root}: the run's copy of its recipe was changed since; restore it")

@@ -26,7 +26,7 @@ _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --wor
 _MOVED = ("data.path", "data.name")
 _FREE = (
     *("train.duration", "eval.every", "checkpoint.every", "log.every", "log.profile", "parallel."),
-    *("eval.batch_size", "checkpoint.keep", "log.to", "recipe.file", "objects.jax"),
+    *("eval.batch_size", "eval.views", "checkpoint.keep", "log.to", "recipe.file", "objects.jax"),
     *("data.max_bad_images", "data.local_cache", "data.data_dir", *_MOVED),
 )
 _log = logging.getLogger("jaxddp.experiment")

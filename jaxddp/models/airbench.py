@@ -15,26 +15,31 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxddp.config import Config
+from jaxddp.errors import InputError
 from jaxddp.models.max_pool import max_pool
 from jaxddp.models.resnet import BATCH_NORM_AXES, Operation, for_flax
 from jaxddp.registry import MODELS
 
 WHITENING = "whiten"
 """The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""
-_STATISTICS_MOMENTUM, _EPSILON = 0.6, 1e-12
+_STATISTICS_MOMENTUM = 0.6
+_LEAST_SIDE = 9
 # The form by tanh: in JAX 0.12 the gradient of erf fails inside of `shard_map`.
 _gelu = functools.partial(nn.gelu, approximate=True)
 
 
 def parameter_groups(params: Any) -> Any:
     """What a parameter is, for optimizers that treat them apart: a tree of "convolution", "norm", "head", "whitening"
-    (the fixed kernel) and "whitening bias"."""
+    (the fixed kernel) and "whitening bias". Raises: InputError; a parameter of another network."""
 
     def group(path: Any, _: Any) -> str:
         module, kind = (key.key for key in path[:2])
         if module == WHITENING:
             return "whitening" if kind == "kernel" else "whitening bias"
-        return {"conv": "convolution", "norm": "norm", "head": "head"}[module.rstrip("_0123456789")]
+        found = {"conv": "convolution", "norm": "norm", "head": "head"}.get(module.rstrip("_0123456789"))
+        if found is None:
+            raise InputError(f"{module}/{kind} is no parameter of the network airbench; set model.name to airbench")
+        return found
 
     return jax.tree_util.tree_map_with_path(group, params)
 
@@ -75,7 +80,10 @@ class Airbench(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-        """Normalized images [B, H, W, C], of 17 pixels or more, -> logits [B, num_classes], in float32 at least."""
+        """Normalized images [B, H, W, C], H and W from 9, -> logits [B, num_classes], in float32 at least."""
+        if min(images.shape[1:3]) < _LEAST_SIDE:
+            size = "x".join(map(str, images.shape[1:3]))
+            raise InputError(f"airbench: images of {size} pixels; give data.image_size={_LEAST_SIDE} or more")
         x = _gelu(self.whitened(images.astype(self.dtype)))
         for group, features in enumerate((self.width, 4 * self.width, 4 * self.width), start=1):
             x = self.conv(features, f"conv{group}_1")(x)
@@ -117,11 +125,13 @@ class Airbench(nn.Module):
         )
 
     def norm(self, train: bool, name: str) -> nn.BatchNorm:
-        """Batch norm with a bias and no scale; its running statistics follow soon, as a run is short."""
+        """Batch norm with a bias and no scale; its running statistics follow soon, as a run is short.
+
+        Epsilon is Flax's 1e-5, where the source has 1e-12: a fast variance is exact to no more than that.
+        """
         return nn.BatchNorm(
             not train,
             momentum=_STATISTICS_MOMENTUM,
-            epsilon=_EPSILON,
             use_scale=False,
             axis_name=self.axis_name,
             dtype=self.dtype,

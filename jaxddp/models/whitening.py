@@ -4,11 +4,15 @@ Its features are the patches' principal components, each divided by its deviatio
 to train your ResNet 8: bag of tricks" (whitening); Jordan 2024 (arXiv:2404.00498), section 3.2 (the negatives).
 """
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+
+from jaxddp.errors import InputError
+from jaxddp.job.membership import from_first
 
 EPSILON = 5e-4
 """Added to variances, as many patches are nearly flat."""
@@ -59,14 +63,24 @@ def initialize_whitening(
     Its kernel is [size, size, C, 2 size * size * C].
 
     Args:
-        images: gives uint8[N, H, W, C]; called when the parameters are made.
+        images: gives uint8[N, H, W, C]; process 0 calls it when the parameters are made, and tells the others.
         mean, std: of each channel, as in `DataConfig`.
+
+    Raises:
+        InputError: when the parameters are made; the network has no such convolution.
     """
 
     def transform(params: Any, model_state: Any) -> tuple[Any, Any]:
+        if "kernel" not in params.get(name, {}):
+            raise InputError(f"no convolution {name!r} to whiten in this network; give the name of its first one")
         kernel = params[name]["kernel"]
-        moments = patch_moments(images(), kernel.shape[0], mean, std)
-        whitened = jnp.asarray(whitening_kernel(moments, kernel.shape[2]), kernel.dtype)
+
+        def made() -> str:
+            moments = patch_moments(images(), kernel.shape[0], mean, std)
+            return json.dumps(whitening_kernel(moments, kernel.shape[2]).tolist())
+
+        # Eigenvectors differ between kinds of processors, in their signs for one.
+        whitened = jnp.asarray(json.loads(from_first("whitening kernel", made)), kernel.dtype)
         return {**params, name: {**params[name], "kernel": whitened}}, model_state
 
     return transform
