@@ -259,6 +259,13 @@ def test_the_gate_lets_equal_networks_pass(tmp_path):
     assert gate_of(tmp_path)[0] == ["the gate: not measured"]
 
 
+def test_a_gate_without_a_result_has_not_passed_and_stops_nothing(tmp_path):
+    measured = {key.replace("_", "/"): {"losses": losses} for key, losses in RIGHT.items()}
+    measured["gate/bfloat16/torch"] = {"failed": "out of memory"}
+    lines, passed = gpu_gate.judge(Table(tmp_path / "t", {}, measured))
+    assert passed and lines[-1] == "the gate: not passed, there is no result of gate/bfloat16/torch"
+
+
 @pytest.mark.parametrize(
     "losses",
     [
