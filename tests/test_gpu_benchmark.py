@@ -26,7 +26,7 @@ import outcome
 import trace_summary
 from gpu_call import Call
 from gpu_children import Children, CutOff
-from gpu_parts import Cifar, Measurement, Plan
+from gpu_parts import Cifar, Measurement, NotRun, Plan
 from gpu_results import Refused, Table
 from gpu_scale import GPU
 from gpu_table import render
@@ -170,6 +170,16 @@ def test_rounds_are_at_each_contender_s_best_batch_and_torch_s_best_mode(tmp_pat
     keys = [each.key for each in plan.waiting("rounds")]
     assert keys == ["rounds/torch/max-autotune 128/0", "rounds/jaxddp/256/0", *keys[2:]]
     assert [key[-1] for key in keys] == ["0", "0", "1", "1"] and keys[2].startswith("rounds/jaxddp")
+
+
+def test_the_trace_of_cifar_10_needs_no_batch_of_the_step(tmp_path):
+    plan = plan_of(tmp_path, {})
+    with pytest.raises(NotRun):
+        plan.waiting("trace")
+    packed = replace(plan, cifar=Cifar(tmp_path / "set.npz", None, "cifar10", (), None))
+    assert [each.key for each in packed.waiting("trace")] == ["trace/cifar10"]
+    both = replace(packed, table=Table(tmp_path / "gpu.json", {}, dict(SPEEDS)))
+    assert [each.key for each in both.waiting("trace")] == ["trace/cifar10", "trace/step 256"]
 
 
 def test_more_images_than_ran_out_of_memory_are_not_tried(tmp_path):
