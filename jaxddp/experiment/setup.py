@@ -15,7 +15,7 @@ from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
-from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.objective import Metric, Objective
 from jaxddp.engine.resident_steps import loops_are_slow
@@ -233,7 +233,7 @@ def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Pre
     order, source, topology = feed.order, feed.source, resources.topology
     agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     # A program of other types would wait for that of another process.
-    travel = {"gradients travel as": str(Averaging.of(recipe.config, topology))}
+    travel = {"gradients come from": str(Gradients.of(recipe.config, topology))}
     agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
     model, programs = for_platform(recipe.model, topology.platform), Programs()
@@ -246,7 +246,7 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
     """The training data over the devices. Raises: InputError; they cannot share a batch, or keep the set."""
     config, source = recipe.config, resources.train
     check_labelled(source, "training data")
-    resources.topology.check_batch_size(config.train.batch_size)
+    Gradients.of(config, resources.topology).check_batch_size(config.train.batch_size, resources.topology)
     if config.data.cache == "device":
         source.check_resident(config.data)
     order = SampleOrder(len(source), config.train.batch_size, config.seed)
@@ -262,8 +262,8 @@ def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
             f"data.mean has {len(data.mean)} values, data.std {len(data.std)}, and images of {shape} have {shape[-1]} "
             "channels; give a value for each channel"
         )
-    dtype = config.train.precision or "float32"
+    gradients, dtype = Gradients.of(config, resources.topology), config.train.precision or "float32"
     preprocess = Preprocess(data.mean, data.std, data.augment, dtype, recipe.augmentation)
     check_augmentation(preprocess, shape)
-    check_mixing(data.augment, config.train.batch_size, resources.topology.num_devices)
+    check_mixing(data.augment, config.train.batch_size, gradients.parts(resources.topology))
     return preprocess
