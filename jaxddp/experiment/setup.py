@@ -1,6 +1,7 @@
 """A training made ready: a recipe laid out over its resources. The terminal and notebooks share all of it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,7 @@ from jaxddp.experiment.programs import Programs, seeded_step, settings
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.experiment.session import Session
+from jaxddp.experiment.suspects import suspects
 from jaxddp.job.membership import agree
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import for_platform
@@ -211,8 +213,12 @@ class RunSetup:
             # Before anything is compiled: both have to fit, and no image may be damaged.
             self.feed.place(self.validated)
         (program, chunks), rate = self.program(), self.recipe.learning_rate
+        blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
         run = Run(
-            self.plan, self.topology, self.state, program, chunks, evaluator, listeners=listeners, learning_rate=rate
+            *(self.plan, self.topology, self.state, program, chunks, evaluator),
+            listeners=listeners,
+            learning_rate=rate,
+            suspects=blame,
         )
         return run if session is None else session.joined(run)
 
