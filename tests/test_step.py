@@ -24,6 +24,7 @@ from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt, for_platform
+from jaxddp.models.airbench import Airbench
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from jaxddp.models.stems import small_stem
 
@@ -153,12 +154,18 @@ def ghost(group: int | None, platform: str = "gpu"):
     return for_platform(network, platform)
 
 
-@pytest.mark.parametrize(("group", "platform"), [(2, "gpu"), (3, "cpu")])
-def test_with_ghost_batch_norm_any_number_of_devices_is_one(group, platform):
+def ghost_airbench():
+    """Its norms have no scale, and its first kernel no gradient."""
+    return Airbench(CLASSES, width=2, group=4, dtype=jnp.float64, param_dtype=jnp.float64)
+
+
+@pytest.mark.parametrize(("net", "image"), [(ghost(2), 6), (ghost(3, "cpu"), 6), (ghost_airbench(), 10)])
+def test_with_ghost_batch_norm_any_number_of_devices_is_one(net, image):
     """With padding, whose images count in the statistics."""
-    net, batch = ghost(group, platform), random_batch(8 * group, masked=3)
+    batch = random_batch(8 * net.group, masked=3, image=image)
     one, sums, state = sgd_gradient(net, batch, 1)
-    assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(one))
+    flat = [path for path, leaf in jax.tree_util.tree_leaves_with_path(one) if np.abs(leaf).max() < 1e-6]
+    assert [path[0].key for path in flat] == (["whiten"] if isinstance(net, Airbench) else [])
     for devices in (2, 4, 8):
         many, of_many, other = sgd_gradient(net, batch, devices)
         assert largest_difference(one, many) < 1e-9

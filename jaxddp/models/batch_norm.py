@@ -63,11 +63,9 @@ class BatchNorm(nn.Module):
             InputError: in training, the groups do not make up the images.
         """
         features, x = x.shape[-1:], x.astype(self.dtype)
-        if self.scale_init is None:
-            scale = jnp.ones(features, self.param_dtype)
-        else:
-            scale = self.param("scale", self.scale_init, features, self.param_dtype)
+        scale = self.scale_init and self.param("scale", self.scale_init, features, self.param_dtype)
         bias = self.param("bias", nn.initializers.zeros, features, self.param_dtype)
+        scale = jnp.ones_like(bias) if scale is None else scale
         mean = self.variable("batch_stats", "mean", jnp.zeros, features, self.param_dtype)
         var = self.variable("batch_stats", "var", jnp.ones, features, self.param_dtype)
         if self.use_running_average:
