@@ -136,9 +136,8 @@ def test_groups_of_images_are_normalized_apart(platform):
         )
         images = jnp.asarray(np.random.default_rng(0).normal(size=(6, 12, 12, 3)))
         params, state = adapt(whole).init(jax.random.key(0), images[:1])
-        assert jax.tree.structure(adapt(groups).init(jax.random.key(0), images[:1])) == jax.tree.structure(
-            (params, state)
-        )
+        others = adapt(groups).init(jax.random.key(0), images[:1])
+        assert jax.tree.structure(others) == jax.tree.structure((params, state))
 
         def apply(net, params, images):
             return for_platform(adapt(net), platform).apply(params, state, images, train=True, key=None)
