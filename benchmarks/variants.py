@@ -67,22 +67,19 @@ def main() -> None:
 
 def compare_variants(variants: Mapping[str, Variant], rounds: int, steps: int) -> dict[str, Figures]:
     """Each variant beside the plain step, in images per second."""
+    everything = {PLAIN: Variant({}), **variants}
     with tempfile.TemporaryDirectory() as folder:
-        setups = {
-            name: make_setup(Path(folder), steps, each) for name, each in {PLAIN: Variant({}), **variants}.items()
-        }
+        setups = {name: make_setup(Path(folder), steps, each) for name, each in everything.items()}
         placed = {name: list(setup.batches(0, steps)) for name, setup in setups.items()}
     compiled = {name: setup.step() for name, setup in setups.items()}
-    found = {name: losses(step, setups[name].state, placed[name][:GATE_STEPS]) for name, step in compiled.items()}
+    states = {name: setup.state for name, setup in setups.items()}
+    found = {name: losses(step, states[name], placed[name][:GATE_STEPS]) for name, step in compiled.items()}
     for name, variant in variants.items():
         if variant.tolerance is not None:
             check_losses({PLAIN: found[PLAIN], name: found[name]}, variant.tolerance)
-    turns = {
-        name: functools.partial(time_steps, step, setups[name].state, placed[name]) for name, step in compiled.items()
-    }
+    turns = {name: functools.partial(time_steps, step, states[name], placed[name]) for name, step in compiled.items()}
     seconds = alternate(turns, rounds)
-    images = BATCH * steps
-    return {name: compare({each: seconds[each] for each in (name, PLAIN)}, images) for name in variants}
+    return {name: compare({each: seconds[each] for each in (name, PLAIN)}, BATCH * steps) for name in variants}
 
 
 def make_setup(folder: Path, steps: int, variant: Variant) -> RunSetup:

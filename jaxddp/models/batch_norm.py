@@ -63,7 +63,7 @@ class BatchNorm(nn.Module):
             InputError: in training, the groups do not make up the images.
         """
         features, x = x.shape[-1:], x.astype(self.dtype)
-        scale = self.scale_init and self.param("scale", self.scale_init, features, self.param_dtype)
+        scale = None if self.scale_init is None else self.param("scale", self.scale_init, features, self.param_dtype)
         bias = self.param("bias", nn.initializers.zeros, features, self.param_dtype)
         scale = jnp.ones_like(bias) if scale is None else scale
         mean = self.variable("batch_stats", "mean", jnp.zeros, features, self.param_dtype)
