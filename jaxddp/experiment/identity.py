@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
+from jaxddp.errors import InputError
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.measure.flops import jaxprs_in
 from jaxddp.mesh import AXIS
@@ -29,7 +30,6 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     logits, labels = jax.ShapeDtypeStruct((2, num_classes), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
-    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     of_examples = {"loss": recipe.loss.function, **{f"metric {name}": each for name, each in recipe.metrics.items()}}
     found = {name: _described(function, logits, labels) for name, function in of_examples.items()}
     update = _digest(recipe.optimizer.update, state.params, state.opt_state, state.params)
@@ -39,8 +39,16 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
         return recipe.model.apply(params, model_state, images, train=True, key=key)
 
+    def network_of(batch: int) -> str:
+        images = jax.ShapeDtypeStruct((batch, *image_shape), jnp.float32)
+        return _digest(network, state.params, state.model_state, images, key)
+
     model = type(getattr(recipe.model, "module", recipe.model)).__name__
-    found["model"] = f"{model} {_digest(network, state.params, state.model_state, images, key)}"
+    try:
+        found["model"] = f"{model} {network_of(1)}"
+    except InputError:
+        # Ghost batch norm takes nothing less than a group.
+        found["model"] = f"{model} {network_of(recipe.config.train.batch_size)}"
     if recipe.schedule is not None:
         found["schedule"] = _described(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if recipe.augmentation is not None:

@@ -249,10 +249,12 @@ def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Pre
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:
-    """The training data over the devices. Raises: InputError; they cannot share a batch, or keep the set."""
+    """The training data over the devices. Raises: InputError; they cannot share a batch and its groups, or keep it."""
     config, source = recipe.config, resources.train
     check_labelled(source, "training data")
-    Gradients.of(config, resources.topology).check_batch_size(config.train.batch_size, resources.topology)
+    gradients, topology = Gradients.of(config, resources.topology), resources.topology
+    gradients.check_batch_size(config.train.batch_size, topology)
+    config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
     if config.data.cache == "device":
         source.check_resident(config.data)
     order = SampleOrder(len(source), config.train.batch_size, config.seed)
