@@ -225,6 +225,11 @@ class ParallelConfig:
     It takes longer."""
     xla_options: tuple[str, ...] = ()
     """XLA's options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compiler_options.py."""
+    check_replicas: Duration = field(default_factory=lambda: Duration.parse("1000 steps"))
+    """How often to compare the state of all devices, beside the times at which it is saved; "0 steps" never does."""
+    self_test: Literal["auto", "always", "never"] = "auto"
+    """Before the first step, compare the averaged gradient of a few examples with that of one device; "auto" where
+    that is expected to take less than a second."""
     start_timeout: Seconds = 60.0
     """Seconds that the processes of a job wait for each other at the start."""
     heartbeat_timeout: Seconds = 10.0

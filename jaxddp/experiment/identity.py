@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxddp.data.source import Source
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
 from jaxddp.errors import InputError
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.measure.flops import jaxprs_in
 from jaxddp.mesh import AXIS
+from jaxddp.overrides import flatten, plain
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -57,6 +59,15 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     if parts := [part for part in recipe.parts if part.name in state.parts]:
         found["parts"] = ", ".join(_part(part, state) for part in parts)
     return found
+
+
+def told(recipe: Recipe, val: Source | None) -> dict[str, Any]:
+    """What decides the numbers of a run, and when processes meet: told differently, one would wait for another."""
+    config = recipe.config
+    found = flatten({"data": plain(config.data), "train": plain(config.train)})
+    found |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
+    found |= {"check_every": config.parallel.check_replicas, "self_test": config.parallel.self_test}
+    return found | {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
 
 
 def checksums(state: TrainState) -> dict[str, str]:

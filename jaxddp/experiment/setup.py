@@ -19,6 +19,7 @@ from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.objective import Metric, Objective
+from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
@@ -214,11 +215,14 @@ class RunSetup:
             self.feed.place(self.validated)
         (program, chunks), rate = self.program(), self.recipe.learning_rate
         blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
+        several = self.topology.num_devices > 1
         run = Run(
             *(self.plan, self.topology, self.state, program, chunks, evaluator),
             listeners=listeners,
             learning_rate=rate,
             suspects=blame,
+            self_test=self.programs.self_test(self.objective, self.recipe, self.topology, resident=resident),
+            replicas=Replicas(self.topology) if several and self.plan.replicas.examples else None,
         )
         return run if session is None else session.joined(run)
 
