@@ -30,6 +30,9 @@ class Share(NamedTuple):
     """Of the sum of its losses."""
     model_state: Any
     sums: MetricSums
+    undivided: Any = None
+    """Of `Gradients.of_batch`: the gradients before their division. They are as finite, and asking them costs less: XLA
+    writes down what has two uses."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +111,11 @@ class Gradients:
             sums, model_state = objective(params, model_state, batch, train=train, key=key, image_key=image_key)
             return sums.values[0, 0] * scale, (sums, model_state)
 
-        grads, model_state, means = self.mean(total_loss, params, state.model_state, batch, key)
+        grads, model_state, means, _ = self.mean(total_loss, params, state.model_state, batch, key)
         # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that
         # count, however unevenly padding fell on the devices.
         weight = jnp.maximum(means.values[0, 1], jnp.finfo(means.values.dtype).tiny) * scale
-        return Share(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means)
+        return Share(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
 
     def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Share:
         """The mean over the shares of the global batch: to be called inside `jax.shard_map`, with varying `params`.
@@ -126,7 +129,7 @@ class Gradients:
 
             return mean_of_shards(shard, (params, varying(model_state)), batch)
         own = jax.random.fold_in(key, lax.axis_index(AXIS))
-        (grads, *others), order = self._share(loss, params, model_state, batch, own)
+        (grads, *others, _), order = self._share(loss, params, model_state, batch, own)
         with jax.named_scope(AVERAGING):
             grads, others = self.averaging.average(grads, others, order)
         return Share(grads, *others)
@@ -145,7 +148,7 @@ class Gradients:
             return differentiated(batch, key)
 
         def add(total: Any, part: Batch, number: jax.Array) -> tuple[Any, tuple[Any, MetricSums]]:
-            (grads, *others), _ = differentiated(part, jax.random.fold_in(key, number))
+            (grads, *others, _), _ = differentiated(part, jax.random.fold_in(key, number))
             return jax.tree.map(jnp.add, total, grads), others
 
         zeros = varying(jax.tree.map(jnp.zeros_like, params))

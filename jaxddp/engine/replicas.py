@@ -19,11 +19,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.engine.state import SMALL_LEAF
 from jaxddp.errors import ReplicaError
 from jaxddp.mesh import AXIS, Topology
 
-_SMALL_WORDS = 1 << 18
-"""Arrays of fewer words are copied together and summed at once: each sum takes some 20 ms to compile."""
 _NAMED = 4
 """How many devices a line names."""
 
@@ -69,8 +68,8 @@ def checksums(topology: Topology) -> Callable[[Any], jax.Array]:
 
     def checksum(state: Any) -> jax.Array:
         words = [_words(leaf) for leaf in jax.tree.leaves(state)]
-        small = [each for each in words if each.size < _SMALL_WORDS]
-        large = [each for each in words if each.size >= _SMALL_WORDS]
+        small = [each for each in words if each.size < SMALL_LEAF]
+        large = [each for each in words if each.size >= SMALL_LEAF]
         together = [jnp.concatenate(small)] if small else []
         return _sum(jnp.stack([_sum(each) for each in [*together, *large]]))
 

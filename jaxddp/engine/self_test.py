@@ -167,8 +167,8 @@ class SelfTest:
             whole = jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:]), slices)
 
             def of(batch: Batch) -> tuple[Any, jax.Array]:
-                grads, _, means = Gradients().of_batch(self._objective, state, batch, jax.random.key(0), train=False)
-                return grads, means.values[0, 1]
+                share = Gradients().of_batch(self._objective, state, batch, jax.random.key(0), train=False)
+                return share.grads, share.sums.values[0, 1]
 
             if not in_slices:
                 return of(whole)[0]

@@ -18,7 +18,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
 
@@ -71,8 +71,7 @@ def make_local_step(
         # None of a part that has no place in the state.
         own = {part.name: state.parts.get(part.name) for part in parts}
         scale = math.prod(part.loss_scale(own[part.name]) for part in parts)
-
-        grads, model_state, means = gradients.of_batch(
+        grads, model_state, means, undivided = gradients.of_batch(
             objective, state, batch, dropout, train=True, image_key=run_key, scale=scale
         )
         for part in parts:
@@ -87,7 +86,9 @@ def make_local_step(
         sums = means.replace(values=means.values * gradients.shares(topology))
         for part in parts:
             following, new = part.update(own[part.name], state, new, grads)
-            if following is not None:
+            if part.judges:
+                following, new = part.judge(following, state, new, all_finite(undivided))
+            if part.name in state.parts:
                 new = new.replace(parts={**new.parts, part.name: following})
             sums = sums.with_scalars(part.report(following, grads))
         return new, sums

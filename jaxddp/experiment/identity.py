@@ -99,7 +99,9 @@ def _initial_numbers(init: Callable[[Any], Any], params: Any) -> list[jax.Array]
 def _part(part: Part, state: TrainState) -> str:
     def all_of_it(own: Any, state: TrainState) -> Any:
         grads = part.gradients(own, state.params)
-        return part.loss_scale(own), grads, part.update(own, state, state, grads), part.report(own, grads)
+        following, after = part.update(own, state, state, grads)
+        judged = part.judge(following, state, after, jnp.array(True)) if part.judges else ()
+        return part.loss_scale(own), grads, following, after, judged, part.report(own, grads)
 
     return f"{part.name} {_digest(all_of_it, state.parts[part.name], state)}"
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import TrainState, all_finite
+from jaxddp.engine.state import TrainState
 
 SKIPPED = "skipped"
 """1 for a step that was skipped, 0 for one that was taken."""
@@ -16,20 +16,17 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True)
 class Guard(Part):
-    """Leaves parameters, statistics, optimizer and the arrays of the parts before it as they were.
-
-    It asks the averaged gradients, which hold the NaN or the infinity of any device, so all devices decide alike. It
-    keeps no arrays.
-    """
+    """Leaves parameters, statistics, optimizer and the arrays of the parts before it as they were, on all devices."""
 
     name: str = "guard"
+    judges = True
 
     def init(self, params: Any, model_state: Any) -> None:
         return None
 
-    def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
-        finite, kept = all_finite(grads), before.replace(step=after.step)
-        return own, jax.tree.map(lambda old, new: jnp.where(finite, new, old), kept, after)
+    def judge(self, own: Any, before: TrainState, after: TrainState, finite: jax.Array) -> tuple[Any, TrainState]:
+        kept = before.replace(step=after.step)
+        return ~finite, jax.tree.map(lambda old, new: jnp.where(finite, new, old), kept, after)
 
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
-        return {SKIPPED: ~all_finite(grads)}
+        return {SKIPPED: own}

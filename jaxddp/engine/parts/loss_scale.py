@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import TrainState, all_finite
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 
 LOSS_SCALE = "loss_scale"
@@ -33,6 +33,7 @@ class LossScale(Part):
     factor: float = 2.0
     growth_interval: int = 2000
     name: str = LOSS_SCALE
+    judges = True
 
     def __post_init__(self) -> None:
         for key, least in (("batch_size", 1), ("growth_interval", 1)):
@@ -49,8 +50,8 @@ class LossScale(Part):
     def loss_scale(self, own: Any) -> jax.Array:
         return own["scale"] / self.batch_size
 
-    def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
-        finite, scale, steps = all_finite(grads), own["scale"], own["finite_steps"]
+    def judge(self, own: Any, before: TrainState, after: TrainState, finite: jax.Array) -> tuple[Any, TrainState]:
+        scale, steps = own["scale"], own["finite_steps"]
         grows = steps == self.growth_interval
         largest, smallest = jnp.finfo(jnp.float32).max, jnp.finfo(jnp.float32).tiny
         grown = jnp.where(grows, jnp.minimum(scale * self.factor, largest), scale)

@@ -17,9 +17,11 @@ class Part:
 
     Attributes:
         name: of its arrays in `TrainState.parts`, which are saved and restored with the state.
+        judges: whether it wants to know if the gradients are finite, which costs a look at all of them.
     """
 
     name: str
+    judges = False
 
     def init(self, params: Any, model_state: Any) -> Any:
         """Its own arrays at step 0, a pytree; {} for none.
@@ -38,6 +40,13 @@ class Part:
 
     def update(self, own: Any, before: "TrainState", after: "TrainState", grads: Any) -> tuple[Any, "TrainState"]:
         """Its next arrays, and the next state: `after`, or one in which some of it is left as `before`."""
+        return own, after
+
+    def judge(self, own: Any, before: "TrainState", after: "TrainState", finite: jax.Array) -> tuple[Any, "TrainState"]:
+        """The same as `update`, and after it, by whether the averaged gradients are finite, bool[].
+
+        They hold the NaN or the infinity of any device. It is called where `judges` is set.
+        """
         return own, after
 
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
