@@ -121,7 +121,7 @@ class TrainConfig:
     batch_size: BatchSize = 256
     """Global: divided among all devices of all processes."""
     accumulate: Annotated[int, Range(1, 65536)] = 1
-    """Microbatches a step: each device's slice of the batch is taken in so many equal parts, whose gradients are summed."""
+    """Microbatches a step: each device's slice of the batch in so many equal parts, whose gradients are summed."""
     duration: Duration = field(default_factory=lambda: Duration.parse("90 epochs"))
     label_smoothing: Annotated[float, Range(0, 1, below=True)] = 0.0
     precision: Literal["float32", "bfloat16"] | None = None

@@ -17,6 +17,7 @@ from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.resident_steps import place_images
 from jaxddp.errors import InputError
 from jaxddp.job.membership import exchange
+from jaxddp.measure.memory import told
 from jaxddp.mesh import Topology
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted
@@ -155,8 +156,3 @@ class Feed:
             if len(placed) > _PLACED_AHEAD:
                 yield placed.popleft()
         yield from placed
-
-
-def told(sizes: Mapping[str, int]) -> str:
-    """Bytes of images by their use, in words: "197 kB of training and 98 kB of validation images"."""
-    return " and ".join(f"{size(count)} of {use}" for use, count in sizes.items()) + " images"

@@ -13,6 +13,7 @@ from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.division import Division
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.averaging import Averaging
@@ -69,6 +70,11 @@ class RunSetup:
     @property
     def optimizer(self) -> optax.GradientTransformation:
         return self.recipe.optimizer
+
+    @property
+    def division(self) -> Division:
+        """How a batch is divided among the devices."""
+        return Division.of(self.recipe.config, self.topology.num_devices)
 
     @property
     def order(self) -> SampleOrder:
@@ -212,7 +218,15 @@ class RunSetup:
             self.feed.place(self.validated)
         (program, chunks), rate = self.program(), self.recipe.learning_rate
         run = Run(
-            self.plan, self.topology, self.state, program, chunks, evaluator, listeners=listeners, learning_rate=rate
+            plan=self.plan,
+            topology=self.topology,
+            state=self.state,
+            program=program,
+            chunks=chunks,
+            division=self.division,
+            evaluator=evaluator,
+            listeners=listeners,
+            learning_rate=rate,
         )
         return run if session is None else session.joined(run)
 

@@ -12,6 +12,7 @@ from jaxddp.measure.profile import Profile
 from jaxddp.training.clock import Clock
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.events import UNKNOWN, EpochMetrics, EvaluationRecord, RunEnd, StepRecord
+from jaxddp.training.memory import Memory
 from jaxddp.training.run import Run
 
 
@@ -30,7 +31,8 @@ def fit(run: Run) -> TrainState:
 
     Raises:
         NonFiniteError: a loss or the state is not finite. Nothing of it is saved.
-        InputError: more images were substituted than the plan allows.
+        InputError: the step does not fit the devices, which is said before the first one, or their memory runs out
+            later; or more images were substituted than the plan allows.
         Preempted: `run.should_stop` said so; the state was saved.
     """
     loop, state = _Loop(run), run.state
@@ -41,7 +43,7 @@ def fit(run: Run) -> TrainState:
             loop.validate(done, state, saved=True)
         stream = run.chunks(done)
         profile = run.profile if run.topology.process_index == 0 else None
-        with Profile(profile, plan.traced(done), loop.clock.paused) as traced:
+        with loop.memory, Profile(profile, plan.traced(done), loop.clock.paused) as traced:
             while done < plan.total_steps:
                 with loop.clock.waiting_for_data():
                     chunk = next(stream)
@@ -50,6 +52,7 @@ def fit(run: Run) -> TrainState:
                     jax.block_until_ready(state)
                     with loop.clock.paused():
                         run.program.prepare(state, *chunk.feed)
+                loop.memory.check(done + chunk.steps, state, chunk.feed)
                 with traced.step(done + 1, state):
                     state, sums = run.program(state, *chunk.feed)
                 loop.clock.dispatched(chunk.steps, sums.values)
@@ -76,6 +79,7 @@ class _Loop:
         self.run, self.plan = run, run.plan
         self.clock = Clock(run.plan.batch_size, run.progress.get("epoch_seconds", 0.0))
         self.sums = EpochSums(run.progress.get("epoch_values", 0.0), run.plan.max_substituted)
+        self.memory = Memory(run)
         self.listeners: list[Any] = []
         self.validation: Mapping[str, float] = {}
         self.step, self.used = int(run.state.step), UNKNOWN
@@ -155,7 +159,8 @@ class _Loop:
                 self._leave(step)
 
         # Padding is never counted, so an evaluation in progress cannot be mistaken for a finished one.
-        self.validation = evaluator(state, lambda means, seen: tell(means, min(seen, total - 1)), leave_if_asked)
+        with self.memory.of_validation(step):
+            self.validation = evaluator(state, lambda means, seen: tell(means, min(seen, total - 1)), leave_if_asked)
         tell({name: value for name, value in self.validation.items() if name != "count"}, total)
         if self.run.checkpoints and saved:
             self.run.checkpoints.validations.put(step, self.validation)

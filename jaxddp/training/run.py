@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxddp.data.division import Division
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program
 from jaxddp.mesh import Topology
@@ -31,6 +32,7 @@ class Run:
 
     Attributes:
         state: replicated, where it begins; its step says how many are done. It is consumed.
+        division: of each batch.
         evaluator: of the validation set; None validates nothing.
         checkpoints: where states are saved; None saves nothing.
         listeners: see `jaxddp.training.events.Listener`; the first process's alone.
@@ -46,6 +48,7 @@ class Run:
     state: TrainState
     program: Program
     chunks: Chunks
+    division: Division
     evaluator: Evaluator | None = None
     checkpoints: Checkpoints | None = None
     listeners: Sequence[Any] = ()

@@ -1,0 +1,198 @@
+"""Whether a step fits into the memory of each device, and the line that says what would.
+
+What a program needs is known once it is compiled. What another division of the batch would need is estimated: of the
+arrays that live only while a step is computed, gradients stay as they are, and the rest shrinks with the examples that
+are computed at once.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import jax
+
+from jaxddp.data.division import Division
+from jaxddp.errors import InputError
+from jaxddp.job.membership import exchange
+from jaxddp.measure.cost import Cost
+from jaxddp.measure.host_memory import HostMemory, host_memory
+from jaxddp.mesh import Topology
+from jaxddp.wording import size
+
+SPARED = 0.1
+"""The share of what ran out that another division must need less, to be worth a try."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a step needs on each device.
+
+    Attributes:
+        arguments: the state, the batch, images that lie there.
+        output: what does not take the place of an argument.
+        temporary: what lives only while the step is computed.
+        gradients: of all parameters, a part of what is temporary.
+        images: those that are still to be placed, by their use.
+    """
+
+    arguments: int
+    output: int
+    temporary: int
+    gradients: int
+    images: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cost: Cost, params: Any, images: Mapping[str, int] | None = None) -> "Needs | None":
+        """Of a compiled step; None where the backend does not say."""
+        if (found := cost.memory) is None:
+            return None
+        output = max(found.output_size_in_bytes - found.alias_size_in_bytes, 0)
+        gradients = min(bytes_on_a_device(params), found.temp_size_in_bytes)
+        return cls(found.argument_size_in_bytes, output, found.temp_size_in_bytes, gradients, images or {})
+
+    @property
+    def lasting(self) -> int:
+        """What is there whatever is computed."""
+        return self.arguments + self.output + sum(self.images.values())
+
+    @property
+    def total(self) -> int:
+        return self.lasting + self.temporary
+
+    def at(self, now: Division, then: Division) -> int:
+        """About how many bytes the step needs where its batch is divided in another way."""
+        gradients = self.gradients
+        if now.accumulate == 1 < then.accumulate:
+            gradients += self.gradients  # their sum, beside those of a microbatch
+        activations = (self.temporary - self.gradients) * then.microbatch / now.microbatch
+        return self.lasting + gradients + math.ceil(activations)
+
+    def __str__(self) -> str:
+        images = f", {told(self.images)}" if self.images else ""
+        lasting = f"arguments {size(self.arguments)}, output {size(self.output)}"
+        return f"{size(self.total)} on each device ({lasting}, temporary {size(self.temporary)}{images})"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one process knows: what the step needs on each of its devices, and what there is.
+
+    Attributes:
+        kind: of its devices.
+        devices: of this process.
+        room: bytes of the fullest of them that the step may have; None where the backend does not say, as on a CPU.
+        host: the memory that CPU devices share with everything else; None on others.
+    """
+
+    needs: Needs | None
+    kind: str
+    devices: int
+    room: int | None
+    host: HostMemory | None
+
+    @classmethod
+    def of(cls, needs: Needs | None, topology: Topology, arguments: Any) -> "Report":
+        """Of this process. Those of the arguments that lie on its devices already are not in the way of the step."""
+        free = topology.free_memory()
+        room = None if free is None else free + bytes_on_a_device(arguments)
+        host = host_memory() if free is None and topology.platform == "cpu" else None
+        return cls(needs, topology.device_kind, len(topology.mesh.local_devices), room, host)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(replace(self, host=None)) | {"host": self.host})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        told = json.loads(text)
+        needs, host = told["needs"] and Needs(**told["needs"]), told["host"] and HostMemory(*told["host"])
+        return cls(**told | {"needs": needs, "host": host})
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a step needs and what there is, on the device of all processes that has the least left.
+
+    Attributes:
+        room: bytes of that device that the step may have; None where that is not known.
+        there: the same in words.
+    """
+
+    division: Division
+    needs: Needs | None = None
+    room: int | None = None
+    there: str = ""
+
+    @classmethod
+    def of(cls, division: Division, reports: Sequence[Report]) -> "Fit":
+        """The same on all processes, whose reports these are, in order."""
+        fits = [cls._of_one(division, reports, process) for process in range(len(reports))]
+        known = [fit for fit in fits if fit.needs is not None and fit.room is not None]
+        return min(known, key=lambda fit: fit.room - fit.needs.total, default=fits[0])  # pyright: ignore
+
+    @classmethod
+    def _of_one(cls, division: Division, reports: Sequence[Report], process: int) -> "Fit":
+        own, host = reports[process], reports[process].host
+        whose = f" of process {process}" if len(reports) > 1 else ""
+        if host is None:
+            there = "" if own.room is None else f"{own.kind}{whose} has {size(own.room)}"
+            return cls(division, own.needs, own.room, there)
+        # Control groups may bound each process by itself, and the machine bounds all of them together.
+        beside = sum(other.devices for other in reports if other.host and other.host.machine == host.machine)
+        room = min(host.allowed // own.devices, host.installed // beside)
+        return cls(division, own.needs, room, f"the machine{whose} has {size(room)} for each of its {beside} devices")
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the step cannot fit."""
+        return self.needs is not None and self.room is not None and self.needs.total > self.room
+
+    def check(self) -> None:
+        """Raises `InputError` where the step cannot fit."""
+        if self.is_short:
+            raise InputError(f"{self}; {self.advice()}")
+
+    def __str__(self) -> str:
+        if self.needs is None:
+            return "what memory the step needs is not known"
+        return f"the step needs {self.needs}" + (f", and {self.there}" if self.there else "")
+
+    def advice(self) -> str:
+        """Which `accumulate` or batch would do: on paper, and where memory ran out although it would, a smaller one."""
+        needs, now = self.needs, self.division
+        if needs is None:
+            return "raise --train.accumulate, or lower --train.batch-size"
+        limit = self.room if self.is_short and self.room is not None else (1 - SPARED) * needs.total
+        finer = next((then for then in now.finer() if needs.at(now, then) <= limit), None)
+        smaller = now.largest(lambda then: needs.at(now, then) <= limit)
+        choices = []
+        if finer is not None:
+            choices.append(f"--train.accumulate {finer.accumulate} would need about {size(needs.at(now, finer))}")
+        if smaller is not None:
+            choices.append(f"--train.batch-size {smaller.batch_size} about {size(needs.at(now, smaller))}")
+        if not choices:
+            lasting = f"since about {size(needs.lasting + needs.gradients)} of it do not depend on them"
+            choices.append(f"no accumulate and no smaller batch would do, {lasting}; choose a smaller network")
+        return ", or ".join([*choices, *(["set data.cache to none"] if needs.images else [])])
+
+
+def agreed_fit(division: Division, own: Report) -> Fit:
+    """How a step fits the devices of all processes, which all call this alike. Raises: InputError; one is silent."""
+    return Fit.of(division, list(map(Report.from_json, exchange("memory of the step", own.to_json()))))
+
+
+def told(sizes: Mapping[str, int]) -> str:
+    """Bytes of images by their use, in words: "197 kB of training and 98 kB of validation images"."""
+    return " and ".join(f"{size(count)} of {use}" for use, count in sizes.items()) + " images"
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an allocation of JAX's failed: by the type of the exception, and by its status, which it begins with."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and str(error).startswith("RESOURCE_EXHAUSTED")
+
+
+def bytes_on_a_device(tree: Any) -> int:
+    """What the arrays of a tree take on each device that holds them; a shape alone takes nothing."""
+    arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
