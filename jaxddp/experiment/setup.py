@@ -30,6 +30,7 @@ from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.experiment.session import Session
 from jaxddp.job.membership import agree
+from jaxddp.measure.memory import named
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.protocol import Model
@@ -252,7 +253,8 @@ def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Pre
     topology.connect()
     model, programs = for_platform(recipe.model, topology.platform), Programs()
     init = programs.init(model, recipe, source.image_shape(feed.data), topology)
-    state = init(topology.replicate(jax.random.key(order.seed)))
+    with named(lambda: "as the network was initialized", lambda: "choose a smaller network"):
+        state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     return RunSetup(recipe, resources, model, feed, preprocess, state, programs)
 
 

@@ -7,7 +7,8 @@ are computed at once.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from jaxddp.wording import size
 
 SPARED = 0.1
 """The share of what ran out that another division must need less, to be worth a try."""
+_LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ class Fit:
         # Control groups may bound each process by itself, and the machine bounds all of them together.
         beside = sum(other.devices for other in reports if other.host and other.host.machine == host.machine)
         room = min(host.allowed // own.devices, host.installed // beside)
-        return cls(division, own.needs, room, f"the machine{whose} has {size(room)} for each of its {beside} devices")
+        each = f"each of its {beside} devices" if beside > 1 else "its device"
+        return cls(division, own.needs, room, f"the machine{whose} has {size(room)} for {each}")
 
     @property
     def is_short(self) -> bool:
@@ -166,14 +169,19 @@ class Fit:
         limit = self.room if self.is_short and self.room is not None else (1 - SPARED) * needs.total
         finer = next((then for then in now.finer() if needs.at(now, then) <= limit), None)
         smaller = now.largest(lambda then: needs.at(now, then) <= limit)
+
+        def need(then: Division) -> str:
+            return f"would need about {size(needs.at(now, then))}"
+
         choices = []
         if finer is not None:
-            choices.append(f"--train.accumulate {finer.accumulate} would need about {size(needs.at(now, finer))}")
+            choices.append(f"--train.accumulate {finer.accumulate} {need(finer)}")
         if smaller is not None:
-            choices.append(f"--train.batch-size {smaller.batch_size} about {size(needs.at(now, smaller))}")
+            choices.append(f"--train.batch-size {smaller.batch_size} {need(smaller)}")
         if not choices:
-            lasting = f"since about {size(needs.lasting + needs.gradients)} of it do not depend on them"
-            choices.append(f"no accumulate and no smaller batch would do, {lasting}; choose a smaller network")
+            least = Division(now.num_devices * now.together, now.num_devices, 1, now.together)
+            alone = f"even images {now.together} at a time {need(least)}"
+            choices.append(f"no accumulate and no batch would help, since {alone}; choose a smaller network")
         return ", or ".join([*choices, *(["set data.cache to none"] if needs.images else [])])
 
 
@@ -190,6 +198,19 @@ def told(sizes: Mapping[str, int]) -> str:
 def ran_out(error: BaseException) -> bool:
     """Whether an allocation of JAX's failed: by the type of the exception, and by its status, which it begins with."""
     return isinstance(error, jax.errors.JaxRuntimeError) and str(error).startswith("RESOURCE_EXHAUSTED")
+
+
+@contextmanager
+def named(when: Callable[[], str], advice: Callable[[], str]) -> Iterator[None]:
+    """An allocation that fails in the block becomes an `InputError`: when it was, XLA's own words, and what to do."""
+    try:
+        yield
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        # On a GPU many lines follow the first.
+        reason = str(error).splitlines()[0].partition(": ")[2][:_LONGEST_REASON].rstrip(".")
+        raise InputError(f"memory ran out {when()} ({reason}): {advice()}") from error
 
 
 def bytes_on_a_device(tree: Any) -> int:

@@ -43,7 +43,7 @@ def fit(run: Run) -> TrainState:
             loop.validate(done, state, saved=True)
         stream = run.chunks(done)
         profile = run.profile if run.topology.process_index == 0 else None
-        with loop.memory, Profile(profile, plan.traced(done), loop.clock.paused) as traced:
+        with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
             while done < plan.total_steps:
                 with loop.clock.waiting_for_data():
                     chunk = next(stream)
