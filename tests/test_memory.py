@@ -185,6 +185,16 @@ def test_the_line_names_the_process_and_the_machine():
     assert str(Fit.of(Division(8, 1), [alone])).endswith(", and the machine has 60 B for its device")
 
 
+@pytest.mark.parametrize(("free", "platform", "known"), [(None, "cpu", True), (None, "gpu", False), (50, "cpu", False)])
+def test_the_memory_of_the_host_is_that_of_cpus_that_know_of_none(free, platform, known):
+    one = SimpleNamespace(platform=platform)
+    topology = SimpleNamespace(
+        free_memory=lambda: free, platform=platform, device_kind="a kind", mesh=SimpleNamespace(local_devices=[one])
+    )
+    report = Report.of(None, topology, jnp.zeros(3))  # pyright: ignore[reportArgumentType]
+    assert (report.room, report.host is not None) == (None if free is None else 62, known)
+
+
 # --- Before the first step ---
 
 
