@@ -11,7 +11,7 @@ from jaxddp.data.division import Division
 DIVISIONS = st.builds(
     Division,
     batch_size=st.integers(1, 200),
-    num_devices=st.integers(1, 6),
+    shares=st.integers(1, 6),
     accumulate=st.integers(1, 6),
     together=st.integers(1, 4),
 )
@@ -19,7 +19,7 @@ DIVISIONS = st.builds(
 
 def in_pieces(division: Division) -> list[int]:
     """How many examples each microbatch holds, dealt out one by one."""
-    pieces = [0] * (division.num_devices * division.accumulate)
+    pieces = [0] * (division.shares * division.accumulate)
     for example in range(division.batch_size):
         pieces[example % len(pieces)] += 1
     return pieces
@@ -56,4 +56,5 @@ def test_a_config_says_how_its_batch_is_divided():
         mixing = config.replace(data={"augment": {kind: 0.2}})
         # 96 in 4 x 3 are 8 each, and in 4 x 8 they are 3: a pair would be parted.
         assert [each.accumulate for each in Division.of(mixing, 4).finer()] == [4, 6, 12]
+        assert Division.of(mixing, 4, group=3).together == 6
     assert [each.accumulate for each in Division.of(config, 4).finer()] == [4, 6, 8, 12, 24]

@@ -1,6 +1,7 @@
-"""How a global batch is divided: among the devices, and each one's slice into microbatches."""
+"""How a global batch is divided: into shares, one a device, and each of these into microbatches."""
 
 import bisect
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -11,39 +12,40 @@ MOST_MICROBATCHES = 65536
 
 @dataclass(frozen=True)
 class Division:
-    """A batch over devices, in microbatches of equal size.
+    """A batch in microbatches of equal size.
 
     Attributes:
         batch_size: global.
-        accumulate: microbatches of each device's slice.
+        shares: equal parts that the mean is taken over.
+        accumulate: microbatches of each share.
         together: examples that belong to one microbatch, 2 where pairs are mixed; each holds a multiple of so many.
     """
 
     batch_size: int
-    num_devices: int
+    shares: int
     accumulate: int = 1
     together: int = 1
 
     @classmethod
-    def of(cls, config: Config, num_devices: int) -> "Division":
-        """What a config says."""
+    def of(cls, config: Config, shares: int, group: int = 1) -> "Division":
+        """What a config says, whose batch norm normalizes a `group` of consecutive images at a time."""
         augment = config.data.augment
-        together = 2 if augment.mixup or augment.cutmix else 1
-        return cls(config.train.batch_size, num_devices, config.train.accumulate, together)
+        pair = 2 if augment.mixup or augment.cutmix else 1
+        return cls(config.train.batch_size, shares, config.train.accumulate, math.lcm(pair, group))
 
     @property
     def is_even(self) -> bool:
-        """Whether all microbatches of all devices are equal, and none parts what belongs together."""
+        """Whether all microbatches of all shares are equal, and none parts what belongs together."""
         return self.batch_size > 0 and self.batch_size % self._unit == 0
 
     @property
     def microbatch(self) -> int:
         """Examples that a device computes at once."""
-        return self.batch_size // (self.num_devices * self.accumulate)
+        return self.batch_size // (self.shares * self.accumulate)
 
     def finer(self) -> Iterator["Division"]:
         """The same batch in more microbatches, from few to many."""
-        most = min(self.batch_size // (self.num_devices * self.together), MOST_MICROBATCHES)
+        most = min(self.batch_size // (self.shares * self.together), MOST_MICROBATCHES)
         for accumulate in range(self.accumulate + 1, most + 1):
             if (finer := replace(self, accumulate=accumulate)).is_even:
                 yield finer
@@ -56,4 +58,4 @@ class Division:
 
     @property
     def _unit(self) -> int:
-        return self.num_devices * self.accumulate * self.together
+        return self.shares * self.accumulate * self.together

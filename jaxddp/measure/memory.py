@@ -179,7 +179,7 @@ class Fit:
         if smaller is not None:
             choices.append(f"--train.batch-size {smaller.batch_size} {need(smaller)}")
         if not choices:
-            least = Division(now.num_devices * now.together, now.num_devices, 1, now.together)
+            least = Division(now.shares * now.together, now.shares, 1, now.together)
             alone = f"even images {now.together} at a time {need(least)}"
             choices.append(f"no accumulate and no batch would help, since {alone}; choose a smaller network")
         return ", or ".join([*choices, *(["set data.cache to none"] if needs.images else [])])
