@@ -67,7 +67,7 @@ def step(setup: RunSetup) -> Finding:
     _, cost = compile_with_cost(program.function, setup.state, abstract_batch(setup), setup.key)
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
-    needs = Needs.of(cost, setup.state.params, kept)
+    needs = Needs.of(cost, setup.state.params, setup.topology, kept)
     fit = Fit.of(setup.division, [Report.of(needs, setup.topology, setup.state)])
     fit.check()
     return Finding(f"{work}; {fit}")

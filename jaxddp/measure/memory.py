@@ -22,6 +22,10 @@ from jaxddp.measure.host_memory import HostMemory, host_memory
 from jaxddp.mesh import Topology
 from jaxddp.wording import size
 
+_SCRATCH = {"cpu": 0.1}
+"""The share of activations that stays however few images are computed, from programs that XLA compiled; GPUs: none."""
+MARGIN = 0.03
+"""What is estimated may be off by this share of what is there; see BUILD_NOTES.md."""
 SPARED = 0.1
 """The share of what ran out that another division must need less, to be worth a try."""
 _LONGEST_REASON = 200
@@ -36,6 +40,7 @@ class Needs:
         output: what does not take the place of an argument.
         temporary: what lives only while the step is computed.
         gradients: of all parameters, a part of what is temporary.
+        scratch: another part of it, whose size is not that of the batch.
         images: those that are still to be placed, by their use.
     """
 
@@ -43,16 +48,19 @@ class Needs:
     output: int
     temporary: int
     gradients: int
+    scratch: int = 0
     images: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cost: Cost, params: Any, images: Mapping[str, int] | None = None) -> "Needs | None":
+    def of(cls, cost: Cost, params: Any, topology: Topology, images: Mapping[str, int] | None = None) -> "Needs | None":
         """Of a compiled step; None where the backend does not say."""
         if (found := cost.memory) is None:
             return None
         output = max(found.output_size_in_bytes - found.alias_size_in_bytes, 0)
-        gradients = min(bytes_on_a_device(params), found.temp_size_in_bytes)
-        return cls(found.argument_size_in_bytes, output, found.temp_size_in_bytes, gradients, images or {})
+        temporary = found.temp_size_in_bytes
+        gradients = min(bytes_on_a_device(params), temporary)
+        scratch = int(_SCRATCH.get(topology.platform, 0) * (temporary - gradients))
+        return cls(found.argument_size_in_bytes, output, temporary, gradients, scratch, images or {})
 
     @property
     def lasting(self) -> int:
@@ -67,9 +75,9 @@ class Needs:
         """About how many bytes the step needs where its batch is divided in another way."""
         gradients = self.gradients
         if now.accumulate == 1 < then.accumulate:
-            gradients += self.gradients  # their sum, beside those of a microbatch
-        activations = (self.temporary - self.gradients) * then.microbatch / now.microbatch
-        return self.lasting + gradients + math.ceil(activations)
+            gradients += 2 * self.gradients  # a loop's sum of them, before and after a microbatch
+        activations = (self.temporary - self.gradients - self.scratch) * then.microbatch / now.microbatch
+        return self.lasting + gradients + self.scratch + math.ceil(activations)
 
     def __str__(self) -> str:
         images = f", {told(self.images)}" if self.images else ""
@@ -166,7 +174,8 @@ class Fit:
         needs, now = self.needs, self.division
         if needs is None:
             return "raise --train.accumulate, or lower --train.batch-size"
-        limit = self.room if self.is_short and self.room is not None else (1 - SPARED) * needs.total
+        spared, of = (MARGIN, self.room) if self.is_short and self.room is not None else (SPARED, needs.total)
+        limit = (1 - spared) * of
         finer = next((then for then in now.finer() if needs.at(now, then) <= limit), None)
         smaller = now.largest(lambda then: needs.at(now, then) <= limit)
 

@@ -24,7 +24,7 @@ class Memory:
         """
         if self._fit is None:
             cost, topology = self._run.program.cost, self._run.topology
-            needs = None if cost is None else Needs.of(cost, state.params)
+            needs = None if cost is None else Needs.of(cost, state.params, topology)
             self._fit = agreed_fit(self._run.division, Report.of(needs, topology, (state, feed)))
             self._fit.check()
         self._step = step
