@@ -35,8 +35,8 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.commands.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
-from jaxddp.engine.averaging import Averaging
 from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.state import make_init
@@ -140,7 +140,7 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
         topology,
         schedule=recipe.schedule,
         parts=recipe.parts,
-        averaging=Averaging.of(config, topology),
+        gradients=Gradients.of(config, topology),
     )
     rows, length = config.train.batch_size, 1
     if data_config.cache == "none":

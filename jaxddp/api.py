@@ -8,17 +8,15 @@ history
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.batch import Batch
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.table import ExampleTable
@@ -29,18 +27,25 @@ from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.engine.state import TrainState, Transform
-from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
-from jaxddp.experiment.recipe import Recipe, check_listeners, check_metrics, check_optimizer, configured_metrics
+from jaxddp.experiment.recipe import (
+    Recipe,
+    check_listeners,
+    check_metrics,
+    check_optimizer,
+    check_parts,
+    configured_metrics,
+    configured_parts,
+)
 from jaxddp.experiment.resources import Resources
+from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
 from jaxddp.experiment.resume import Claim, claim
 from jaxddp.experiment.session import session
 from jaxddp.experiment.setup import RunSetup, prepare
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import agree, join
-from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
-from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, build
 from jaxddp.overrides import checked, flatten, plain
@@ -52,9 +57,6 @@ from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.training.loop import fit
 from jaxddp.wording import choices
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "ArrayTable",
@@ -81,8 +83,11 @@ __all__ = [
 
 _Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
-softmax_cross_entropy = cross_entropy()
-"""The usual loss: (logits float[B, K], labels int32[B]) -> float[B]."""
+_OPTIONS = {
+    "train": ("accumulate", "gradient_precision", "max_bad_steps", "precision"),
+    "parallel": ("buckets", "reproducible", "xla_options"),
+}
+"""What `prepare_training` takes of a config, by its section."""
 
 
 def resnet(
@@ -119,8 +124,7 @@ def prepare_training(
     augmentation: Augmentation | None = None,
     initialize: Transform | None = None,
     parts: Sequence[Part] = (),
-    xla_options: Sequence[str] = (),
-    gradient_precision: str | None = None,
+    **options: Any,
 ) -> RunSetup:
     """Lay a model, its data and its optimizer out over the devices.
 
@@ -143,8 +147,9 @@ def prepare_training(
         augmentation: a function of (key, image float32[H, W, C]) on the device, after those of `data`.
         initialize: a transform of the fresh (params, model_state), such as pretrained weights; see `create_state`.
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
-        xla_options: for the compiled step, as NAME=VALUE; `jaxddp.engine.compiler_options` has some to try.
-        gradient_precision: "bfloat16" halves what travels between devices, and rounds it; None sends it as it is.
+        options: `accumulate`, `precision` (of the input; the network has its own, and "float16" scales the loss),
+            `gradient_precision` and `max_bad_steps` of a config's `train`; `reproducible`, `buckets` and `xla_options`
+            of its `parallel`. See `jaxddp.config`.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets. Its `with_seed` has another seed.
@@ -159,8 +164,7 @@ def prepare_training(
     keep_compiled_programs()
     topology = Topology.create(devices)
     numbers = {"batch_size": batch_size_per_device * topology.num_devices, "duration": f"{epochs} epochs"}
-    numbers |= {"precision": "float32", "gradient_precision": gradient_precision}
-    config = Config().replace(seed=seed, train=numbers, parallel={"xla_options": tuple(xla_options)})
+    config = Config().replace(seed=seed, **_sections({"precision": "float32"} | options, numbers))
     loss, classes = example_loss(softmax_cross_entropy, table.num_classes), table.num_classes
     recipe = Recipe(
         config=dataclasses.replace(config, data=data or table.default_data()),
@@ -170,10 +174,20 @@ def prepare_training(
         eval_loss=loss,
         metrics=configured_metrics(config, classes) | check_metrics(metrics or {}, "metrics", classes),
         augmentation=augmentation,
-        parts=tuple(parts),
+        parts=check_parts(parts, "parts", configured_parts(config)),
         initialize=initialize,
     )
     return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
+
+
+def _sections(options: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options as changes of a config, beside those of its `train`. Raises: InputError; one is unknown."""
+    section_of = {key: section for section, keys in _OPTIONS.items() for key in keys}
+    for key in options.keys() - section_of:
+        raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, section_of)}")
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
+    return changes | {"train": changes["train"] | train}
 
 
 def train(
@@ -258,41 +272,5 @@ def _claim(setup: RunSetup) -> Claim:
     """What is known of a run whose model, loss and optimizer are objects."""
     told, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
     config = {"seed": told["seed"], "data": told["data"], "train": {key: told["train"][key] for key in numbers}}
+    config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
     return Claim(config, {"train": setup.table.fingerprint}, objects=setup.identity())
-
-
-def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = softmax_cross_entropy) -> dict[str, float]:
-    """Means of the loss, top-1 and top-5 over a table, each example once, with their `count`."""
-    return setup.with_loss(loss).evaluator(table)(state)
-
-
-def topk_accuracy(state: TrainState, setup: RunSetup, table: Source, k: Sequence[int] = (1, 5, 10)) -> dict[int, float]:
-    """The share of a table's examples whose label is among the k largest logits, for each k.
-
-    Raises:
-        InputError: a k below 1 or above the number of classes.
-    """
-    for each in k:
-        if not 1 <= each <= table.num_classes:
-            raise InputError(f"k={each}: expected 1 to {table.num_classes}, the number of classes")
-    measured = setup.evaluator(table, metrics={f"top{each}": TopK(each) for each in k})(state)
-    return {each: measured[f"top{each}"] for each in k}
-
-
-def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: int = 12) -> "Figure":
-    """The first `count` examples of a table with label, prediction and probability, as a figure for a notebook."""
-    # A machine that only trains needs no matplotlib.
-    from jaxddp.training.pictures import prediction_grid
-
-    predict = make_predict(setup.eval_objective(), setup.topology)
-    batches: list[tuple[Batch, np.ndarray]] = []
-    for batch in setup.feed.eval_batches(table, setup.order.batch_size):
-        batches.append((batch, np.asarray(jax.nn.softmax(predict(state, batch)))))
-        if sum(int(b.mask.sum()) for b, _ in batches) >= count:
-            break
-    images, labels, probabilities = (
-        np.concatenate(parts)[: min(count, len(table))]
-        for parts in zip(*[(np.asarray(b.image), np.asarray(b.label), p) for b, p in batches], strict=True)
-    )
-    # A listing without labels has no classes of its own.
-    return prediction_grid(images, labels, probabilities, table.class_names or setup.table.class_names)

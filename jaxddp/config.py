@@ -120,15 +120,19 @@ class TrainConfig:
 
     batch_size: BatchSize = 256
     """Global: divided among all devices of all processes."""
-    accumulate: Annotated[int, Range(1, 65536)] = 1
-    """Microbatches a step: each device's slice of the batch in so many equal parts, whose gradients are summed."""
     duration: Duration = field(default_factory=lambda: Duration.parse("90 epochs"))
     label_smoothing: Annotated[float, Range(0, 1, below=True)] = 0.0
-    precision: Literal["float32", "bfloat16"] | None = None
+    accumulate: Annotated[int, Range(1, 65_536)] = 1
+    """Compute each device's share of a batch in this many microbatches, one after the other, to save memory. With
+    batch norm local, a microbatch is what is normalized together."""
+    precision: Literal["float32", "bfloat16", "float16"] | None = None
     """Of the computation; parameters, batch statistics and loss stay float32. Where absent, float32 on a CPU and
-    bfloat16 on a GPU."""
+    bfloat16 on a GPU. In float16 the loss is scaled, by as much as its gradients bear."""
     gradient_precision: Literal["bfloat16"] | None = None
     """In which gradients travel between devices: half of the bytes, with a rounding of each. Their own where absent."""
+    max_bad_steps: Annotated[int, Range(0, 1_000_000)] = 10
+    """A step whose gradient is not finite changes nothing; after so many in a row the run ends. 0 leaves the guard out:
+    such a step is taken, and the run ends."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,9 @@ class ParallelConfig:
     buckets: Annotated[int, Range(1, 1024)] | None = None
     """Average gradients in at most this many all-reduces, each of which starts when its gradients are ready. Where
     absent, 7 on several GPUs and 1 elsewhere."""
+    reproducible: bool = False
+    """The same bits on 1, 2, 4 and 8 devices: a batch is computed in 8 fixed shards, which are summed in a fixed order.
+    It takes longer."""
     xla_options: tuple[str, ...] = ()
     """XLA's options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compiler_options.py."""
     start_timeout: Seconds = 60.0

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -161,3 +162,9 @@ def simulate_cpu_devices(count: int) -> None:
                 f"parallel.cpu_devices={count}: JAX already runs with {jax.local_device_count()} devices here; "
                 "ask for them before the first computation"
             ) from error
+
+
+def varying(tree: Any) -> Any:
+    """The same arrays inside of a `shard_map`, where each device may have others from here on."""
+    is_varying = lambda leaf: AXIS in jax.typeof(leaf).manual_axis_type.varying  # noqa: E731
+    return jax.tree.map(lambda leaf: leaf if is_varying(leaf) else lax.pcast(leaf, AXIS, to="varying"), tree)

@@ -18,6 +18,7 @@ from jaxddp.api import prepare_training, resnet
 from jaxddp.config import Config
 from jaxddp.engine.averaging import GPU_BUCKETS, Averaging, cut, order_of_readiness
 from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.experiment.resume import Claim, claim
@@ -160,7 +161,7 @@ def after_a_step(devices: int, buckets: int):
         objective = objective_of(SmallNet(batch_norm=True, sync=AXIS, dtype=jnp.float64))
         topology, optimizer = Topology.create(devices), optax.chain(optax.add_decayed_weights(0.1), optax.sgd(1.0))
         state = fresh_state(objective, optimizer, topology)
-        local_step = make_local_step(objective, optimizer, topology, averaging=Averaging(buckets))
+        local_step = make_local_step(objective, optimizer, topology, gradients=Gradients(Averaging(buckets)))
         step, batch = make_train_step(local_step, topology), topology.place(random_batch(24, masked=5))
         text = step.lower(state, batch).as_text()  # pyright: ignore[reportFunctionMemberAccess]
         return jax.device_get(step(state, batch)), text

@@ -1,6 +1,7 @@
 """A step that does not fit its devices: the arithmetic of the line, before the first step, and when memory runs out."""
 
 import dataclasses
+import functools
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +16,15 @@ from hypothesis import strategies as st
 from made import train
 from small import SMALL, SmallNet, linear_model, random_table, write_arrays
 
+from jaxddp.api import resnet
 from jaxddp.cli import main
 from jaxddp.cluster import rehearsal
+from jaxddp.config import Config
 from jaxddp.data.division import Division
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.step import Program
 from jaxddp.errors import InputError
-from jaxddp.measure.cost import Cost
+from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.host_memory import HostMemory
 from jaxddp.measure.memory import Fit, Needs, Report, bytes_on_a_device, named, ran_out
 from jaxddp.mesh import Topology
@@ -380,3 +383,32 @@ def test_only_an_exception_of_jax_with_that_status_is_memory_that_ran_out():
         named(lambda: "here", lambda: "do"),
     ):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no colon")
+
+
+# --- What is suggested, compiled ---
+
+
+@functools.cache
+def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
+    """Of a step whose activations are most of what it needs."""
+    config = Config().replace(train={"accumulate": accumulate})
+    net = resnet("resnet10", 5, width=8, stem="small")
+    table = random_table(64, image=32)
+    setup = made.setup_of(net, optax.sgd(0.1), table, devices=1, config=config, batch_size=batch_size)
+    program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
+    _, cost = compile_with_cost(program.function, setup.state, rehearsal.abstract_batch(setup), setup.key)
+    needs = Needs.of(cost, setup.state.params, setup.topology)
+    assert needs is not None
+    return needs, setup.division
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.95, 0.7, 0.45])
+def test_what_is_suggested_does_compile_to_less_than_there_is(share):
+    needs, division = compiled_needs(1, 64)
+    room = int(share * needs.total)
+    words = Fit(division, needs, room, "there").advice().split()
+    accumulate, batch_size = (int(words[words.index(f"--train.{key}") + 1]) for key in ("accumulate", "batch-size"))
+    assert accumulate == {0.95: 2, 0.7: 2, 0.45: 4}[share]
+    for found, _ in (compiled_needs(accumulate, 64), compiled_needs(1, batch_size)):
+        assert found.total <= room

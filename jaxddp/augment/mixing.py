@@ -23,16 +23,16 @@ class Mixing(NamedTuple):
     """float32[B], the weight of the example's own label; the partner's has the rest."""
 
 
-def check_mixing(augment: AugmentConfig, batch_size: int, num_devices: int) -> None:
-    """Raises `InputError` where a device's slice of a batch cannot be divided into pairs."""
+def check_mixing(augment: AugmentConfig, batch_size: int, parts: int) -> None:
+    """Raises `InputError` where what is computed together, one of equal parts of a batch, is not made of pairs."""
     key = "mixup" if augment.mixup else "cutmix"
     alpha = getattr(augment, key)
-    share = batch_size // num_devices
+    share = batch_size // parts
     if alpha and share % 2:
-        near = " or ".join(str(size * num_devices) for size in (share - 1, share + 1) if size)
+        near = " or ".join(str(size * parts) for size in (share - 1, share + 1) if size)
         raise InputError(
-            f"data.augment.{key}={alpha} mixes pairs of images on one device, and train.batch_size={batch_size} gives "
-            f"each of {num_devices} devices {share}, an odd number; a batch of {near} would do"
+            f"data.augment.{key}={alpha} mixes pairs of images that are computed together, and train.batch_size="
+            f"{batch_size} makes {parts} parts of {share}, an odd number; a batch of {near} would do"
         )
 
 

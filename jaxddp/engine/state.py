@@ -83,7 +83,8 @@ def make_init(
                 raise InputError(
                     f"initialize: {name} is {found}, and the network's is {wanted}; keep names, shapes and dtypes"
                 )
-        own = {part.name: part.init(params, model_state) for part in parts}
+        made = {part.name: part.init(params, model_state) for part in parts}
+        own = {name: arrays for name, arrays in made.items() if arrays is not None}
         return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), own)
 
     # Every parameter has random numbers of its own to compile: half of a cold start.

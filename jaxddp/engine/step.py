@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
-from jaxddp.engine.averaging import AVERAGING, Averaging
+from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
@@ -27,7 +27,7 @@ TrainStep = Callable[..., tuple[TrainState, MetricSums]]
 EvalStep = Callable[[TrainState, Batch], MetricSums]
 
 _DROPOUT = 0x64726F
-_AT_ONCE = Averaging()
+_AT_ONCE = Gradients()
 
 
 def make_train_step(
@@ -54,50 +54,50 @@ def make_local_step(
     *,
     schedule: optax.Schedule | None = None,
     parts: Sequence[Part] = (),
-    averaging: Averaging = _AT_ONCE,
+    gradients: Gradients = _AT_ONCE,
 ) -> TrainStep:
     """One optimizer step as each device takes it, on its slice of the batch: to be called inside `jax.shard_map`.
 
     Args:
         schedule: multiplies the optimizer's updates, 0 for the first step; for optimizers that have no schedule.
         parts: optional pieces, in this order; their arrays are in the state.
-        averaging: how gradients travel between the devices.
+        gradients: how the gradient of the batch is computed on the devices.
     """
 
     def local_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
         # The gradient of replicated parameters comes out summed over the devices, N times too large: cast first.
         params = lax.pcast(state.params, AXIS, to="varying")
         # An argument and no constant, so that runs of several seeds are one program.
-        key = jax.random.key(0) if key is None else key
-        dropout = jax.random.fold_in(jax.random.fold_in(key, _DROPOUT), state.step)
-        dropout = jax.random.fold_in(dropout, lax.axis_index(AXIS))
-        scale = math.prod(part.loss_scale(state.parts[part.name]) for part in parts)
+        run_key = jax.random.key(0) if key is None else key
+        dropout = jax.random.fold_in(jax.random.fold_in(run_key, _DROPOUT), state.step)
+        # None of a part that has no place in the state.
+        own = {part.name: state.parts.get(part.name) for part in parts}
+        scale = math.prod(part.loss_scale(own[part.name]) for part in parts)
 
-        def total_loss(params: Any) -> tuple[jax.Array, tuple[MetricSums, Any]]:
-            sums, model_state = objective(params, state.model_state, batch, train=True, key=dropout, image_key=key)
+        def total_loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
+            sums, model_state = objective(params, model_state, batch, train=True, key=key, image_key=run_key)
             return sums.values[0, 0] * scale, (sums, model_state)
 
-        grads, (sums, model_state), order = averaging.differentiate(total_loss, params)
-        with jax.named_scope(AVERAGING):
-            grads, (model_state, values) = averaging.average(grads, (model_state, sums.values), order)
+        grads, model_state, means = gradients.mean(total_loss, params, state.model_state, batch, dropout)
         # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that
         # count, however unevenly padding fell on the devices.
-        weight = jnp.maximum(values[0, 1], jnp.finfo(values.dtype).tiny) * scale
+        weight = jnp.maximum(means.values[0, 1], jnp.finfo(means.values.dtype).tiny) * scale
         grads = jax.tree.map(lambda g: g / weight.astype(g.dtype), grads)
         for part in parts:
-            grads = part.gradients(state.parts[part.name], grads)
-        params = averaging.parameters(state.params)
+            grads = part.gradients(own[part.name], grads)
+        params = gradients.averaging.parameters(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, params)
         if schedule is not None:
             factor = schedule(state.step)
             updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
         params = optax.apply_updates(params, updates)
         new = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
-        sums = sums.replace(values=values * topology.num_devices)
+        sums = means.replace(values=means.values * gradients.shares(topology))
         for part in parts:
-            own, new = part.update(state.parts[part.name], state, new, grads)
-            new = new.replace(parts={**new.parts, part.name: own})
-            sums = sums.with_scalars(part.report(own, grads))
+            following, new = part.update(own[part.name], state, new, grads)
+            if following is not None:
+                new = new.replace(parts={**new.parts, part.name: following})
+            sums = sums.with_scalars(part.report(following, grads))
         return new, sums
 
     return local_step

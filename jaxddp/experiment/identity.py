@@ -45,8 +45,9 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
         found["schedule"] = _described(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if recipe.augmentation is not None:
         found["augmentation"] = _described(recipe.augmentation, key, image)
-    if recipe.parts:
-        found["parts"] = ", ".join(_part(part, state) for part in recipe.parts)
+    # What has no place in the state may change on resume.
+    if parts := [part for part in recipe.parts if part.name in state.parts]:
+        found["parts"] = ", ".join(_part(part, state) for part in parts)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxddp.data.batch import Batch
-from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.resident_steps import make_resident_eval, make_resident_steps, steps_in
@@ -73,7 +73,7 @@ class Programs:
             return Program(make_train_step(local_step, topology, compiler_options=options))
 
         pieces = (recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
-        kind = f"{'resident steps' if resident else 'step'}, {Averaging.of(recipe.config, topology)}"
+        kind = f"{'resident steps' if resident else 'step'}, {Gradients.of(recipe.config, topology)}"
         return self._made(kind, (*_pieces(objective), *pieces), make)
 
     def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
@@ -117,7 +117,7 @@ def _local_step(objective: Objective, recipe: Recipe, topology: Topology) -> Tra
         topology,
         schedule=recipe.schedule,
         parts=recipe.parts,
-        averaging=Averaging.of(recipe.config, topology),
+        gradients=Gradients.of(recipe.config, topology),
     )
 
 

@@ -12,6 +12,8 @@ from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import Config
 from jaxddp.engine.loss import ExampleLoss, check_metric, example_loss
 from jaxddp.engine.objective import Metric
+from jaxddp.engine.parts.guard import SKIPPED, Guard
+from jaxddp.engine.parts.loss_scale import LOSS_SCALE, LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import Transform
 from jaxddp.errors import InputError, about
@@ -26,7 +28,7 @@ from jaxddp.training.plan import Plan
 
 _RESERVED = (
     *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
-    *("data_wait_fraction", "flops_utilization", "peak_memory"),
+    *("data_wait_fraction", "flops_utilization", "peak_memory", LOSS_SCALE, SKIPPED),
 )
 """Names that a line of metrics.jsonl has for other things, as it has all that begin with `epoch_`."""
 _NAME = re.compile(r"(?!epoch_)[\w.-]+")
@@ -115,6 +117,13 @@ def configured_metrics(config: Config, num_classes: int) -> dict[str, Metric]:
     return {name: metric for name, metric in named.items() if num_classes >= getattr(metric, "min_classes", 1)}
 
 
+def configured_parts(config: Config) -> tuple[Part, ...]:
+    """The parts that a config asks for. They come after all others, whose arrays the guard leaves as they were, too."""
+    if config.train.precision == "float16":
+        return Guard(), LossScale(config.train.batch_size)
+    return (Guard(),) if config.train.max_bad_steps else ()
+
+
 def check_metrics(metrics: Any, where: str, num_classes: int) -> dict[str, Metric]:
     """Metrics by name, functions like `METRICS`'. Raises: InputError; `where` says who gave something else."""
     if not isinstance(metrics, Mapping):
@@ -133,15 +142,16 @@ def check_optimizer(optimizer: Any, where: str) -> optax.GradientTransformation:
     return optimizer
 
 
-def check_parts(parts: Any, where: str) -> tuple[Part, ...]:
-    """Parts of the step, each with a name of its own. Raises: InputError; `where` says who gave them."""
+def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tuple[Part, ...]:
+    """Parts of the step, each with a name of its own, then those of the config. Raises: InputError; `where` says who
+    gave them."""
     given = parts if isinstance(parts, Sequence) else [parts]
     if wrong := [part for part in given if not isinstance(part, Part)]:
         raise InputError(f"{where}: {_kind(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
-    names = [part.name for part in given]
+    names = [part.name for part in (*given, *configured)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{where}: two parts are called {twice[0]!r}; give each another name")
-    return tuple(given)
+    return (*given, *configured)
 
 
 def check_listeners(listeners: Any, where: str) -> list[Any]:
@@ -171,7 +181,8 @@ def _initialize(hook: Hook | None, config: Config, images: Callable[[int], np.nd
 
 
 def _parts(hook: Hook | None, config: Config, steps: Steps) -> tuple[Part, ...]:
-    return () if hook is None else check_parts(hook(config, steps), hook.name)
+    configured = configured_parts(config)
+    return configured if hook is None else check_parts(hook(config, steps), hook.name, configured)
 
 
 def _kind(value: Any) -> str:

@@ -5,13 +5,13 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jaxddp.files as files
-from jaxddp.config import Config
+from jaxddp.config import Config, ParallelConfig
 from jaxddp.errors import InputError
 from jaxddp.job.membership import is_first
 from jaxddp.overrides import flatten
@@ -25,8 +25,9 @@ _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --wor
 # recipe.
 _MOVED = ("data.path", "data.name")
 _FREE = (
-    *("train.duration", "eval.every", "checkpoint.every", "log.every", "log.profile", "parallel."),
-    *("eval.batch_size", "eval.views", "checkpoint.keep", "log.to", "recipe.file", "objects.jax"),
+    *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
+    *("log.profile", "eval.batch_size", "eval.views", "checkpoint.keep", "log.to", "recipe.file", "objects.jax"),
+    *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
     *("data.max_bad_images", "data.local_cache", "data.data_dir", *_MOVED),
 )
 _log = logging.getLogger("jaxddp.experiment")

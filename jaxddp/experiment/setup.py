@@ -1,6 +1,7 @@
 """A training made ready: a recipe laid out over its resources. The terminal and notebooks share all of it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.division import Division
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
-from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.objective import Metric, Objective
 from jaxddp.engine.resident_steps import loops_are_slow
@@ -29,6 +30,7 @@ from jaxddp.experiment.programs import Programs, seeded_step, settings
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.experiment.session import Session
+from jaxddp.experiment.suspects import suspects
 from jaxddp.job.membership import agree
 from jaxddp.measure.memory import named
 from jaxddp.mesh import Device, Topology
@@ -74,8 +76,9 @@ class RunSetup:
 
     @property
     def division(self) -> Division:
-        """How a batch is divided among the devices."""
-        return Division.of(self.recipe.config, self.topology.num_devices)
+        """How a batch is divided."""
+        config = self.recipe.config
+        return Division.of(config, Gradients.of(config, self.topology).shares(self.topology))
 
     @property
     def order(self) -> SampleOrder:
@@ -218,16 +221,12 @@ class RunSetup:
             # Before anything is compiled: both have to fit, and no image may be damaged.
             self.feed.place(self.validated)
         (program, chunks), rate = self.program(), self.recipe.learning_rate
+        blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
         run = Run(
-            plan=self.plan,
-            topology=self.topology,
-            state=self.state,
-            program=program,
-            chunks=chunks,
-            division=self.division,
-            evaluator=evaluator,
+            *(self.plan, self.topology, self.state, program, chunks, self.division, evaluator),
             listeners=listeners,
             learning_rate=rate,
+            suspects=blame,
         )
         return run if session is None else session.joined(run)
 
@@ -248,7 +247,7 @@ def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Pre
     order, source, topology = feed.order, feed.source, resources.topology
     agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     # A program of other types would wait for that of another process.
-    travel = {"gradients travel as": str(Averaging.of(recipe.config, topology))}
+    travel = {"gradients come from": str(Gradients.of(recipe.config, topology))}
     agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
     model, programs = for_platform(recipe.model, topology.platform), Programs()
@@ -262,7 +261,7 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
     """The training data over the devices. Raises: InputError; they cannot share a batch, or keep the set."""
     config, source = recipe.config, resources.train
     check_labelled(source, "training data")
-    resources.topology.check_batch_size(config.train.batch_size)
+    Gradients.of(config, resources.topology).check_batch_size(config.train.batch_size, resources.topology)
     if config.data.cache == "device":
         source.check_resident(config.data)
     order = SampleOrder(len(source), config.train.batch_size, config.seed)
@@ -278,8 +277,8 @@ def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
             f"data.mean has {len(data.mean)} values, data.std {len(data.std)}, and images of {shape} have {shape[-1]} "
             "channels; give a value for each channel"
         )
-    dtype = config.train.precision or "float32"
+    gradients, dtype = Gradients.of(config, resources.topology), config.train.precision or "float32"
     preprocess = Preprocess(data.mean, data.std, data.augment, dtype, recipe.augmentation)
     check_augmentation(preprocess, shape)
-    check_mixing(data.augment, config.train.batch_size, resources.topology.num_devices)
+    check_mixing(data.augment, config.train.batch_size, gradients.parts(resources.topology))
     return preprocess

@@ -23,4 +23,7 @@ def cross_entropy(label_smoothing: float = 0.0) -> Callable[[jax.Array, jax.Arra
     return loss
 
 
+softmax_cross_entropy = cross_entropy()
+"""The usual loss: (logits float[B, K], labels int32[B]) -> float[B]."""
+
 LOSSES.add("cross_entropy")(lambda config: cross_entropy(config.train.label_smoothing))

@@ -7,7 +7,9 @@ import jax
 import numpy as np
 
 from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
+from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.errors import InputError, NonFiniteError
+from jaxddp.training.skipped_steps import SkippedSteps
 
 # The host goes on while this many steps that it dispatched last are unfinished, or the one chunk that holds more; so
 # batches in flight stay few, and a chunk is dispatched while the devices compute the one before it.
@@ -17,11 +19,12 @@ _STEPS_IN_FLIGHT = 3
 class EpochSums:
     """Adds up the sums of an epoch, step by step; from `values` on, where a resumed epoch stood.
 
-    No more than `max_substituted` images of an epoch may be substituted; None sets no limit.
+    No more than `max_substituted` images of an epoch may be substituted; None sets no limit. Steps that were `skipped`
+    because the loss is not finite have no part in the means.
     """
 
-    def __init__(self, values: Any = 0.0, max_substituted: int | None = None):
-        self._max_substituted = max_substituted
+    def __init__(self, values: Any = 0.0, max_substituted: int | None = None, skipped: SkippedSteps | None = None):
+        self._max_substituted, self._skipped = max_substituted, skipped or SkippedSteps()
         self._names: tuple[str, ...] = ()
         self._pending: list[tuple[range, MetricSums]] = []
         self._values = np.array(values)
@@ -37,7 +40,6 @@ class EpochSums:
         Args:
             steps: their numbers, from 1; sums of several have an axis of steps first.
         """
-        self._names = sums.names
         self._pending.append((steps, sums))
         in_flight = 0
         for dispatched, its_sums in reversed(self._pending):
@@ -49,7 +51,8 @@ class EpochSums:
     def fetch(self) -> dict[str, float]:
         """Wait for every step so far, and return the means of the last one.
 
-        Raises: NonFiniteError; names the first step with such a loss. InputError; too many images were substituted.
+        Raises: NonFiniteError; names the first step with such a loss that was not skipped, or too many were.
+        InputError; too many images were substituted.
         """
         steps = [step for several, _ in self._pending for step in several]
         fetched = jax.device_get([sums.values for _, sums in self._pending])
@@ -58,8 +61,15 @@ class EpochSums:
             for (several, _), found in zip(self._pending, fetched, strict=True)
             for value in found.reshape(len(several), *found.shape[-2:])
         ]
+        names, found = self._pending[-1][1].names, {}
         self._pending.clear()
-        for step, value in zip(steps, values, strict=True):
+        self._names = tuple(name for name in names if name != SKIPPED)
+        told = [place for place, name in enumerate((*names, "examples")) if name != SKIPPED]
+        for step, whole in zip(steps, values, strict=True):
+            value = whole[told]
+            found = means_of(self._names, value)
+            if not self._skipped.see(step, means_of(names, whole)):
+                continue
             if not math.isfinite(value[0, 0]):
                 raise NonFiniteError(
                     f"step {step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
@@ -70,11 +80,12 @@ class EpochSums:
             if self._max_substituted is not None and SUBSTITUTED in self._names:
                 count = round(self._values[self._names.index(SUBSTITUTED), 0])
                 check_substituted(count, self._max_substituted, f"step {step}")
-        return means_of(self._names, values[-1])
+        return found
 
     def end_epoch(self) -> dict[str, float]:
-        """The means of the epoch that ends here; the next begins."""
-        means, self._values = means_of(self._names, self._values), np.array(0.0)
+        """The means of the epoch that ends here, NaN if all of its steps were skipped; the next begins."""
+        nothing = np.zeros((len(self._names) + 1, 2))
+        means, self._values = means_of(self._names, nothing + self._values), np.array(0.0)
         return means
 
 

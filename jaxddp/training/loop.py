@@ -7,13 +7,14 @@ from typing import Any
 import jax
 
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import THEN, Preempted
+from jaxddp.errors import THEN, NonFiniteError, Preempted
 from jaxddp.measure.profile import Profile
 from jaxddp.training.clock import Clock
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.events import UNKNOWN, EpochMetrics, EvaluationRecord, RunEnd, StepRecord
 from jaxddp.training.memory import Memory
 from jaxddp.training.run import Run
+from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
 
 def fit(run: Run) -> TrainState:
@@ -30,7 +31,8 @@ def fit(run: Run) -> TrainState:
        that checkpoint is there; if the run is asked to stop meanwhile, one is saved. A resumed run validates it first.
 
     Raises:
-        NonFiniteError: a loss or the state is not finite. Nothing of it is saved.
+        NonFiniteError: a loss or the state is not finite, or the gradients of too many steps in a row. Nothing of it is
+            saved.
         InputError: the step does not fit the devices, which is said before the first one, or their memory runs out
             later; or more images were substituted than the plan allows.
         Preempted: `run.should_stop` said so; the state was saved.
@@ -78,7 +80,8 @@ class _Loop:
     def __init__(self, run: Run):
         self.run, self.plan = run, run.plan
         self.clock = Clock(run.plan.batch_size, run.progress.get("epoch_seconds", 0.0))
-        self.sums = EpochSums(run.progress.get("epoch_values", 0.0), run.plan.max_substituted)
+        self.skipped = SkippedSteps(run.plan.max_bad_steps, run.progress.get("skipped_in_a_row", 0))
+        self.sums = EpochSums(run.progress.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
         self.memory = Memory(run)
         self.listeners: list[Any] = []
         self.validation: Mapping[str, float] = {}
@@ -110,7 +113,7 @@ class _Loop:
         saves = self.plan.saves(step) or stop
         validates = self.run.evaluator is not None and self.plan.evaluates(step)
         if self.plan.logs(step) or saves or validates:
-            self.record(step)
+            self.record(step, state)
         self.step = step
         if saves:
             self._save(step, state)
@@ -121,6 +124,7 @@ class _Loop:
     def _save(self, step: int, state: TrainState) -> None:
         if self.run.checkpoints:
             progress = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
+            progress["skipped_in_a_row"] = self.skipped.in_a_row
             self.run.checkpoints.save(step, state, progress)
         self.clock.resume()
 
@@ -129,8 +133,11 @@ class _Loop:
             self.run.checkpoints.wait()
         raise Preempted(f"asked to stop: saved step {step} of {self.plan.total_steps}; the same command resumes it")
 
-    def record(self, step: int) -> None:
-        metrics = self.sums.fetch()
+    def record(self, step: int, state: TrainState) -> None:
+        try:
+            metrics = self.sums.fetch()
+        except TooManySkipped as error:
+            raise NonFiniteError(f"{error}. {self.run.suspects(state, error.step)}") from error
         images_per_second, data_wait = self.clock.rates()
         ended = None
         if self.plan.epochs.due(step):

@@ -28,6 +28,8 @@ class Plan:
     """How many images of an epoch may be substituted."""
     profile: int
     """How many steps are traced."""
+    max_bad_steps: int
+    """After how many steps in a row without a finite gradient the run ends; 0 for any number."""
 
     @classmethod
     def of(cls, config: Config, num_examples: int) -> "Plan":
@@ -53,6 +55,7 @@ class Plan:
             evaluate=cadence(config.eval.every),
             checkpoint=cadence(config.checkpoint.every),
             profile=0 if config.log.profile is None else config.log.profile.steps(**sizes, total_steps=total),
+            max_bad_steps=config.train.max_bad_steps,
             max_substituted=max_substituted(config.data.max_bad_images, num_examples),
         )
 

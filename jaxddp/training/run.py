@@ -40,6 +40,8 @@ class Run:
         should_stop: asked after every chunk and between batches of validation; all processes must answer alike.
         profile: where a trace of the steps goes that the plan names; None for none.
         progress: of the running epoch, as it was saved beside the state.
+        suspects: says which examples of a step's batch have a loss that is not finite, of a state and the step; all
+            processes ask together.
         validated: whether the checkpoint that the state was restored from was validated.
     """
 
@@ -56,6 +58,7 @@ class Run:
     should_stop: Callable[[int], bool] = lambda step: False
     profile: Path | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
+    suspects: Callable[[TrainState, int], str] = lambda state, step: ""
     validated: bool = True
 
     def usage(self, images_per_second: float | None) -> Used:

@@ -22,7 +22,10 @@ class Part:
     name: str
 
     def init(self, params: Any, model_state: Any) -> Any:
-        """Its own arrays at step 0, a pytree; {} for none."""
+        """Its own arrays at step 0, a pytree; {} for none.
+
+        None has no place in the state at all, so that a run may be resumed with the part or without it.
+        """
         return {}
 
     def loss_scale(self, own: Any) -> jax.Array | float:

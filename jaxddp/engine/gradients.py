@@ -1,0 +1,136 @@
+"""How a step comes by the gradient of the global batch: in parts on each device, and then averaged over all."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxddp.config import Config
+from jaxddp.data.batch import Batch
+from jaxddp.engine.averaging import AVERAGING, Averaging
+from jaxddp.engine.microbatches import in_turn, merged
+from jaxddp.engine.objective import MetricSums
+from jaxddp.engine.reproducible import SHARDS, mean_of_shards
+from jaxddp.errors import InputError
+from jaxddp.mesh import AXIS, Topology, varying
+
+StepLoss = Callable[..., tuple[jax.Array, tuple[MetricSums, Any]]]
+"""(params, model_state, part of a batch, random key) -> (sum of the losses, (sums of metrics, next model state))."""
+
+
+class Share(NamedTuple):
+    """What a part of the global batch contributes."""
+
+    grads: Any
+    """Of the sum of its losses."""
+    model_state: Any
+    sums: MetricSums
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The way to the gradient, which changes a network's numbers only where it looks at more than one image.
+
+    Attributes:
+        averaging: how gradients travel between the devices.
+        accumulate: in how many microbatches a device computes its slice; with local batch norm each is normalized by
+            itself, and running statistics take the mean of theirs, as they do over devices.
+        reproducible: compute 8 fixed shards and sum them in a fixed order; see `jaxddp.engine.reproducible`.
+        unrolled: microbatches stand one after the other in the program, see `jaxddp.engine.microbatches`.
+    """
+
+    averaging: Averaging = field(default_factory=Averaging)
+    accumulate: int = 1
+    reproducible: bool = False
+    unrolled: bool = False
+
+    @classmethod
+    def of(cls, config: Config, topology: Topology) -> "Gradients":
+        """What a config says. Raises: InputError; its keys, or the devices, contradict each other."""
+        reproducible = config.parallel.reproducible
+        if reproducible:
+            _check_reproducible(config, topology)
+        averaging = Averaging.of(config, topology)
+        return cls(averaging, config.train.accumulate, reproducible, topology.platform == "cpu")
+
+    def shares(self, topology: Topology) -> int:
+        """How many equal shares of the global batch the mean is taken over."""
+        return SHARDS if self.reproducible else topology.num_devices
+
+    def parts(self, topology: Topology) -> int:
+        """How many equal parts of the global batch are computed by themselves."""
+        return self.shares(topology) * self.accumulate
+
+    def check_batch_size(self, batch_size: int, topology: Topology) -> None:
+        """Raises `InputError` where a batch cannot be divided into the parts; says which can."""
+        parts = self.parts(topology)
+        if parts == topology.num_devices:
+            topology.check_batch_size(batch_size)
+        elif batch_size % parts:
+            below = batch_size // parts * parts
+            near = " or ".join(str(size) for size in (below, below + parts) if size > 0)
+            shares = f"{SHARDS} shards" if self.reproducible else f"{topology.num_devices} devices"
+            raise InputError(
+                f"train.batch_size={batch_size} cannot be divided among {shares} with train.accumulate="
+                f"{self.accumulate} microbatches each; {near} would do"
+            )
+
+    def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Share:
+        """The mean over the shares of the global batch: to be called inside `jax.shard_map`, with varying `params`.
+
+        The key of a share is that of the step, folded with its number.
+        """
+        if self.reproducible:
+
+            def shard(arrays: tuple[Any, Any], part: Batch, number: jax.Array) -> Share:
+                return self._share(loss, *arrays, part, jax.random.fold_in(key, number))[0]
+
+            return mean_of_shards(shard, (params, varying(model_state)), batch)
+        own = jax.random.fold_in(key, lax.axis_index(AXIS))
+        (grads, *others), order = self._share(loss, params, model_state, batch, own)
+        with jax.named_scope(AVERAGING):
+            grads, others = self.averaging.average(grads, others, order)
+        return Share(grads, *others)
+
+    def _share(
+        self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array
+    ) -> tuple[Share, Sequence[int]]:
+        """A device's slice, or a shard of it; and the order of its gradients, see `Averaging`."""
+
+        def differentiated(part: Batch, key: jax.Array) -> tuple[Share, Sequence[int]]:
+            own_loss = functools.partial(loss, model_state=model_state, batch=part, key=key)
+            grads, (sums, state), order = self.averaging.differentiate(own_loss, params)
+            return Share(grads, state, sums), order
+
+        if self.accumulate == 1:
+            return differentiated(batch, key)
+
+        def add(total: Any, part: Batch, number: jax.Array) -> tuple[Any, tuple[Any, MetricSums]]:
+            (grads, *others), _ = differentiated(part, jax.random.fold_in(key, number))
+            return jax.tree.map(jnp.add, total, grads), others
+
+        zeros = varying(jax.tree.map(jnp.zeros_like, params))
+        grads, (states, sums) = in_turn(add, zeros, batch, self.accumulate, unrolled=self.unrolled)
+        share = Share(grads, merged(states), jax.tree.map(lambda values: values.sum(0), sums))
+        return share, range(len(jax.tree.leaves(grads)))
+
+
+def _check_reproducible(config: Config, topology: Topology) -> None:
+    key, advice = "parallel.reproducible", f"use 1, 2, 4 or {SHARDS} devices"
+    if SHARDS % topology.num_devices:
+        raise InputError(f"{key}: {topology.num_devices} devices cannot share {SHARDS} shards evenly; {advice}")
+    if config.model.batch_norm == "sync":
+        raise InputError(
+            f"{key}: model.batch_norm=sync normalizes over devices, and each of {SHARDS} shards is "
+            "normalized by itself; set it to local or ghost:K"
+        )
+    for name, value in (
+        ("train.gradient_precision", config.train.gradient_precision),
+        ("parallel.buckets", config.parallel.buckets),
+    ):
+        if value is not None:
+            raise InputError(f"{key}: {name}={value} has no place in a sum of fixed order; leave it out")

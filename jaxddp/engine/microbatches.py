@@ -1,0 +1,57 @@
+"""A device's slice of the batch computed in equal parts, one after the other, so that one part's activations are held.
+
+A loop does it, except on CPUs: there XLA's convolutions are slow inside of loops
+(https://github.com/jax-ml/jax/issues/12868), so the parts stand one after the other in the program, which grows with
+their number.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxddp.data.batch import Batch
+
+Carry = TypeVar("Carry")
+
+
+def in_turn(
+    take: Callable[[Carry, Batch, jax.Array], tuple[Carry, Any]],
+    carry: Carry,
+    batch: Batch,
+    count: int,
+    *,
+    unrolled: bool,
+) -> tuple[Carry, Any]:
+    """Call `take` with the last carry, each of `count` equal parts of a batch, and its number; results are stacked."""
+    parts = jax.tree.map(lambda column: column.reshape(count, -1, *column.shape[1:]), batch)
+
+    def step(carry: Carry, number: jax.Array | int) -> tuple[Carry, Any]:
+        part = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, keepdims=False), parts)
+        return take(carry, part, jnp.asarray(number))
+
+    if not unrolled:
+        return lax.scan(step, carry, jnp.arange(count))
+    results: list[Any] = []
+    for number in range(count):
+        carry, result = step(carry, number + zero_after((carry, results[-1:])))
+        results.append(result)
+    return carry, jax.tree.map(lambda *columns: jnp.stack(columns), *results)
+
+
+def merged(states: Any) -> Any:
+    """One model state of those of several parts, [parts, ...]: the mean, as over devices; of counters the maximum."""
+    floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.inexact)  # noqa: E731
+    return jax.tree.map(lambda leaf: leaf.mean(0) if floating(leaf) else leaf.max(0), states)
+
+
+def zero_after(tree: Any) -> jax.Array:
+    """int32[], 0, but XLA cannot tell, and so computes the tree first.
+
+    XLA's CPU compiler orders by the use of results alone, and drops barriers before: it would compute all forward
+    passes first, and hold the activations of all parts.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.size]
+    return sum(((leaf.ravel()[0] > jnp.inf).astype(jnp.int32) for leaf in leaves), start=jnp.int32(0))

@@ -1,0 +1,62 @@
+"""Dynamic loss scaling, by which gradients in float16 neither overflow nor vanish."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxddp.engine.parts.part import Part
+from jaxddp.engine.state import TrainState, all_finite
+from jaxddp.errors import InputError
+
+LOSS_SCALE = "loss_scale"
+
+
+@dataclass(frozen=True)
+class LossScale(Part):
+    """The rule of `flax.training.dynamic_scale.DynamicScale` (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
+
+    The mean loss of the global batch is multiplied by a scale before it is differentiated. With the finite gradient
+    that follows `growth_interval` others the scale grows by `factor`; with one that is not finite it shrinks by as
+    much, and `jaxddp.engine.parts.guard.Guard`, which comes before this part, skips the step. Finiteness is that of the
+    averaged gradients, so all devices have one scale. It is logged as `loss_scale`, as the next step uses it.
+
+    Attributes:
+        batch_size: of the global batch, over whose sum of losses the step differentiates.
+        initial: the first scale.
+    """
+
+    batch_size: int
+    initial: float = 65536.0
+    factor: float = 2.0
+    growth_interval: int = 2000
+    name: str = LOSS_SCALE
+
+    def __post_init__(self) -> None:
+        for key, least in (("batch_size", 1), ("growth_interval", 1)):
+            if getattr(self, key) < least:
+                raise InputError(f"LossScale: {key}={getattr(self, key)}; give at least {least}")
+        for key, above in (("initial", 0), ("factor", 1)):
+            if not getattr(self, key) > above:
+                raise InputError(f"LossScale: {key}={getattr(self, key)}; give a number above {above}")
+
+    def init(self, params: Any, model_state: Any) -> Any:
+        """{"scale": float32[], "finite_steps": int32[], how many in a row since it last changed}."""
+        return {"scale": jnp.float32(self.initial), "finite_steps": jnp.int32(0)}
+
+    def loss_scale(self, own: Any) -> jax.Array:
+        return own["scale"] / self.batch_size
+
+    def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
+        finite, scale, steps = all_finite(grads), own["scale"], own["finite_steps"]
+        grows = steps == self.growth_interval
+        largest, smallest = jnp.finfo(jnp.float32).max, jnp.finfo(jnp.float32).tiny
+        grown = jnp.where(grows, jnp.minimum(scale * self.factor, largest), scale)
+        shrunk = jnp.maximum(scale / self.factor, smallest)
+        following = jnp.where(finite & ~grows, steps + 1, 0)
+        return {"scale": jnp.where(finite, grown, shrunk), "finite_steps": following}, after
+
+    def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
+        return {self.name: own["scale"]}

@@ -1,0 +1,49 @@
+"""Which examples of a batch have a loss that is not finite: asked when a run has to end because of them."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from jaxddp.data.batch import Batch
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.state import TrainState
+from jaxddp.experiment.feed import Feed
+from jaxddp.mesh import AXIS, Topology
+
+_MOST_SHOWN = 8
+
+
+def suspects(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
+    """Names the rows of a step's batch whose loss is not finite, or all of its rows where each by itself has one.
+
+    The network sees the images of the step, augmented as they were, but in evaluation: by running statistics, so that
+    no image can spoil the losses of others. All processes must ask together.
+    """
+    batch = next(feed.batches(step - 1, step))
+    finite = np.asarray(_finite_losses(objective, feed.topology)(state, batch, key))
+    rows = feed.order.rows(step - 1)
+    if finite.all():
+        return f"Each image of its batch has a finite loss by itself; the batch is {_listed(rows)} of the training data"
+    return f"The loss is not finite for {_listed(rows[~finite])} of the training data"
+
+
+def _finite_losses(objective: Objective, topology: Topology) -> Callable[..., jax.Array]:
+    """bool[B], of the examples of the global batch, on every device."""
+
+    def local(state: TrainState, batch: Batch, key: jax.Array) -> jax.Array:
+        images = objective.preprocess(batch, train=True, key=key).images
+        logits = objective.predict(state.params, state.model_state, images)
+        losses, _ = objective.loss(logits.astype(jnp.float32), batch.label)
+        return jnp.isfinite(losses)
+
+    sharded = jax.shard_map(local, mesh=topology.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(AXIS))
+    return jax.jit(sharded, out_shardings=topology.replicated)
+
+
+def _listed(rows: np.ndarray) -> str:
+    shown = ", ".join(map(str, rows[:_MOST_SHOWN]))
+    more = f" and {len(rows) - _MOST_SHOWN} more" if len(rows) > _MOST_SHOWN else ""
+    return f"row{'s' if len(rows) > 1 else ''} {shown}{more}"

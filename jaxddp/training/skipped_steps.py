@@ -1,0 +1,57 @@
+"""Steps that the guard skipped: each is said, and too many in a row end the run."""
+
+import logging
+import math
+from collections.abc import Mapping
+
+from jaxddp.engine.parts.guard import SKIPPED
+from jaxddp.engine.parts.loss_scale import LOSS_SCALE
+from jaxddp.errors import NonFiniteError
+from jaxddp.job.membership import is_first
+
+_log = logging.getLogger("jaxddp.training")
+
+
+class TooManySkipped(NonFiniteError):
+    """So many steps in a row were skipped; `step` is the last of them, whose parameters are those of the first."""
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
+
+
+class SkippedSteps:
+    """Counts the steps in a row that were skipped for a reason that no loss scale mends.
+
+    Args:
+        limit: how many may be; None sets no limit.
+        in_a_row: where a resumed run stood.
+    """
+
+    def __init__(self, limit: int | None = None, in_a_row: int = 0):
+        self._limit, self.in_a_row = limit, in_a_row
+
+    def see(self, step: int, means: Mapping[str, float]) -> bool:
+        """Whether a step's metrics count: those of a skipped one do where its loss is finite.
+
+        Raises: TooManySkipped.
+        """
+        finite = math.isfinite(means["loss"])
+        # A gradient that is too large for float16 is what the loss scale is for, until there is none left.
+        mended = finite and means.get(LOSS_SCALE, 0.0) >= 1
+        if not means.get(SKIPPED) or mended:
+            self.in_a_row = 0
+            return True
+        self.in_a_row += 1
+        most = f" of at most {self._limit}" if self._limit else ""
+        if is_first():
+            reason = f"the loss is {means['loss']}" if not finite else "the gradient is not finite"
+            _log.warning(f"step {step}: {reason}, so the step changed nothing; {self.in_a_row}{most} in a row")
+        if self._limit and self.in_a_row >= self._limit:
+            first = step - self.in_a_row + 1
+            raise TooManySkipped(
+                f"step {step}: the gradients of {self.in_a_row} steps in a row, from step {first}, are not finite, as "
+                f"many as train.max_bad_steps={self._limit}. Lower the learning rate, or lengthen its warm-up",
+                step,
+            )
+        return finite

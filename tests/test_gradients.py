@@ -1,0 +1,186 @@
+"""A batch in microbatches: the gradient of the whole batch, one all-reduce, and less memory."""
+
+import functools
+import itertools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from made import changed, setup_of, train
+from small import CLASSES, SmallNet, largest_difference, random_batch, random_table
+from test_step import fresh_state, objective_of
+
+import jaxddp
+from jaxddp.api import prepare_training
+from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.microbatches import in_turn, merged
+from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.errors import InputError
+from jaxddp.mesh import Topology
+
+PLAIN, NORMED = SmallNet(dtype=jnp.float64), SmallNet(batch_norm=True, dtype=jnp.float64)
+
+
+@functools.cache
+def trained(net, devices: int, gradients: Gradients, masked: int = 0, size: int = 24, steps: int = 3):
+    """Parameters, statistics and losses after a few steps of plain SGD in float64."""
+    with jax.enable_x64(True):
+        objective, topology, optimizer = objective_of(net), Topology.create(devices), optax.sgd(0.1)
+        state = fresh_state(objective, optimizer, topology)
+        before = jax.device_get(state.params)
+        step = make_train_step(make_local_step(objective, optimizer, topology, gradients=gradients), topology)
+        losses = []
+        for number in range(steps):
+            state, sums = step(state, topology.place(random_batch(size, masked=masked, seed=number)))
+            losses.append(sums.means() | {"count": sums.count()})
+        after = jax.device_get(state)
+        assert all(
+            np.abs(a - b).max() > 1e-6 for a, b in zip(*map(jax.tree.leaves, (before, after.params)), strict=True)
+        )
+        return after.params, after.model_state, losses
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize(("devices", "accumulate"), [(1, 2), (1, 3), (1, 8), (2, 4), (3, 2), (4, 3)])
+def test_microbatches_equal_the_big_batch(devices, accumulate, buckets, unrolled):
+    """Also with padding, which is spread unevenly over the microbatches."""
+    gradients = Gradients(Averaging(buckets), accumulate, unrolled=unrolled)
+    for masked in (0, 7):
+        found, expected = trained(PLAIN, devices, gradients, masked), trained(PLAIN, 1, Gradients(), masked)
+        assert largest_difference(found, expected) < 1e-9
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_a_microbatch_is_normalized_as_a_device_s_slice_is(unrolled):
+    """Batch norm sees a microbatch, and running statistics take the mean, as they do over devices."""
+    found = trained(NORMED, 1, Gradients(accumulate=4, unrolled=unrolled))
+    assert largest_difference(found, trained(NORMED, 4, Gradients())) < 1e-9
+    assert largest_difference(found, trained(NORMED, 2, Gradients(accumulate=2, unrolled=unrolled))) < 1e-9
+    assert largest_difference(found, trained(NORMED, 1, Gradients())) > 1e-4
+
+
+def compiled(setup, gradients: Gradients):
+    """The step of a setup with gradients that come so."""
+    local_step = make_local_step(setup.objective, setup.optimizer, setup.topology, gradients=gradients)
+    return make_train_step(local_step, setup.topology).lower(setup.state, next(setup.batches(0, 1))).compile()
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_accumulation_has_one_collective(unrolled):
+    setup = setup_of(SmallNet(batch_norm=True), optax.sgd(0.1), devices=2, batch_size=12)
+    text = compiled(setup, Gradients(accumulate=3, unrolled=unrolled)).as_text()
+    assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_memory_falls_with_the_number_of_microbatches(unrolled):
+    """That of activations, which are nearly all that this step needs beside its arguments."""
+    setup = setup_of(SmallNet(width=32), optax.sgd(0.1), random_table(64, image=16), batch_size=64)
+    programs = [compiled(setup, Gradients(accumulate=n, unrolled=unrolled)) for n in (1, 2, 4, 8)]
+    needed = [program.memory_analysis().temp_size_in_bytes for program in programs]
+    assert all(later < 0.7 * earlier for earlier, later in itertools.pairwise(needed)), needed
+
+
+def test_the_state_of_microbatches_is_their_mean_and_of_counters_the_most():
+    states = {"mean": jnp.array([[1.0, 2.0], [3.0, 6.0]]), "count": jnp.array([4, 7])}
+    assert jax.tree.map(np.ndarray.tolist, jax.device_get(merged(states))) == {"mean": [2.0, 4.0], "count": 7}
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_parts_come_in_order_also_when_a_sum_is_infinite(unrolled):
+    batch = random_batch(12)
+
+    @jax.jit
+    def rows(batch):
+        def take(total, part, number):
+            total = total + jnp.where(number == 1, jnp.inf, 1.0)
+            return total, (part.row, number, total)
+
+        return in_turn(take, jnp.float32(0), batch, 4, unrolled=unrolled)
+
+    total, (found, numbers, totals) = rows(batch)
+    assert found.reshape(-1).tolist() == batch.row.tolist()
+    assert numbers.tolist() == [0, 1, 2, 3] and float(total) == np.inf
+    assert totals.tolist() == [1, np.inf, np.inf, np.inf]
+
+
+def noisy_net():
+    """Adds to each logit what is drawn for the part of the batch that is computed together."""
+
+    def init(key, example):
+        return {"weight": jnp.zeros((example[0].size, CLASSES)), "noise": jnp.zeros(())}
+
+    def apply(params, images, train=False, key=None):
+        logits = images.reshape(len(images), -1) @ params["weight"]
+        return logits + params["noise"] * jax.random.normal(key, logits.shape) if train else logits
+
+    return init, apply
+
+
+def test_every_microbatch_has_random_numbers_of_its_own():
+    table, gradients = random_table(24), []
+    for accumulate in (1, 2, 4):
+        setup = changed(
+            setup_of(noisy_net(), optax.sgd(1.0), table, devices=2, batch_size=16),
+            {"train": {"accumulate": accumulate}},
+        )
+        state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
+        gradients.append(float(state.params["noise"]))
+    assert len({round(value, 6) for value in gradients}) == 3 and all(gradients)
+
+
+def test_a_batch_that_the_microbatches_cannot_share_is_one_line():
+    table, model = random_table(64), SmallNet()
+    with pytest.raises(
+        InputError,
+        match="^train.batch_size=16 cannot be divided among 2 devices with train.accumulate=3 microbatches each; "
+        "12 or 18 would do$",
+    ):
+        prepare_training(model, table, 2, optax.sgd(0.1), 8, accumulate=3)
+    with pytest.raises(
+        InputError, match="mixes pairs of images .* train.batch_size=12 makes 4 parts of 3, an odd number"
+    ):
+        prepare_training(
+            model, table, 2, optax.sgd(0.1), 6, accumulate=2, data=DataConfig(augment=AugmentConfig(mixup=0.2))
+        )
+    with pytest.raises(InputError, match="^train.accumulate=0"):
+        prepare_training(model, table, 2, optax.sgd(0.1), 8, accumulate=0)
+    with pytest.raises(InputError, match="unknown option 'acumulate'.*'accumulate'"):
+        prepare_training(model, table, 2, optax.sgd(0.1), 8, acumulate=2)
+
+
+def test_a_run_may_be_resumed_with_another_number_of_microbatches(tmp_path):
+    """It is how a batch is computed, as the number of devices is."""
+    table = random_table(32)
+
+    def run(accumulate: int, epochs: int, workdir):
+        setup = prepare_training(SmallNet(), table, 2, optax.sgd(0.1), 8, accumulate=accumulate)
+        return jaxddp.train(jaxddp.softmax_cross_entropy, setup, epochs=epochs, workdir=workdir, listeners=())[0]
+
+    run(2, 1, tmp_path)
+    resumed, whole = run(4, 2, tmp_path), run(1, 2, None)
+    assert int(resumed.step) == 4
+    assert largest_difference(jax.device_get(resumed.params), jax.device_get(whole.params)) < 1e-5
+
+
+def test_sets_on_the_devices_are_accumulated_over_too():
+    data, changes = DataConfig(cache="device"), {"duration": "6 steps"}
+    found = []
+    for accumulate in (1, 4):
+        setup = setup_of(SmallNet(), optax.sgd(0.1), random_table(64), devices=2, batch_size=16, data=data)
+        state = train(setup, {"train": changes | {"accumulate": accumulate}, "log": {"every": "3 steps"}})
+        found.append(jax.device_get(state.params))
+    assert largest_difference(*found) < 1e-5
+
+
+def test_only_on_cpus_do_microbatches_stand_outside_of_a_loop():
+    config = Config().replace(train={"accumulate": 2})
+    for platform in ("cpu", "gpu"):
+        topology = SimpleNamespace(platform=platform, num_devices=1)
+        assert Gradients.of(config, topology) == Gradients(accumulate=2, unrolled=platform == "cpu")  # pyright: ignore
