@@ -1,8 +1,8 @@
 """Whether a step fits into the memory of each device, and the line that says what would.
 
 What a program needs is known once it is compiled. What another division of the batch would need is estimated: of the
-arrays that live only while a step is computed, gradients stay as they are, and the rest shrinks with the examples that
-are computed at once.
+arrays that live only while a step is computed, gradients stay as they are, microbatches add sums of them, and the rest
+shrinks with the examples that are computed at once.
 """
 
 import json
