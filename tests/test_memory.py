@@ -252,6 +252,11 @@ def test_a_run_that_does_not_fit_ends_before_its_first_step_with_one_line(tmp_pa
     assert (ended["status"], ended["step"]) == ("failed", 0)
 
 
+def test_a_reproducible_step_is_divided_into_its_shards():
+    assert small_setup(2).division == Division(8, 2)
+    assert small_setup(2, config=Config().replace(parallel={"reproducible": True})).division == Division(8, 8)
+
+
 def test_the_doctor_says_the_same_of_a_step_as_the_run(monkeypatch):
     monkeypatch.setattr(Topology, "free_memory", lambda _: 2_000)
     setup, lines = small_setup(), []

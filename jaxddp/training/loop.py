@@ -12,7 +12,7 @@ from jaxddp.measure.profile import Profile
 from jaxddp.training.clock import Clock
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.events import UNKNOWN, EpochMetrics, EvaluationRecord, RunEnd, StepRecord
-from jaxddp.training.memory import Memory
+from jaxddp.training.device_memory import Memory
 from jaxddp.training.run import Run
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
