@@ -3,9 +3,11 @@
     jaxddp train cifar10_fast --data.path DIR
 
 Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), in its later variant with Muon
-(github.com/KellerJordan/cifar10-airbench), whose settings these are; `cifar10_fast_sgd` is the paper's own recipe. Here
-the first convolution's bias begins at 0, and Muon is Optax's, whose momentum is corrected for the zeros that it begins
-with and whose iterations are in float32. It has not been run to its end; what an epoch reaches is in BUILD_NOTES.md.
+(github.com/KellerJordan/cifar10-airbench), whose settings these are; `cifar10_fast_sgd` is the paper's own recipe. The
+source runs on one GPU and normalizes its whole batch together, as `local` does on one device, and `sync` on any number.
+Here the first convolution's bias begins at 0, and Muon is Optax's, whose momentum is corrected for the zeros that it
+begins with and whose iterations are in float32. It has not been run to its end; what an epoch reaches is in
+BUILD_NOTES.md.
 """
 
 from collections.abc import Callable

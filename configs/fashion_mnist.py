@@ -3,8 +3,8 @@
     jaxddp train fashion_mnist --data.path DIR
 
 Network, batch, rate and length are those of "Dive into Deep Learning" (d2l.djl.ai), "Concise Implementation for
-Multiple GPUs"; the rest is cifar10's. It has not been run at full scale. DIR may hold the names of the classes in
-classes.txt.
+Multiple GPUs"; the rest is cifar10's. The source normalizes the 256 images of a GPU together, as `local` does on one
+device. It has not been run at full scale. DIR may hold the names of the classes in classes.txt.
 """
 
 from jaxddp.config import Config, load

@@ -26,8 +26,10 @@ from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.program_cache import keep_compiled_programs
+from jaxddp.engine.self_test import Mode
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
+from jaxddp.experiment.identity import told
 from jaxddp.experiment.recipe import (
     Recipe,
     check_listeners,
@@ -39,7 +41,7 @@ from jaxddp.experiment.recipe import (
 )
 from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
-from jaxddp.experiment.resume import Claim, claim
+from jaxddp.experiment.resume import claim, claim_of
 from jaxddp.experiment.session import session
 from jaxddp.experiment.setup import RunSetup, prepare
 from jaxddp.job.environment import find_job
@@ -48,7 +50,7 @@ from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, build
-from jaxddp.overrides import checked, flatten, plain
+from jaxddp.overrides import checked
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.events import Listener
@@ -99,7 +101,8 @@ def resnet(
         num_classes: number of logits.
         dtype: of the computation; "bfloat16" is the faster one on a GPU. Parameters stay in `param_dtype`.
         options: the other keys of a config's `model`, see `jaxddp.config.ModelConfig`: `width`, `stem` ("imagenet" or
-            "small", for images of about 32 pixels), `batch_norm`, `zero_init_last_scale`, `weight_init`.
+            "small", for images of about 32 pixels), `batch_norm` ("local", "sync", or "ghost:32", for which each
+            device's batch must be a multiple of 32), `zero_init_last_scale`, `weight_init`.
 
     Raises:
         InputError: an unknown name or option; says the nearest right one.
@@ -203,6 +206,8 @@ def train(
     log_every: str = "10 steps",
     eval_every: str = "1 epoch",
     save_every: str = "1 epoch",
+    check_every: str = "1000 steps",
+    self_test: str = "auto",
     profile: str | None = None,
 ) -> tuple[TrainState, History]:
     """Train a setup for its epochs. The setup stays as it was: training it, or its `with_seed`, compiles nothing anew.
@@ -220,22 +225,20 @@ def train(
             returned as it is (and measured, if it was not). A run with another model, loss, optimizer or data is
             refused there. With it, SIGTERM makes the run save and stop.
         log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
+        check_every: as well as before each save, see that all devices hold the same state; "0 steps" never does.
+        self_test: "auto", "always" or "never": compare the averaged gradient with one device's before the first step.
         profile: a duration, soon after the first step, of which a trace for TensorBoard goes into workdir/profile/.
 
     Returns:
         The trained state, and a history that draws itself in a notebook.
 
     Raises:
-        InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
+        InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.errors`.
     """
     if profile and workdir is None:
         raise InputError(f"profile={profile!r}: a trace is written into the work directory; give workdir too")
-    log, save, evaluate = (
-        {"every": checked(value, Duration, name)}
-        for name, value in (("log_every", log_every), ("save_every", save_every), ("eval_every", eval_every))
-    )
-    log["profile"] = checked(profile, Duration | None, "profile")
-    changes = {"log": log, "checkpoint": save, "eval": evaluate | {"batch_size": setup.order.batch_size}}
+    changes = _cadences(log_every, save_every, eval_every, check_every, profile, self_test)
+    changes["eval"]["batch_size"] = setup.order.batch_size
     if epochs is not None:
         changes["train"] = {"duration": f"{checked(epochs, _Epochs, 'epochs')} epochs"}
     setup = setup.with_loss(loss)
@@ -247,30 +250,32 @@ def train(
     history = History()
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(evaluators)}
-    agree({name: str(value) for name, value in (_told(setup) | given).items()})
+    agree({name: str(value) for name, value in (told(setup.recipe, val) | given).items()})
     if workdir is None:
         objects = setup.identity() if setup.topology.process_count > 1 else None
         return fit(setup.run(listeners=watching, evaluators=evaluators, objects=objects)), history
     with session(Path(workdir)) as own:
         # Once there was no config.json.
         known = own.resume_step is not None and (own.directory / CONFIG_FILE).exists()
-        claimed = _claim(setup)
+        claimed = claim_of(setup)
         claim(own.directory, claimed, resuming=known)
         watching.append(JsonLines(own.directory))
         return fit(setup.run(own, listeners=watching, evaluators=evaluators, objects=claimed.objects)), history
 
 
-def _told(setup: RunSetup) -> dict[str, Any]:
-    """What decides the numbers of a run, and when processes meet: told differently, one would wait for another."""
-    config, val = setup.recipe.config, setup.resources.val
-    told = flatten({"data": plain(config.data), "train": plain(config.train)})
-    told |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
-    return told | {"val": None if val is None else val.fingerprint, "metrics": list(setup.recipe.metrics)}
-
-
-def _claim(setup: RunSetup) -> Claim:
-    """What is known of a run whose model, loss and optimizer are objects."""
-    told, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
-    config = {"seed": told["seed"], "data": told["data"], "train": {key: told["train"][key] for key in numbers}}
-    config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
-    return Claim(config, {"train": setup.table.fingerprint}, objects=setup.identity())
+def _cadences(
+    log_every: str, save_every: str, eval_every: str, check_every: str, profile: str | None, self_test: str
+) -> dict[str, dict[str, Any]]:
+    """What `train` is told of when and how, as the sections of a config."""
+    return {
+        "log": {
+            "every": checked(log_every, Duration, "log_every"),
+            "profile": checked(profile, Duration | None, "profile"),
+        },
+        "checkpoint": {"every": checked(save_every, Duration, "save_every")},
+        "eval": {"every": checked(eval_every, Duration, "eval_every")},
+        "parallel": {
+            "check_replicas": checked(check_every, Duration, "check_every"),
+            "self_test": checked(self_test, Mode, "self_test"),
+        },
+    }

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.duration import Duration
 from jaxddp.overrides import check_values, plain, replaced
 from jaxddp.ranges import Range, Seconds, Share
@@ -108,10 +109,16 @@ class ModelConfig:
     width: Annotated[int, Range(1, 4096)] = 64
     stem: Literal["imagenet", "small"] = "imagenet"
     """7x7 stride 2 and max-pool, or one 3x3 for images of about 32 pixels."""
-    batch_norm: Literal["local", "sync"] = "local"
-    """Batch statistics of each device's slice, or of the global batch."""
+    batch_norm: str = "local"
+    """Over which images batch norm takes its statistics: "local", each device's slice of the batch; "sync", the global
+    batch; "ghost:K", every K consecutive images of it, so that they are the same on any number of devices."""
     zero_init_last_scale: bool = True
     weight_init: str = "he_normal"
+
+    @property
+    def batch_statistics(self) -> BatchStatistics:
+        """What `batch_norm` says. Raises: InputError; it says nothing."""
+        return BatchStatistics.parse(self.batch_norm)
 
 
 @dataclass(frozen=True)
@@ -218,6 +225,11 @@ class ParallelConfig:
     It takes longer."""
     xla_options: tuple[str, ...] = ()
     """XLA's options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compiler_options.py."""
+    check_replicas: Duration = field(default_factory=lambda: Duration.parse("1000 steps"))
+    """How often to compare the state of all devices, beside the times at which it is saved; "0 steps" never does."""
+    self_test: Literal["auto", "always", "never"] = "auto"
+    """Before the first step, compare the averaged gradient of a few examples with that of one device; "auto" where
+    that is expected to take less than a second."""
     start_timeout: Seconds = 60.0
     """Seconds that the processes of a job wait for each other at the start."""
     heartbeat_timeout: Seconds = 10.0
@@ -247,6 +259,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_values(self)
+        BatchStatistics.parse(self.model.batch_norm)
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with the given keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.

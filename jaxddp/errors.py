@@ -30,6 +30,14 @@ class NonFiniteError(JaxddpError, ArithmeticError):
     """The loss or the state stopped being finite; the state that holds it is never saved."""
 
 
+class ReplicaError(JaxddpError):
+    """The devices hold different states, of which at most one is right; nothing of them is saved."""
+
+
+class GradientError(JaxddpError, ArithmeticError):
+    """The gradient that the devices average is not the one that a device computes by itself."""
+
+
 class Preempted(JaxddpError):
     """The scheduler asked the run to end; its state was saved, and a later start resumes it."""
 

@@ -40,7 +40,9 @@ def setup_of(
     """A setup of objects, as `prepare_training` makes it: `more` are further fields of `Recipe`."""
     table = random_table(50) if table is None else table
     topology = devices if isinstance(devices, Topology) else Topology.create(devices)
-    config = (config or Config()).replace(seed=seed, train={"batch_size": batch_size})
+    # Of hundreds of small runs each would compile a test of its gradient.
+    config = config or Config().replace(parallel={"self_test": "never"})
+    config = config.replace(seed=seed, train={"batch_size": batch_size})
     config = dataclasses.replace(config, data=data or DataConfig())
     taken_apart = example_loss(loss or cross_entropy(), table.num_classes)
     recipe = Recipe(

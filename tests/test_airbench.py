@@ -128,6 +128,31 @@ def test_network_equals_numpy():
             np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_groups_of_images_are_normalized_apart(platform):
+    with jax.enable_x64(True):
+        whole, groups = (
+            Airbench(3, width=2, group=group, dtype=jnp.float64, param_dtype=jnp.float64) for group in (None, 3)
+        )
+        images = jnp.asarray(np.random.default_rng(0).normal(size=(6, 12, 12, 3)))
+        params, state = adapt(whole).init(jax.random.key(0), images[:1])
+        others = adapt(groups).init(jax.random.key(0), images[:1])
+        assert jax.tree.structure(others) == jax.tree.structure((params, state))
+
+        def apply(net, params, images):
+            return for_platform(adapt(net), platform).apply(params, state, images, train=True, key=None)
+
+        def loss(params, net, *parts):
+            logits, states = zip(*(apply(net, params, part) for part in parts), strict=True)
+            logits = jnp.concatenate(logits)
+            return (logits[:, 0] ** 2).sum(), (logits, jax.tree.map(lambda *each: sum(each) / len(each), *states))
+
+        gradient = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
+        actual = gradient(params, groups, images)
+        expected = gradient(params, whole, images[:3], images[3:])
+        assert largest_difference(actual, expected) < 1e-9
+
+
 def test_the_whitening_kernel_has_no_gradient_and_every_other_parameter_has():
     model = for_platform(adapt(NET), "cpu")
     images = jax.random.normal(jax.random.key(1), (8, 32, 32, 3))
@@ -157,7 +182,9 @@ def test_a_config_names_it():
         model={"name": "airbench", "width": 8, "batch_norm": "sync"}, train={"precision": "bfloat16"}
     )
     net = MODELS.get("airbench")(settings, 7)
-    assert (net.num_classes, net.width, net.axis_name, net.dtype) == (7, 8, "data", "bfloat16")
+    assert (net.num_classes, net.width, net.axis_name, net.group, net.dtype) == (7, 8, "data", None, "bfloat16")
+    net = MODELS.get("airbench")(settings.replace(model={"batch_norm": "ghost:20"}), 7)
+    assert (net.axis_name, net.group) == (None, 20)
     logits = jax.eval_shape(Airbench(7).init_with_output, jax.random.key(0), jnp.zeros((2, 9, 12, 3)))[0]
     assert logits.shape == (2, 7) and logits.dtype == jnp.float32
 

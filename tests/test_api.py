@@ -279,6 +279,21 @@ def test_files_and_arrays_go_through_the_same_door(tmp_path):
     assert np.isfinite(history.train["loss"]).all()
 
 
+def test_ghost_batch_norm_in_a_work_directory_and_with_a_slice_that_no_groups_make_up(tmp_path):
+    """The network's digest, too, is of whole groups."""
+    model = jaxddp.resnet("resnet10", 5, width=1, stem="small", batch_norm="ghost:2")
+    setup = prepare_training(model, TABLE, 2, SGD, 4, epochs=0.2)
+    state, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path / "w")
+    assert int(state.step) > 0 and np.isfinite(state.params["fc"]["kernel"]).all()
+    other = jaxddp.resnet("resnet10", 5, width=1, stem="small", batch_norm="ghost:4")
+    with pytest.raises(InputError, match="objects.model was 'ResNet .*' and is now 'ResNet "):
+        train(jaxddp.softmax_cross_entropy, prepare_training(other, TABLE, 2, SGD, 4), workdir=tmp_path / "w")
+    message = "^batch norm: 3 images cannot be normalized 2 at a time; give each device a multiple of 2"
+    for workdir in (None, tmp_path / "v"):
+        with pytest.raises(InputError, match=message):
+            train(jaxddp.softmax_cross_entropy, prepare_training(model, TABLE, 2, SGD, 3), workdir=workdir)
+
+
 def doubled(logits, labels):
     return 2 * jaxddp.softmax_cross_entropy(logits, labels)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.errors import InputError
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.batch_norm import BatchNorm
 
@@ -38,6 +39,21 @@ class Plain(nn.Module):
         )
         y = norm(x) if residual is None else norm(x) + residual
         return nn.relu(y) if relu else y
+
+
+class InGroups:
+    """A module that takes every `size` images by themselves, one group after the other."""
+
+    def __init__(self, module, size):
+        self.module, self.size = module, size
+
+    def apply(self, variables, x, residual, **settings):
+        def group(start):
+            own = (images if images is None else images[start : start + self.size] for images in (x, residual))
+            return self.module.apply(variables, *own, **settings)
+
+        found, updated = zip(*map(group, range(0, len(x), self.size)), strict=True)
+        return jnp.concatenate(found), jax.tree.map(lambda *each: sum(each) / len(each), *updated)
 
 
 def results(module, variables, x, residual, weights, relu):
@@ -88,6 +104,49 @@ def test_it_is_flax_s_in_float64(form, running, by_hand, seed, shape):
         actual, expected = both(*kinds, variables, x, residual if has_residual else None, weights, relu)
     assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {jnp.dtype("float64")}
     assert_close(actual, expected, 1e-9)
+
+
+@pytest.mark.parametrize(("size", "group"), [(8, 1), (8, 2), (12, 4), (6, 6)])
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize(("relu", "has_residual"), FORMS)
+def test_each_group_is_flax_s_by_itself(relu, has_residual, by_hand, size, group):
+    with jax.enable_x64(True):
+        variables, x, residual, weights = drawn(3, (size, 3, 2, 5), jnp.float64)
+        kind = {"dtype": jnp.float64, "param_dtype": jnp.float64}
+        ours = BatchNorm(False, group=group, by_hand=by_hand, **kind)
+        plain = InGroups(Plain(False, **kind), group)
+        actual, expected = both(ours, plain, variables, x, residual if has_residual else None, weights, relu)
+    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(expected))
+    assert_close(actual, expected, 1e-9)
+
+
+def test_a_group_of_all_images_is_a_whole_batch_and_evaluation_has_no_groups():
+    variables, x, residual, weights = drawn(4, (6, 3, 2, 5), jnp.float32)
+    one, whole = (results(BatchNorm(False, group=each), variables, x, residual, weights, True) for each in (6, None))
+    assert_close(one, whole, 1e-5)
+    for group in (4, None):
+        evaluated = BatchNorm(True, group=group).apply(variables, x, residual)
+        np.testing.assert_array_equal(evaluated, BatchNorm(True).apply(variables, x, residual))
+
+
+@pytest.mark.parametrize(("size", "group"), [(6, 4), (2, 3)])
+def test_images_that_no_whole_groups_make_up_are_one_line(size, group):
+    variables, x, *_ = drawn(0, (size, 2), jnp.float32)
+    message = f"^batch norm: {size} images cannot be normalized {group} at a time; give each device a mul"
+    with pytest.raises(InputError, match=message):
+        jax.eval_shape(lambda x: BatchNorm(False, group=group).apply(variables, x, mutable=["batch_stats"]), x)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_without_a_scale_it_is_as_with_a_scale_of_one(by_hand):
+    variables, x, residual, weights = drawn(5, (8, 3), jnp.float32)
+    variables["params"]["scale"] = jnp.ones(3)
+    result, stats, gradients = results(BatchNorm(False, by_hand=by_hand), variables, x, residual, weights, True)
+    expected = result, stats, ({"bias": gradients[0]["bias"]}, *gradients[1:])
+    del variables["params"]["scale"]
+    module = BatchNorm(False, scale_init=None, by_hand=by_hand)
+    assert_close(results(module, variables, x, residual, weights, True), expected, 1e-6)
+    assert jax.tree.structure(module.init(jax.random.key(0), x)) == jax.tree.structure(variables)
 
 
 @pytest.mark.parametrize(("relu", "has_residual"), FORMS)

@@ -246,6 +246,11 @@ BAD_OVERRIDES = {
         "batch_size=9 cannot be divided among 8 devices; 8 or 16",
     ),
     "batch too large": (["--train.batch-size", "48"], "batch size 48: the batch is larger than the data set of 39"),
+    "groups that do not divide a device's slice": (
+        ["--train.batch-size", "24", "--model.batch-norm", "ghost:2"],
+        "model.batch_norm=ghost:2 normalizes 2 images together, and train.batch_size=24 is computed in 8 parts of 3; a "
+        "batch of 16, 32, or ghost:1, would do",
+    ),
     "evaluation batch": (["--eval.batch-size", "3"], "eval.batch_size=3 cannot be divided among 8 devices; 8 would do"),
     "more devices than there are": (["--parallel.devices", "9"], "parallel.devices=9: expected 1 to 8"),
     "unknown optimizer": (["--optimizer.name", "momentun"], "did you mean 'momentum'?"),

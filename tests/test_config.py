@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ilsvrc import write_tree
 from made import experiment_of
 
-from jaxddp.config import Config, load
+from jaxddp.config import Config, ModelConfig, load
 from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
 from jaxddp.overrides import flatten
@@ -162,12 +162,13 @@ def values(hint: typing.Any) -> st.SearchStrategy:
         if args[0] is int:
             return st.integers(least, most)
         return st.floats(least, most, exclude_min=args[1].above, exclude_max=args[1].below)
+    if hint is ModelConfig:
+        statistics = st.sampled_from(["local", "sync"]) | st.integers(1, 99_999_999).map("ghost:{}".format)
+        return fields_of(hint, batch_norm=statistics)
     if hint is str:
         return st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1)
     if dataclasses.is_dataclass(hint):
-        return st.builds(
-            hint, **{key: values(inner) for key, inner in typing.get_type_hints(hint, include_extras=True).items()}
-        )
+        return fields_of(hint)
     if origin in (types.UnionType, typing.Union):
         return st.none() | values(args[0])
     if origin is typing.Literal:
@@ -177,6 +178,12 @@ def values(hint: typing.Any) -> st.SearchStrategy:
     if origin is tuple:
         return st.tuples(*map(values, args))
     return st.from_type(hint)
+
+
+def fields_of(kind: type, **given: st.SearchStrategy) -> st.SearchStrategy:
+    """Everything that a dataclass may hold; some of its fields are given."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return st.builds(kind, **{key: values(hint) for key, hint in hints.items() if key not in given}, **given)
 
 
 @given(values(Config))

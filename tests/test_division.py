@@ -56,5 +56,5 @@ def test_a_config_says_how_its_batch_is_divided():
         mixing = config.replace(data={"augment": {kind: 0.2}})
         # 96 in 4 x 3 are 8 each, and in 4 x 8 they are 3: a pair would be parted.
         assert [each.accumulate for each in Division.of(mixing, 4).finer()] == [4, 6, 12]
-        assert Division.of(mixing, 4, group=3).together == 6
+        assert Division.of(mixing.replace(model={"batch_norm": "ghost:3"}), 4).together == 6
     assert [each.accumulate for each in Division.of(config, 4).finer()] == [4, 6, 8, 12, 24]

@@ -92,6 +92,9 @@ def test_a_recipe_that_cannot_be_run_is_its_own_row(tree, tmp_path):
     rows = by_check(doctor(file_of(small_config(tree, train={"batch_size": 9})), None))
     assert rows["recipe"].verdict == "fail" and "cannot be divided among 8 devices" in rows["recipe"].detail
     assert rows["images"].verdict == "ok" and "step" not in rows
+    small = {"name": "resnet10", "width": 2, "batch_norm": "ghost:2"}
+    rows = by_check(doctor(file_of(small_config(tree, model=small)), None))
+    assert rows["recipe"].verdict == "fail" and "8 is computed in 8 parts of 1; a batch of 16" in rows["recipe"].detail
 
 
 @pytest.mark.slow

@@ -219,7 +219,8 @@ def test_weight_initializers(name):
     [
         ({"name": "resnt50"}, "unknown model 'resnt50'; did you mean 'resnet50'?"),
         ({"stem": "smal"}, "unknown stem 'smal'; did you mean 'small'?"),
-        ({"batch_norm": "synch"}, "unknown batch_norm 'synch'; did you mean 'sync'?"),
+        ({"batch_norm": "synch"}, "model.batch_norm='synch': expected 'local', 'sync' or 'ghost:K' (K images"),
+        ({"batch_norm": "synch"}, "normalized together, 1 to 99,999,999), did you mean 'sync'?"),
         ({"weight_init": "he_norml"}, "unknown weight_init 'he_norml'; did you mean 'he_normal'?"),
         ({"num_classes": 0}, "num_classes is 0; give a positive number"),
         ({"width": -8}, "width is -8; give a positive number"),

@@ -23,7 +23,10 @@ from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics.top_k import TopK
-from jaxddp.models.adapt import adapt
+from jaxddp.models.adapt import adapt, for_platform
+from jaxddp.models.airbench import Airbench
+from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.models.stems import small_stem
 
 DEVICES = (1, 2, 3, 4, 8)
 PLAIN = SmallNet(dtype=jnp.float64)
@@ -135,6 +138,63 @@ def test_local_batch_norm_differs_and_its_statistics_are_the_average():
     means = [running_mean(half, 1) for half in halves]
     assert np.abs(running_mean(batch, 2) - np.mean(means, 0)).max() < 1e-12
     assert np.abs(means[0] - means[1]).max() > 1e-3
+
+
+def ghost(group: int | None, platform: str = "gpu"):
+    """A ResNet of two blocks that normalizes so many images together, as it is on a platform."""
+    network = ResNet(
+        Architecture((1, 1), BASIC),
+        CLASSES,
+        width=2,
+        stem=small_stem,
+        group=group,
+        dtype=jnp.float64,
+        param_dtype=jnp.float64,
+    )
+    return for_platform(network, platform)
+
+
+def ghost_airbench():
+    """Its norms have no scale, and its first kernel no gradient."""
+    return Airbench(CLASSES, width=2, group=4, dtype=jnp.float64, param_dtype=jnp.float64)
+
+
+@pytest.mark.parametrize(("net", "image"), [(ghost(2), 6), (ghost(3, "cpu"), 6), (ghost_airbench(), 10)])
+def test_with_ghost_batch_norm_any_number_of_devices_is_one(net, image):
+    """With padding, whose images count in the statistics."""
+    batch = random_batch(8 * net.group, masked=3, image=image)
+    one, sums, state = sgd_gradient(net, batch, 1)
+    flat = [path for path, leaf in jax.tree_util.tree_leaves_with_path(one) if np.abs(leaf).max() < 1e-6]
+    assert [path[0].key for path in flat] == (["whiten"] if isinstance(net, Airbench) else [])
+    for devices in (2, 4, 8):
+        many, of_many, other = sgd_gradient(net, batch, devices)
+        assert largest_difference(one, many) < 1e-9
+        assert largest_difference(sums.values, of_many.values) < 1e-9
+        assert largest_difference(state.model_state, other.model_state) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_with_ghost_batch_norm_runs_are_the_same_on_any_number_of_devices(platform):
+    objective = objective_of(ghost(2, platform))
+    losses, state = loss_series(objective, Topology.create(1), 5, jnp.float64)
+    assert len(set(losses)) == 5
+    for count in (2, 4, 8):
+        again, other = loss_series(objective, Topology.create(count), 5, jnp.float64)
+        assert np.abs(np.array(losses) - again).max() < 1e-9
+        assert largest_difference(state.params, other.params) < 1e-9
+        assert largest_difference(state.model_state, other.model_state) < 1e-9
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_group_that_is_a_device_s_slice_is_local_batch_norm(devices):
+    batch = random_batch(16)
+    local, _, state = sgd_gradient(ghost(None), batch, devices)
+    grouped, _, other = sgd_gradient(ghost(16 // devices), batch, devices)
+    assert largest_difference(local, grouped) < 1e-9
+    assert largest_difference(state.model_state, other.model_state) < 1e-9
+    apart, *_ = sgd_gradient(ghost(2), batch, devices)
+    assert largest_difference(local, apart) > 1e-3
 
 
 def loss_series(objective, topology, steps: int, dtype) -> tuple[list[float], TrainState]:

@@ -18,7 +18,7 @@ class Division:
         batch_size: global.
         shares: equal parts that the mean is taken over.
         accumulate: microbatches of each share.
-        together: examples that belong to one microbatch, 2 where pairs are mixed; each holds a multiple of so many.
+        together: examples that belong to one microbatch, such as pairs or ghost batches; each holds a multiple of so many.
     """
 
     batch_size: int
@@ -27,9 +27,9 @@ class Division:
     together: int = 1
 
     @classmethod
-    def of(cls, config: Config, shares: int, group: int = 1) -> "Division":
-        """What a config says, whose batch norm normalizes a `group` of consecutive images at a time."""
-        augment = config.data.augment
+    def of(cls, config: Config, shares: int) -> "Division":
+        """What a config says."""
+        augment, group = config.data.augment, config.model.batch_statistics.group or 1
         pair = 2 if augment.mixup or augment.cutmix else 1
         return cls(config.train.batch_size, shares, config.train.accumulate, math.lcm(pair, group))
 

@@ -13,8 +13,9 @@ from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.engine.averaging import AVERAGING, Averaging
 from jaxddp.engine.microbatches import in_turn, merged
-from jaxddp.engine.objective import MetricSums
+from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.mesh import AXIS, Topology, varying
 
@@ -78,6 +79,40 @@ class Gradients:
                 f"train.batch_size={batch_size} cannot be divided among {shares} with train.accumulate="
                 f"{self.accumulate} microbatches each; {near} would do"
             )
+
+    def of_batch(
+        self,
+        objective: Objective,
+        state: TrainState,
+        batch: Batch,
+        key: jax.Array,
+        *,
+        train: bool,
+        image_key: jax.Array | None = None,
+        scale: Any = 1,
+    ) -> Share:
+        """Of the mean loss over all examples of the global batch that count: to be called inside `jax.shard_map`.
+
+        The model's state and the sums are means over the shares. `scale` multiplies the loss while it is
+        differentiated, and divides the gradient.
+
+        Args:
+            state: of which parameters and the model's state are read.
+            batch: this device's slice.
+            key: of the step; each share has its own fold of it.
+        """
+        # The gradient of replicated parameters comes out summed over the devices, N times too large: cast first.
+        params = lax.pcast(state.params, AXIS, to="varying")
+
+        def total_loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
+            sums, model_state = objective(params, model_state, batch, train=train, key=key, image_key=image_key)
+            return sums.values[0, 0] * scale, (sums, model_state)
+
+        grads, model_state, means = self.mean(total_loss, params, state.model_state, batch, key)
+        # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that
+        # count, however unevenly padding fell on the devices.
+        weight = jnp.maximum(means.values[0, 1], jnp.finfo(means.values.dtype).tiny) * scale
+        return Share(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means)
 
     def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Share:
         """The mean over the shares of the global batch: to be called inside `jax.shard_map`, with varying `params`.

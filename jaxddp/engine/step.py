@@ -65,8 +65,6 @@ def make_local_step(
     """
 
     def local_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
-        # The gradient of replicated parameters comes out summed over the devices, N times too large: cast first.
-        params = lax.pcast(state.params, AXIS, to="varying")
         # An argument and no constant, so that runs of several seeds are one program.
         run_key = jax.random.key(0) if key is None else key
         dropout = jax.random.fold_in(jax.random.fold_in(run_key, _DROPOUT), state.step)
@@ -74,15 +72,9 @@ def make_local_step(
         own = {part.name: state.parts.get(part.name) for part in parts}
         scale = math.prod(part.loss_scale(own[part.name]) for part in parts)
 
-        def total_loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
-            sums, model_state = objective(params, model_state, batch, train=True, key=key, image_key=run_key)
-            return sums.values[0, 0] * scale, (sums, model_state)
-
-        grads, model_state, means = gradients.mean(total_loss, params, state.model_state, batch, dropout)
-        # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that
-        # count, however unevenly padding fell on the devices.
-        weight = jnp.maximum(means.values[0, 1], jnp.finfo(means.values.dtype).tiny) * scale
-        grads = jax.tree.map(lambda g: g / weight.astype(g.dtype), grads)
+        grads, model_state, means = gradients.of_batch(
+            objective, state, batch, dropout, train=True, image_key=run_key, scale=scale
+        )
         for part in parts:
             grads = part.gradients(own[part.name], grads)
         params = gradients.averaging.parameters(state.params)

@@ -11,11 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxddp.data.source import Source
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
+from jaxddp.errors import InputError
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.measure.flops import jaxprs_in
 from jaxddp.mesh import AXIS
+from jaxddp.overrides import flatten, plain
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -29,7 +32,6 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     logits, labels = jax.ShapeDtypeStruct((2, num_classes), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
-    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     of_examples = {"loss": recipe.loss.function, **{f"metric {name}": each for name, each in recipe.metrics.items()}}
     found = {name: _described(function, logits, labels) for name, function in of_examples.items()}
     update = _digest(recipe.optimizer.update, state.params, state.opt_state, state.params)
@@ -39,8 +41,16 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
         return recipe.model.apply(params, model_state, images, train=True, key=key)
 
+    def network_of(batch: int) -> str:
+        images = jax.ShapeDtypeStruct((batch, *image_shape), jnp.float32)
+        return _digest(network, state.params, state.model_state, images, key)
+
     model = type(getattr(recipe.model, "module", recipe.model)).__name__
-    found["model"] = f"{model} {_digest(network, state.params, state.model_state, images, key)}"
+    try:
+        found["model"] = f"{model} {network_of(1)}"
+    except InputError:
+        # Ghost batch norm takes nothing less than a group.
+        found["model"] = f"{model} {network_of(recipe.config.train.batch_size)}"
     if recipe.schedule is not None:
         found["schedule"] = _described(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if recipe.augmentation is not None:
@@ -49,6 +59,15 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     if parts := [part for part in recipe.parts if part.name in state.parts]:
         found["parts"] = ", ".join(_part(part, state) for part in parts)
     return found
+
+
+def told(recipe: Recipe, val: Source | None) -> dict[str, Any]:
+    """What decides the numbers of a run, and when processes meet: told differently, one would wait for another."""
+    config = recipe.config
+    found = flatten({"data": plain(config.data), "train": plain(config.train)})
+    found |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
+    found |= {"check_every": config.parallel.check_replicas, "self_test": config.parallel.self_test}
+    return found | {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
 
 
 def checksums(state: TrainState) -> dict[str, str]:

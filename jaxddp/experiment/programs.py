@@ -11,7 +11,8 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.objective import MetricSums, Objective
-from jaxddp.engine.resident_steps import make_resident_eval, make_resident_steps, steps_in
+from jaxddp.engine.resident_steps import gathered, make_resident_eval, make_resident_steps, steps_in
+from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import TrainState, make_init
 from jaxddp.engine.step import (
     Program,
@@ -75,6 +76,19 @@ class Programs:
         pieces = (recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
         kind = f"{'resident steps' if resident else 'step'}, {Gradients.of(recipe.config, topology)}"
         return self._made(kind, (*_pieces(objective), *pieces), make)
+
+    def self_test(self, objective: Objective, recipe: Recipe, topology: Topology, *, resident: bool) -> SelfTest | None:
+        """See `SelfTest`; None where one device alone trains."""
+        if topology.num_devices == 1:
+            return None
+        gradients, mode = Gradients.of(recipe.config, topology), recipe.config.parallel.self_test
+
+        def first_batch(first: Any, columns: Any, key: Any = None) -> Batch:
+            return gathered(first, columns, 0) if resident else first
+
+        kind = f"{mode} self-test of {'resident steps' if resident else 'a step'}, {gradients}"
+        pieces = (*_pieces(objective), topology)
+        return self._made(kind, pieces, lambda: SelfTest(objective, gradients, topology, first_batch, mode))
 
     def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
         """What measures placed batches, or images that are `resident` on the devices."""

@@ -13,6 +13,7 @@ from typing import Any
 import jaxddp.files as files
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.errors import InputError
+from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import is_first
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile
@@ -56,6 +57,14 @@ class Claim:
         if self.objects:
             content["objects"] = {**self.objects, "jax": version("jax")}
         return json.loads(json.dumps(content, default=lambda value: value.tolist()))
+
+
+def claim_of(setup: RunSetup) -> Claim:
+    """What is known of a run whose model, loss and optimizer are objects."""
+    told, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
+    config = {"seed": told["seed"], "data": told["data"], "train": {key: told["train"][key] for key in numbers}}
+    config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
+    return Claim(config, {"train": setup.table.fingerprint}, objects=setup.identity())
 
 
 def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:

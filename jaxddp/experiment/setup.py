@@ -20,6 +20,7 @@ from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.objective import Metric, Objective
+from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
@@ -222,11 +223,14 @@ class RunSetup:
             self.feed.place(self.validated)
         (program, chunks), rate = self.program(), self.recipe.learning_rate
         blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
+        several = self.topology.num_devices > 1
         run = Run(
             *(self.plan, self.topology, self.state, program, chunks, self.division, evaluator),
             listeners=listeners,
             learning_rate=rate,
             suspects=blame,
+            self_test=self.programs.self_test(self.objective, self.recipe, self.topology, resident=resident),
+            replicas=Replicas(self.topology) if several and self.plan.replicas.examples else None,
         )
         return run if session is None else session.joined(run)
 
@@ -258,10 +262,12 @@ def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Pre
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:
-    """The training data over the devices. Raises: InputError; they cannot share a batch, or keep the set."""
+    """The training data over the devices. Raises: InputError; they cannot share a batch and its groups, or keep it."""
     config, source = recipe.config, resources.train
     check_labelled(source, "training data")
-    Gradients.of(config, resources.topology).check_batch_size(config.train.batch_size, resources.topology)
+    gradients, topology = Gradients.of(config, resources.topology), resources.topology
+    gradients.check_batch_size(config.train.batch_size, topology)
+    config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
     if config.data.cache == "device":
         source.check_resident(config.data)
     order = SampleOrder(len(source), config.train.batch_size, config.seed)

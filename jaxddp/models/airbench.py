@@ -16,8 +16,9 @@ from jax.typing import DTypeLike
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.max_pool import max_pool
-from jaxddp.models.resnet import BATCH_NORM_AXES, Operation, for_flax
+from jaxddp.models.resnet import Operation, for_flax
 from jaxddp.registry import MODELS
 
 WHITENING = "whiten"
@@ -64,12 +65,13 @@ class Airbench(nn.Module):
 
     Attributes:
         width: features of the first group; the others have four times as many.
-        axis_name, dtype, param_dtype, convolution: as in `jaxddp.models.resnet.ResNet`.
+        axis_name, group, dtype, param_dtype, convolution: as in `jaxddp.models.resnet.ResNet`.
     """
 
     num_classes: int
     width: int = 64
     axis_name: str | None = None
+    group: int | None = None
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     convolution: Operation | None = None
@@ -124,20 +126,17 @@ class Airbench(nn.Module):
             name=name,
         )
 
-    def norm(self, train: bool, name: str) -> nn.BatchNorm:
+    def norm(self, train: bool, name: str) -> nn.Module:
         """Batch norm with a bias and no scale; its running statistics follow soon, as a run is short.
 
         Epsilon is Flax's 1e-5, where the source has 1e-12: a fast variance is exact to no more than that.
         """
-        return nn.BatchNorm(
-            not train,
-            momentum=_STATISTICS_MOMENTUM,
-            use_scale=False,
-            axis_name=self.axis_name,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            name=name,
-        )
+        settings: dict[str, Any] = {"momentum": _STATISTICS_MOMENTUM, "dtype": self.dtype, "name": name}
+        settings |= {"use_running_average": not train, "param_dtype": self.param_dtype}
+        if self.group is None:
+            return nn.BatchNorm(use_scale=False, axis_name=self.axis_name, **settings)
+        # Flax's has no groups.
+        return BatchNorm(scale_init=None, group=self.group, by_hand=self.convolution is None, **settings)
 
 
 def _of_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **more: Any) -> jax.Array:
@@ -146,5 +145,5 @@ def _of_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **mor
 
 @MODELS.add("airbench")
 def _of(config: Config, num_classes: int) -> Airbench:
-    axis, dtype = BATCH_NORM_AXES[config.model.batch_norm], config.train.precision or jnp.float32
-    return Airbench(num_classes, config.model.width, axis, dtype)
+    statistics, dtype = config.model.batch_statistics, config.train.precision or jnp.float32
+    return Airbench(num_classes, config.model.width, statistics.axis_name, statistics.group, dtype)

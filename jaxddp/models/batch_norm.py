@@ -8,6 +8,7 @@ Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -15,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
+
+from jaxddp.errors import InputError
 
 Pair = tuple[jax.Array, jax.Array]
 """Two arrays [C], of which a norm needs many: (scale, bias), (mean, variance), (sum, sum of squares)."""
@@ -30,7 +33,11 @@ class BatchNorm(nn.Module):
         use_running_average: of the collection `batch_stats`, which is left as it is; else the batch's own.
         momentum: how much of the old running average stays; torch's 0.1, how much comes, is the same rule.
         axis_name: mesh axis over which statistics are averaged; None for those of a device.
+        group: so many consecutive images are normalized together and apart from all others, and the running statistics
+            take the mean of the groups', as a step takes the mean of its devices'. None for all images of a device; a
+            number goes with no `axis_name`.
         dtype: of the result. In training, statistics and what is computed between are in float32 at least.
+        scale_init: None for a scale that is 1 and no parameter.
         by_hand: the gradient is this module's, and two sums over the same pixels are one reduction. On a CPU what JAX
             derives is quicker, and a reduction of pairs takes five times as long as two.
     """
@@ -39,9 +46,10 @@ class BatchNorm(nn.Module):
     momentum: float = 0.9
     epsilon: float = 1e-5
     axis_name: str | None = None
+    group: int | None = None
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
-    scale_init: nn.initializers.Initializer = nn.initializers.ones
+    scale_init: nn.initializers.Initializer | None = nn.initializers.ones
     by_hand: bool = True
 
     @nn.compact
@@ -50,10 +58,14 @@ class BatchNorm(nn.Module):
 
         Args:
             residual: of the result's shape and dtype; added before the ReLU.
+
+        Raises:
+            InputError: in training, the groups do not make up the images.
         """
         features, x = x.shape[-1:], x.astype(self.dtype)
-        scale = self.param("scale", self.scale_init, features, self.param_dtype)
+        scale = None if self.scale_init is None else self.param("scale", self.scale_init, features, self.param_dtype)
         bias = self.param("bias", nn.initializers.zeros, features, self.param_dtype)
+        scale = jnp.ones_like(bias) if scale is None else scale
         mean = self.variable("batch_stats", "mean", jnp.zeros, features, self.param_dtype)
         var = self.variable("batch_stats", "var", jnp.ones, features, self.param_dtype)
         if self.use_running_average:
@@ -64,7 +76,11 @@ class BatchNorm(nn.Module):
             scale, bias = lax.pcast((scale, bias), axes, to="varying")
         normalized: Any = _normalize if self.by_hand else _derived
         form = _Form(relu, self.epsilon, self.axis_name, self.by_hand)
-        result, *batch = normalized(x, scale, bias, residual, form)
+
+        def normalize(x: jax.Array, residual: jax.Array | None) -> _Result:
+            return normalized(x, scale, bias, residual, form)
+
+        result, *batch = (normalize if self.group is None else _in_groups(normalize, self.group))(x, residual)
         if not self.is_initializing():
             for running, own in zip((mean, var), batch, strict=True):
                 new = self.momentum * running.value + (1 - self.momentum) * lax.stop_gradient(own)
@@ -80,6 +96,24 @@ class _Form(NamedTuple):
 
 
 _Result = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def _in_groups(normalize: Callable[..., _Result], size: int) -> Callable[..., _Result]:
+    """Of each `size` consecutive images by themselves; mean and variance are the means of the groups'."""
+
+    def split(images: jax.Array) -> jax.Array:
+        if len(images) % size:
+            raise InputError(
+                f"batch norm: {len(images)} images cannot be normalized {size} at a time; give each device a "
+                f"multiple of {size}"
+            )
+        return images.reshape(-1, size, *images.shape[1:])
+
+    def normalize_groups(x: jax.Array, residual: jax.Array | None) -> _Result:
+        result, mean, var = jax.vmap(normalize)(*jax.tree.map(split, (x, residual)))
+        return result.reshape(x.shape), mean.mean(0), var.mean(0)
+
+    return normalize_groups
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -70,9 +70,6 @@ WEIGHT_INITS = {
 }
 
 
-BATCH_NORM_AXES = {"local": None, "sync": "data"}
-
-
 class ResidualBlock(nn.Module):
     """relu(shortcut(x) + f(x)), where f is the block's convolutions, each with its batch norm."""
 
@@ -112,6 +109,7 @@ class ResNet(nn.Module):
         kernel_init: initializer of the convolutions.
         zero_init_last_scale: every block starts as the identity.
         axis_name: mesh axis over which training averages batch statistics; None keeps them local to a device.
+        group: so many consecutive images have batch statistics of their own in training; None for all of a device.
         dtype: of the computation. The mean over pixels and the head stay in float32 at least.
         param_dtype: of parameters and running statistics (float64 for proofs, under x64).
         convolution: what computes the convolutions; None leaves them to the library.
@@ -124,6 +122,7 @@ class ResNet(nn.Module):
     kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"]
     zero_init_last_scale: bool = True
     axis_name: str | None = None
+    group: int | None = None
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     convolution: Operation | None = None
@@ -184,6 +183,7 @@ class ResNet(nn.Module):
             BatchNorm,
             use_running_average=not train,
             axis_name=self.axis_name,
+            group=self.group,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
             # Only a CPU brings an operation of its own; see `jaxddp.models.adapt.for_platform`.
@@ -202,7 +202,8 @@ def build(
 ) -> ResNet:
     """Builds a ResNet from a config's `model`. Raises: InputError; a name is unknown, or a number is not positive.
 
-    With `batch_norm="sync"` the network trains only inside a `shard_map` that has the mesh axis "data".
+    With `batch_norm="sync"` the network trains only inside a `shard_map` that has the mesh axis "data", with
+    `"ghost:32"` only on a multiple of 32 images.
     """
     for key, value in (("num_classes", num_classes), ("width", settings.width)):
         if value < 1:
@@ -214,7 +215,8 @@ def build(
         stem=_lookup("stem", settings.stem, STEMS),
         kernel_init=_lookup("weight_init", settings.weight_init, WEIGHT_INITS),
         zero_init_last_scale=settings.zero_init_last_scale,
-        axis_name=_lookup("batch_norm", settings.batch_norm, BATCH_NORM_AXES),
+        axis_name=settings.batch_statistics.axis_name,
+        group=settings.batch_statistics.group,
         dtype=dtype,
         param_dtype=param_dtype,
     )

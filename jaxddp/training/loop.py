@@ -10,9 +10,9 @@ from jaxddp.engine.state import TrainState
 from jaxddp.errors import THEN, NonFiniteError, Preempted
 from jaxddp.measure.profile import Profile
 from jaxddp.training.clock import Clock
+from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.events import UNKNOWN, EpochMetrics, EvaluationRecord, RunEnd, StepRecord
-from jaxddp.training.device_memory import Memory
 from jaxddp.training.run import Run
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
@@ -22,17 +22,21 @@ def fit(run: Run) -> TrainState:
 
     The order of operations, for each chunk of steps, of which there is often but one:
 
-    1. take what its steps are fed with (time spent here is `data_wait_fraction`);
+    1. take what its steps are fed with (time spent here is `data_wait_fraction`), and before the first step test the
+       averaged gradient of it;
     2. dispatch them; the host does not wait for them;
     3. where a record is due (the log cadence, an epoch's end, anything of 4 or 5): fetch the sums of all steps since,
        stop if a loss is not finite, tell the listeners;
-    4. where a checkpoint is due, or the run was asked to stop: save;
+    4. where a checkpoint is due, or the run was asked to stop: save. Before it, and where the plan says so, compare the
+       replicas;
     5. where validation is due: evaluate, tell the listeners, put the metrics beside the checkpoint of 4. If it fails,
        that checkpoint is there; if the run is asked to stop meanwhile, one is saved. A resumed run validates it first.
 
     Raises:
         NonFiniteError: a loss or the state is not finite, or the gradients of too many steps in a row. Nothing of it is
             saved.
+        GradientError: the devices' averaged gradient is wrong, so no step is taken.
+        ReplicaError: the devices hold different states. Nothing of them is saved.
         InputError: the step does not fit the devices, which is said before the first one, or their memory runs out
             later; or more images were substituted than the plan allows.
         Preempted: `run.should_stop` said so; the state was saved.
@@ -49,6 +53,7 @@ def fit(run: Run) -> TrainState:
             while done < plan.total_steps:
                 with loop.clock.waiting_for_data():
                     chunk = next(stream)
+                loop.test(state, *chunk.feed)
                 if not run.program.is_ready(*chunk.feed):
                     # What the devices still compute meanwhile is training time, and compiling is not.
                     jax.block_until_ready(state)
@@ -86,6 +91,7 @@ class _Loop:
         self.listeners: list[Any] = []
         self.validation: Mapping[str, float] = {}
         self.step, self.used = int(run.state.step), UNKNOWN
+        self._untested = run.self_test
 
     def start(self) -> None:
         """Only those that started hear of the rest."""
@@ -108,18 +114,33 @@ class _Loop:
             except Exception as another:
                 error.add_note(f"{THEN} {type(listener).__name__}.end failed: {another}")
 
+    def test(self, state: TrainState, *feed: Any) -> None:
+        """Before the first step of this run, which may be a resumed one."""
+        test, self._untested = self._untested, None
+        if test:
+            with self.clock.paused():
+                test(state, *feed)
+
     def end_step(self, step: int, state: TrainState) -> None:
         stop = self.run.should_stop(step)
         saves = self.plan.saves(step) or stop
         validates = self.run.evaluator is not None and self.plan.evaluates(step)
         if self.plan.logs(step) or saves or validates:
             self.record(step, state)
+        if self.plan.compares(self.step, step) or (saves and self.run.checkpoints):
+            self._compare(step, state)
         self.step = step
         if saves:
             self._save(step, state)
         if stop and (validates or not self.plan.last(step)):
             self._leave(step)
         self.validate(step, state, saved=saves)
+
+    def _compare(self, step: int, state: TrainState) -> None:
+        if self.run.replicas:
+            jax.block_until_ready(state)
+            with self.clock.paused():
+                self.run.replicas.check(step, state)
 
     def _save(self, step: int, state: TrainState) -> None:
         if self.run.checkpoints:
@@ -162,6 +183,7 @@ class _Loop:
         def leave_if_asked() -> None:
             if self.run.should_stop(step):
                 if not saved:
+                    self._compare(step, state)
                     self._save(step, state)
                 self._leave(step)
 

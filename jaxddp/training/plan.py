@@ -24,6 +24,7 @@ class Plan:
     log: Cadence
     evaluate: Cadence
     checkpoint: Cadence
+    replicas: Cadence
     max_substituted: int
     """How many images of an epoch may be substituted."""
     profile: int
@@ -54,6 +55,7 @@ class Plan:
             log=cadence(config.log.every),
             evaluate=cadence(config.eval.every),
             checkpoint=cadence(config.checkpoint.every),
+            replicas=cadence(config.parallel.check_replicas),
             profile=0 if config.log.profile is None else config.log.profile.steps(**sizes, total_steps=total),
             max_bad_steps=config.train.max_bad_steps,
             max_substituted=max_substituted(config.data.max_bad_images, num_examples),
@@ -112,6 +114,13 @@ class Plan:
 
     def saves(self, step: int) -> bool:
         return self.checkpoint.due(step) or self.last(step)
+
+    def compares(self, before: int, step: int) -> bool:
+        """Whether the replicas are compared at the end of a chunk of the steps after `before`, of which `step` is last.
+
+        Unlike what else is due, it cuts no chunk: it comes at the first end of one.
+        """
+        return self.replicas.count(step) > self.replicas.count(before)
 
 
 def full_length(steps: int, longest: int) -> int:

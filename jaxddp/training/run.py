@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxddp.data.division import Division
+from jaxddp.engine.replicas import Replicas
+from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program
 from jaxddp.mesh import Topology
@@ -43,6 +45,8 @@ class Run:
         suspects: says which examples of a step's batch have a loss that is not finite, of a state and the step; all
             processes ask together.
         validated: whether the checkpoint that the state was restored from was validated.
+        self_test: of the averaged gradient, before the first step; None tests nothing.
+        replicas: what compares the devices' states, as the plan says and before one is saved; None compares nothing.
     """
 
     plan: Plan
@@ -60,6 +64,8 @@ class Run:
     progress: Mapping[str, Any] = field(default_factory=dict)
     suspects: Callable[[TrainState, int], str] = lambda state, step: ""
     validated: bool = True
+    self_test: SelfTest | None = None
+    replicas: Replicas | None = None
 
     def usage(self, images_per_second: float | None) -> Used:
         """How well the devices are used at a speed."""

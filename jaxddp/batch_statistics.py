@@ -1,0 +1,62 @@
+"""Over which images batch norm takes its statistics in training: what `model.batch_norm` says."""
+
+import re
+from dataclasses import dataclass
+
+from jaxddp.errors import InputError
+from jaxddp.wording import nearest, show
+
+_GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
+
+
+@dataclass(frozen=True)
+class BatchStatistics:
+    """Over all images of a device, unless an attribute says otherwise.
+
+    Attributes:
+        axis_name: mesh axis over which statistics are averaged, so that they are those of the global batch.
+        group: they are over so many consecutive images each, the ghost batch of Hoffer et al. 2017 (arXiv:1705.08741),
+            and so the same on any number of devices.
+    """
+
+    axis_name: str | None = None
+    group: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "BatchStatistics":
+        """Read "local", "sync" or "ghost:K". Raises: InputError; it is none of these, says the nearest."""
+        named = {"local": cls(), "sync": cls(axis_name="data")}
+        if isinstance(text, str) and text in named:
+            return named[text]
+        if isinstance(text, str) and (ghost := _GHOST.fullmatch(text)):
+            return cls(group=int(ghost[1]))
+        kind, _, number = str(text).partition(":")
+        meant = [f"ghost:{number}"] if _GHOST.fullmatch(f"ghost:{number}") else []
+        near = "" if kind == "ghost" else nearest(str(text), [*named, *meant])
+        raise InputError(
+            f"model.batch_norm={show(text)}: expected 'local', 'sync' or 'ghost:K' (K images are normalized together, "
+            f"1 to 99,999,999){near}"
+        )
+
+    def check(self, batch_size: int, shares: int) -> None:
+        """See that whole groups make up each of the equal parts that a global batch is computed in.
+
+        Args:
+            batch_size: a multiple of `shares`.
+            shares: how many parts there are: for each device, shard or microbatch one.
+
+        Raises:
+            InputError: they do not; says which batches and which groups would do.
+        """
+        share = batch_size // shares
+        if self.group is None or share % self.group == 0:
+            return
+        whole = self.group * shares
+        below = batch_size // whole * whole
+        near = ", ".join(str(size) for size in (below, below + whole) if size > 0)
+        group = max(size for size in range(1, min(self.group, share) + 1) if share % size == 0)
+        raise InputError(
+            f"model.batch_norm=ghost:{self.group} normalizes {self.group} images together, and train.batch_size="
+            f"{batch_size} is computed in {shares} part{'s' * (shares > 1)} of {share}; a batch of {near}, or "
+            f"ghost:{group}, would do"
+        )

@@ -1,0 +1,72 @@
+"""Faults that raise nothing: over two processes, both end with the line that says what is wrong."""
+
+import sys
+
+import pytest
+from started import BRIEF, ENDLESS, TRAIN, Launched, checkpoint_steps, losses
+
+A_BIT = """
+import os, sys
+import jax, numpy as np
+from jaxddp.cli import main
+from jaxddp.engine.step import Program
+
+call = Program.__call__
+def flipping(program, state, *feed):
+    state, sums = call(program, state, *feed)
+    if int(state.step) == 12:
+        kernel = state.params["Dense_0"]["kernel"]
+        (shard,) = kernel.addressable_shards
+        own = np.array(shard.data)
+        own.view(np.uint32)[0, 0] ^= 1
+        buffers = [jax.device_put(own, shard.device)]
+        kernel = jax.make_array_from_single_device_arrays(kernel.shape, kernel.sharding, buffers)
+        params = state.params | {"Dense_0": state.params["Dense_0"] | {"kernel": kernel}}
+        state = state.replace(params=params)
+    return state, sums
+if os.environ["JAX_PROCESS_ID"] == "1":
+    Program.__call__ = flipping
+sys.exit(main(sys.argv[1:]))
+"""
+
+A_SUM = """
+import sys
+import jaxddp.engine.gradients
+from jaxddp.cli import main
+
+jaxddp.engine.gradients.lax.pcast = lambda tree, *axes, **to: tree
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def command(arrays, tmp_path):
+    """The command line of a training that a script begins."""
+
+    def made(script: str, *words: str) -> list[str]:
+        (tmp_path / "script.py").write_text(script)
+        places = ["--data.path", str(arrays), "--workdir", str(tmp_path / "run")]
+        return [sys.executable, str(tmp_path / "script.py"), *TRAIN, *places, *words]
+
+    return made
+
+
+def test_a_bit_that_flips_in_one_process_ends_both(command, start, tmp_path):
+    words = [*ENDLESS, "--checkpoint.every", "8 steps", "--parallel.check-replicas", "5 steps"]
+    run = start(Launched, tmp_path, 2, command(A_BIT, *words))
+    assert run.end() == 1, run.out + run.err
+    for rank in (0, 1):
+        said = run.last_of(rank)
+        assert "step 15: the devices no longer hold the same state: there is no majority (device " in said
+        assert " of process 0 against device " in said
+        assert " of process 1), in " in said
+        assert "first in params/Dense_0/kernel. " in said
+    assert checkpoint_steps(tmp_path / "run") == [8]
+
+
+def test_a_gradient_that_is_summed_ends_both_before_the_first_step(command, start, tmp_path):
+    run = start(Launched, tmp_path, 2, command(A_SUM, *BRIEF))
+    assert run.end() == 1, run.out + run.err
+    for rank in (0, 1):
+        assert "the gradient that 2 devices average is 2 times that of one device" in run.last_of(rank)
+    assert losses(tmp_path / "run") == {}

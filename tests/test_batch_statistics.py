@@ -1,0 +1,100 @@
+"""What `model.batch_norm` says: read in one place, and refused in the same line at every door."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxddp
+from jaxddp.batch_statistics import BatchStatistics
+from jaxddp.cli import main
+from jaxddp.config import Config, ModelConfig, load
+from jaxddp.errors import InputError
+from jaxddp.mesh import AXIS
+
+RECIPE = """
+from jaxddp.config import Config
+
+def get_config():
+    return Config().replace(model=dict(batch_norm={!r}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "near"),
+    [
+        ("ghost:0", ""),
+        ("ghost:x", ""),
+        ("ghost:-3", ""),
+        ("ghost:032", ""),
+        ("ghost:100000000", ""),
+        ("ghost:٣", ""),
+        ("gost:32", ", did you mean 'ghost:32'?"),
+        ("Ghost:16", ", did you mean 'ghost:16'?"),
+        ("locale", ", did you mean 'local'?"),
+        ("synch", ", did you mean 'sync'?"),
+        ("zzz", ""),
+    ],
+)
+def test_what_is_no_batch_norm_is_the_same_line_at_every_door(value, near, tmp_path, capfd):
+    def line(read) -> str:
+        with pytest.raises(InputError) as caught:
+            read()
+        return str(caught.value)
+
+    expected = "expected 'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999)"
+    expected = f"model.batch_norm={value!r}: {expected}{near}"
+    assert line(lambda: Config().replace(model={"batch_norm": value})) == expected
+    assert line(lambda: Config(model=ModelConfig(batch_norm=value))) == expected
+    assert line(lambda: jaxddp.resnet("resnet18", 5, batch_norm=value)) == expected
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.format(value))
+    assert line(lambda: load(recipe)) == f"{recipe}: {expected}"
+    for command in ("train", "doctor"):
+        assert main([command, "digits", "--data.path", str(tmp_path), "--model.batch-norm", value]) == 2
+        assert capfd.readouterr().err == f"jaxddp: {expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "axis_name", "group"),
+    [("local", None, None), ("sync", AXIS, None), ("ghost:1", None, 1), ("ghost:32", None, 32)],
+)
+def test_batch_norm_is_read_in_one_place(batch_norm, axis_name, group):
+    statistics = Config().replace(model={"batch_norm": batch_norm}).model.batch_statistics
+    assert statistics == BatchStatistics(axis_name, group)
+    network = jaxddp.resnet("resnet18", 5, batch_norm=batch_norm)
+    assert (network.axis_name, network.group) == (axis_name, group)
+
+
+@pytest.mark.parametrize(
+    ("group", "batch_size", "shares", "expected"),
+    [
+        (32, 48, 1, "48 is computed in 1 part of 48; a batch of 32, 64, or ghost:24, would do"),
+        (32, 48, 2, "48 is computed in 2 parts of 24; a batch of 64, or ghost:24, would do"),
+        (32, 192, 8, "192 is computed in 8 parts of 24; a batch of 256, or ghost:24, would do"),
+        (32, 320, 8, "320 is computed in 8 parts of 40; a batch of 256, 512, or ghost:20, would do"),
+        (7, 13, 1, "13 is computed in 1 part of 13; a batch of 7, 14, or ghost:1, would do"),
+    ],
+)
+def test_a_batch_that_no_whole_groups_make_up_is_one_line(group, batch_size, shares, expected):
+    start = f"model.batch_norm=ghost:{group} normalizes {group} images together, and train.batch_size="
+    with pytest.raises(InputError, match=f"^{start}{expected}$"):
+        BatchStatistics(group=group).check(batch_size, shares)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
+def test_what_the_line_says_would_do_does(group, share, shares):
+    statistics, batch_size = BatchStatistics(group=group), share * shares
+    for other in (BatchStatistics(), BatchStatistics(axis_name=AXIS)):
+        other.check(batch_size, shares)
+    if share % group == 0:
+        statistics.check(batch_size, shares)
+        return
+    with pytest.raises(InputError) as caught:
+        statistics.check(batch_size, shares)
+    *batches, smaller = map(int, re.findall(r"[0-9]+", str(caught.value).split(";")[1]))
+    assert 1 <= len(batches) <= 2 and smaller < group
+    for size in batches:
+        statistics.check(size, shares)
+    BatchStatistics(group=smaller).check(batch_size, shares)

@@ -1,0 +1,179 @@
+"""A step whose gradient is not finite changes nothing, on any device; too many in a row end the run, by their rows."""
+
+import dataclasses
+import itertools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import setup_of, train
+from small import SmallNet, random_table
+from test_parts import Records
+
+import jaxddp
+from jaxddp.config import Config, DataConfig
+from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.guard import Guard
+from jaxddp.errors import NonFiniteError, Preempted
+from jaxddp.experiment.recipe import configured_parts
+from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
+
+TABLE, GUARD = random_table(50), Guard()
+NET = SmallNet(batch_norm=True, sync="data")
+
+
+def poisoned(*rows: int, table=TABLE):
+    """The table with a first pixel in these rows that `spoil` knows."""
+    images = np.minimum(table.images, 254)
+    images[list(rows), 0, 0, 0] = 255
+    return dataclasses.replace(table, images=images)
+
+
+def spoil(key, image):
+    """An augmentation that fails on the pixel 255, wherever a flip has brought it."""
+    return jnp.where((image[..., 0] > (254.5 / 255 - 0.485) / 0.229).any(), jnp.nan, image)
+
+
+def made(table, devices: int = 4, parts=(GUARD,), **more):
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    return setup_of(NET, optimizer, table, devices=devices, parts=parts, augmentation=spoil, seed=5, **more)
+
+
+def step_of(setup, row: int) -> int:
+    """The first step, from 0, whose batch holds a row."""
+    return next(step for step in range(100) if row in setup.order.rows(step))
+
+
+@pytest.mark.parametrize("cache", ["none", "device"])
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_a_bad_step_leaves_everything_as_it_was(devices, cache):
+    """On all devices, although the NaN is in the slice of one: parameters, statistics, optimizer, averages."""
+    setup = made(poisoned(7), devices, (ParameterAverage(0.9), GUARD), data=DataConfig(cache=cache))
+    bad, step, state = step_of(setup, 7), setup.step(), setup.state
+    states = [jax.device_get(state)]
+    for batch in setup.batches(0, bad + 2):
+        state, sums = step(state, batch)
+        states.append(jax.device_get(state))
+        assert sums.means()["skipped"] == (len(states) - 2 == bad)
+    for number, (before, after) in enumerate(itertools.pairwise(states)):
+        assert int(after.step) == number + 1
+        same = jax.tree.map(np.array_equal, before.replace(step=0), after.replace(step=0))
+        assert all(jax.tree.leaves(same)) if number == bad else not any(jax.tree.leaves((same.params, same.parts)))
+    for device in range(devices):
+        own = jax.tree.map(lambda leaf, device=device: np.asarray(leaf.addressable_data(device)), state)
+        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, own, states[-1])))
+
+
+def test_the_guard_changes_no_bit_of_a_good_run():
+    states = [train(made(TABLE, parts=parts), {"train": {"duration": "12 steps"}}) for parts in ((), (GUARD,))]
+    for one, other in zip(*map(jax.tree.leaves, jax.device_get(states)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_run_goes_on_without_the_bad_step_and_says_so(caplog):
+    records, changes = Records(), {"train": {"duration": "2 epochs"}, "log": {"every": "1 step"}}
+    with caplog.at_level(logging.WARNING, "jaxddp.training"):
+        state = train(made(poisoned(7)), changes, listeners=[records])
+    losses = [record.metrics["loss"] for record in records.steps]
+    bad = [number for number, loss in enumerate(losses, start=1) if np.isnan(loss)]
+    # 50 examples in batches of 8 are 13 steps of two epochs, and each epoch shows the row once.
+    assert len(losses) == 13 and len(bad) == 2 and bad[0] == step_of(made(TABLE), 7) + 1
+    assert [message for message in caplog.messages if "changed nothing" in message] == [
+        f"step {step}: the loss is nan, so the step changed nothing; 1 of at most 10 in a row" for step in bad
+    ]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state)))
+    ends = [record.epoch_end for record in records.steps if record.epoch_end]
+    # The means of an epoch are those of the steps that were taken.
+    first = [record.metrics["loss"] for record in records.steps[:7] if np.isfinite(record.metrics["loss"])]
+    assert ends[0].metrics["loss"] == pytest.approx(np.mean(first), rel=1e-6)
+    assert all("skipped" not in record.metrics for record in records.steps)
+
+
+def test_too_many_in_a_row_end_the_run_and_their_rows_are_named(tmp_path):
+    """Nothing of it is saved, and what was saved before is finite."""
+    rows = made(TABLE).order.rows(5)
+    setup = made(poisoned(int(rows[2]), int(rows[6])))
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints, pytest.raises(NonFiniteError) as raised:
+        changes = {"duration": "12 steps", "max_bad_steps": 1}
+        train(setup, {"train": changes, "checkpoint": {"every": "2 steps"}}, checkpoints=checkpoints)
+    first = min(step_of(setup, int(rows[2])), step_of(setup, int(rows[6])))
+    there = [int(row) for row in setup.order.rows(first) if row in (rows[2], rows[6])]
+    named = f"row{'s' if len(there) > 1 else ''} {', '.join(map(str, there))} of the training data"
+    assert str(raised.value) == (
+        f"step {first + 1}: the gradients of 1 steps in a row, from step {first + 1}, are not finite, as many as "
+        "train.max_bad_steps=1. Lower the learning rate, or lengthen its warm-up. The loss is not finite for " + named
+    )
+    assert checkpoints.steps() == [step for step in (2, 4) if step <= first][-2:]
+
+
+def test_a_gradient_that_alone_is_not_finite_is_no_row_s_fault():
+    """The square root of 0 has a value, and no derivative."""
+
+    def init(key, example):
+        return {"weight": jnp.zeros((example[0].size, 5))}
+
+    def apply(params, images):
+        return jnp.sqrt(jnp.abs(images.reshape(len(images), -1) @ params["weight"]))
+
+    setup = setup_of((init, apply), optax.sgd(0.1), TABLE, parts=(GUARD,), batch_size=10)
+    with pytest.raises(NonFiniteError) as raised:
+        train(setup, {"train": {"duration": "10 steps", "max_bad_steps": 4}})
+    first, last = setup.order.rows(3)[0], setup.order.rows(3)[7]
+    assert str(raised.value).startswith("step 4: the gradients of 4 steps in a row, from step 1, are not finite")
+    assert f"finite loss by itself; the batch is rows {first}, " in str(raised.value)
+    assert str(raised.value).endswith(f", {last} and 2 more of the training data")
+
+
+def test_an_interrupted_row_of_bad_steps_goes_on_counting(tmp_path):
+    table, changes = poisoned(*range(50)), {"train": {"duration": "12 steps", "max_bad_steps": 6}}
+    changes |= {"log": {"every": "1 step"}}
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        with pytest.raises(Preempted):
+            train(made(table), changes, checkpoints=checkpoints, should_stop=lambda step: step == 4)
+        with pytest.raises(NonFiniteError, match="^step 6: the gradients of 6 steps in a row, from step 1,"):
+            train(made(table), changes, checkpoints=checkpoints, resume_step=4)
+
+
+def test_a_run_may_be_resumed_with_the_guard_or_without_it(tmp_path):
+    """It has no place in the state, so checkpoints of older releases are as good."""
+
+    def run(epochs: int, **options):
+        setup = jaxddp.prepare_training(SmallNet(), TABLE, 2, optax.sgd(0.1), 5, **options)
+        return jaxddp.train(jaxddp.softmax_cross_entropy, setup, epochs=epochs, workdir=tmp_path, listeners=())[0]
+
+    assert int(run(1, max_bad_steps=0).step) == 5
+    assert int(run(2).step) == 10
+    assert int(run(3, max_bad_steps=0).step) == 15
+
+
+def test_the_guard_is_there_unless_it_is_switched_off():
+    assert configured_parts(Config()) == (GUARD,)
+    assert configured_parts(Config().replace(train={"max_bad_steps": 0})) == ()
+    setup = jaxddp.prepare_training(SmallNet(), TABLE, 1, optax.sgd(0.1), 5)
+    assert setup.recipe.parts == (GUARD,) and setup.state.parts == {}
+
+
+def test_without_the_guard_the_first_bad_step_ends_the_run():
+    with pytest.raises(NonFiniteError, match=f"^step {step_of(made(TABLE), 7) + 1}: the loss is nan; the run stops"):
+        train(made(poisoned(7), parts=()), {"train": {"duration": "12 steps", "max_bad_steps": 0}})
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 5))
+def test_only_bad_steps_in_a_row_count(skipped, limit):
+    found, longest, run = SkippedSteps(limit), 0, 0
+    try:
+        for step, bad in enumerate(skipped, start=1):
+            run = run + 1 if bad else 0
+            longest = max(longest, run)
+            assert found.see(step, {"loss": np.nan if bad else 1.0, "skipped": float(bad)}) != bad
+            assert found.in_a_row == run
+    except TooManySkipped as error:
+        assert (error.step, run) == (step, limit)
+    else:
+        assert longest < limit

@@ -1,0 +1,147 @@
+"""float16: the loss scale follows Flax's rule, overflowing steps change nothing, and resuming is exact."""
+
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.dynamic_scale import DynamicScale
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import setup_of, train
+from small import SMALL, random_table, write_arrays
+from test_parts import Records
+
+from jaxddp.api import prepare_training, resnet
+from jaxddp.cli import main
+from jaxddp.config import Config
+from jaxddp.engine.parts.guard import Guard
+from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.errors import InputError, Preempted
+from jaxddp.experiment.recipe import configured_parts
+from jaxddp.training.checkpoints import Checkpoints
+
+TABLE = random_table(48, image=8)
+HALF = resnet("resnet10", 5, width=2, stem="small", dtype="float16")
+
+
+def made(devices: int = 2, model: Any = HALF, **scale: Any):
+    parts = (Guard(), LossScale(16, **scale)) if scale else ()
+    return setup_of(model, optax.sgd(0.05, momentum=0.9), TABLE, devices=devices, batch_size=16, parts=parts)
+
+
+@settings(deadline=None)
+@given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.sampled_from([1.0, 2.0**126, 2.0**-125]))
+def test_the_rule_is_flax_s(finite, interval, initial):
+    ours, state = LossScale(1, initial, growth_interval=interval), object()
+    theirs: Any = DynamicScale(growth_interval=interval, scale=initial)
+    own = ours.init(None, None)
+    for good in finite:
+        grads = {"a": jnp.ones(3), "b": jnp.array([1.0, 1.0 if good else jnp.nan])}
+        own, after = ours.update(own, state, state, grads)
+        theirs = theirs.value_and_grad(lambda x, good=good: x * (1.0 if good else jnp.nan))(1.0)[0]
+        assert after is state
+        assert float(own["scale"]) == float(theirs.scale)
+        assert int(own["finite_steps"]) == int(theirs.fin_steps)
+        assert ours.report(own, grads)["loss_scale"] == own["scale"]
+
+
+def test_a_scale_that_is_a_power_of_two_changes_no_bit():
+    model = resnet("resnet10", 5, width=2, stem="small")
+    states = [train(made(2, model, **scale), {"train": {"duration": "4 steps"}}) for scale in ({}, {"initial": 1024.0})]
+    for one, other in zip(*(jax.tree.leaves(jax.device_get(state.params)) for state in states), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_step_that_overflows_changes_nothing_and_the_scale_falls(devices):
+    setup = made(devices, initial=2.0**30, growth_interval=3)
+    step, state, scales = setup.step(), setup.state, [2.0**30]
+    for batch in setup.batches(0, 24):
+        before = jax.device_get(state)
+        state, sums = step(state, batch)
+        after, means = jax.device_get(state), sums.means()
+        same = jax.tree.map(np.array_equal, before, after.replace(step=before.step, parts=before.parts))
+        scales.append(means["loss_scale"])
+        assert np.isfinite(means["loss"])
+        if means["skipped"]:
+            assert all(jax.tree.leaves(same)) and scales[-1] == scales[-2] / 2
+        else:
+            assert not all(jax.tree.leaves(same.params)) and not all(jax.tree.leaves(same.model_state))
+            assert scales[-1] in (scales[-2], 2 * scales[-2])
+    falls = [after < before for before, after in itertools.pairwise(scales)]
+    # Down to what float16 bears, and from there up and down around it.
+    assert falls[:3] == [True] * 3 and not all(falls) and any(b > a for a, b in itertools.pairwise(scales))
+
+
+def test_what_is_too_small_for_float16_is_kept_by_the_scale():
+    """A gradient of 2^-26 is 0 in float16."""
+
+    def init(key, example):
+        return {"weight": jnp.zeros((example[0].size, 5))}
+
+    def apply(params, images):
+        # The cast back and forth is where a gradient passes through float16.
+        logits = images.reshape(len(images), -1) @ params["weight"]
+        return logits.astype(jnp.float16).astype(jnp.float32) * 2.0**-26
+
+    found = []
+    for scale in ({}, {"initial": 65536.0}):
+        setup = made(2, (init, apply), **scale)
+        state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
+        found.append(float(jnp.abs(state.params["weight"]).max()))
+    assert found[0] == 0 < found[1]
+
+
+def test_an_interrupted_run_goes_on_with_its_scale_bit_for_bit(tmp_path):
+    changes = {"train": {"duration": "16 steps"}, "log": {"every": "1 step"}, "checkpoint": {"every": "0 steps"}}
+    scale, whole, parts = {"initial": 2.0**30, "growth_interval": 3}, Records(), Records()
+    expected = train(made(**scale), changes, listeners=[whole])
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        for begin, end in ((None, 5), (5, 11), (11, None)):
+            try:
+                found = train(
+                    made(**scale),
+                    changes,
+                    checkpoints=checkpoints,
+                    resume_step=begin,
+                    should_stop=lambda step, end=end: step == end,
+                    listeners=[parts],
+                )
+            except Preempted:
+                assert end is not None
+    for one, other in zip(*map(jax.tree.leaves, jax.device_get((expected, found))), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [record.metrics for record in whole.steps] == [record.metrics for record in parts.steps]
+    assert len({record.metrics["loss_scale"] for record in whole.steps}) > 4
+
+
+@pytest.mark.slow
+def test_from_the_terminal_and_from_python(tmp_path, capsys):
+    data = write_arrays(tmp_path / "data.npz", random_table(32, image=16), random_table(8, image=16, seed=1))
+    work = tmp_path / "run"
+    words = ["train", "digits", *SMALL, "--data.path", str(data), "--workdir", str(work)]
+    words += ["--train.precision", "float16", "--train.duration", "4 steps", "--log.every", "1 step"]
+    assert main([*words, "--parallel.devices", "2"]) == 0, capsys.readouterr().err
+    lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss_scale"] for line in lines if line["split"] == "train"] == [65536.0] * 4
+    assert json.loads((work / "config.json").read_text())["train"]["precision"] == "float16"
+    setup = prepare_training(HALF, TABLE, 2, optax.sgd(0.1), 8, precision="float16")
+    assert setup.recipe.parts == (Guard(), LossScale(16))
+    assert setup.preprocess.dtype == "float16" and list(setup.state.parts) == ["loss_scale"]
+
+
+def test_the_guard_skips_for_the_scale_even_where_it_ends_no_run():
+    config = Config().replace(train={"precision": "float16", "max_bad_steps": 0, "batch_size": 32})
+    assert configured_parts(config) == (Guard(), LossScale(32))
+
+
+@pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("initial", 0), ("factor", 1), ("growth_interval", 0)])
+def test_a_rule_that_cannot_be_is_one_line(key, value):
+    with pytest.raises(InputError, match=f"^LossScale: {key}={value}; give"):
+        dataclasses.replace(LossScale(8), **{key: value})

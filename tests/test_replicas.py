@@ -1,0 +1,289 @@
+"""Replicas: a device whose state differs in one bit is found and named, and nothing else is taken for it."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import SmallNet, linear_model, random_table
+
+from jaxddp.api import prepare_training, softmax_cross_entropy, train
+from jaxddp.config import Config
+from jaxddp.duration import Duration
+from jaxddp.engine.replicas import Replicas, array_checksums, checksums
+from jaxddp.engine.state import TrainState
+from jaxddp.errors import ReplicaError
+from jaxddp.mesh import Topology
+from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.plan import Plan
+
+FOUR = Topology.create(4)
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8", "uint16", "complex64")
+TABLE = random_table(50)
+
+
+def held(array: jax.Array, topology: Topology = FOUR) -> list[np.ndarray]:
+    """What each device of a mesh holds of a replicated array."""
+    own = {shard.device: np.array(shard.data) for shard in array.addressable_shards}
+    return [own[device] for device in topology.mesh.devices.flat]
+
+
+def from_held(arrays: list[np.ndarray], topology: Topology = FOUR) -> jax.Array:
+    """An array that calls itself replicated, whatever each device holds."""
+    buffers = [jax.device_put(array, device) for array, device in zip(arrays, topology.mesh.devices.flat, strict=True)]
+    return jax.make_array_from_single_device_arrays(arrays[0].shape, topology.replicated, buffers)
+
+
+def flipped(array: jax.Array, bit: int, device: int = 1, topology: Topology = FOUR) -> jax.Array:
+    """The array with one bit of one device's copy flipped, counted from the array's first byte."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        data = flipped(jax.random.key_data(array), bit, device, topology)
+        return jax.jit(jax.random.wrap_key_data, out_shardings=topology.replicated)(data)
+    copies = held(array, topology)
+    copies[device].reshape(-1).view(np.uint8)[bit // 8] ^= np.uint8(1 << bit % 8)
+    return from_held(copies, topology)
+
+
+def state_of(params: Mapping[str, object], topology: Topology = FOUR) -> TrainState:
+    tree = TrainState(np.int32(7), dict(params), {"mean": np.ones(3, np.float32)}, (optax.EmptyState(),))
+    return topology.replicate(tree)
+
+
+def odd_arrays() -> dict[str, np.ndarray]:
+    """Every dtype, with NaNs that carry something, signed zeros, and sizes that fill nothing."""
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(size=(3, 5)).astype(jnp.dtype(name)) for name in DTYPES}
+    payloads = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 0, 0x7F800000, 1], np.uint32).view(np.float32)
+    return arrays | {
+        "bool": np.array([True, False, True]),
+        "payloads": payloads,
+        "nothing": np.zeros((0, 4), np.float32),
+        "scalar": np.float32(2.5),
+        "large": rng.normal(size=(1 << 18) + 3).astype(np.float32),
+    }
+
+
+STATE = state_of(odd_arrays() | {"key": jax.random.key(3), "none": {}})
+
+
+def differing(state: TrainState, topology: Topology = FOUR) -> list[int]:
+    """The places in the mesh whose checksum is not that of the first device."""
+    found = np.asarray(checksums(topology)(state))
+    return np.flatnonzero(found != found[0]).tolist()
+
+
+def message(state: TrainState, topology: Topology = FOUR) -> str:
+    with pytest.raises(ReplicaError) as caught:
+        Replicas(topology).check(12, state)
+    return str(caught.value)
+
+
+def test_replicas_that_are_alike_pass():
+    Replicas(FOUR).check(12, STATE)
+    assert differing(STATE) == []
+    assert np.ptp(np.asarray(array_checksums(FOUR)(STATE)), axis=0).max() == 0
+
+
+def test_nothing_but_a_step_passes():
+    Replicas(FOUR).check(0, FOUR.replicate(TrainState(np.int32(0), {}, {}, ())))
+
+
+@pytest.mark.parametrize("name", [*DTYPES, "payloads", "scalar", "large", "key"])
+def test_a_flipped_bit_is_found_in_every_dtype(name):
+    leaf = STATE.params[name]
+    bits = 8 * (8 if name == "key" else leaf.nbytes)
+    for bit in (0, bits // 2, bits - 1):
+        state = STATE.replace(params=STATE.params | {name: flipped(leaf, bit, device=2)})
+        assert differing(state) == [2]
+        assert f"in 1 of 16 arrays, first in params/{name}." in message(state)
+
+
+def test_a_changed_bool_is_found():
+    copies = held(STATE.params["bool"])
+    copies[3][1] = True
+    assert differing(STATE.replace(params=STATE.params | {"bool": from_held(copies)})) == [3]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda state: state.replace(step=flipped(state.step, 0)), "step"),
+        (lambda state: state.replace(model_state={"mean": flipped(state.model_state["mean"], 40)}), "model_state/mean"),
+        (lambda state: state.replace(parts={"slow": {"x": flipped(FOUR.replicate(np.ones(3)), 1)}}), "parts/slow/x"),
+        (lambda state: state.replace(opt_state=(flipped(FOUR.replicate(np.ones(9)), 1),)), "opt_state/0"),
+    ],
+)
+def test_every_part_of_the_state_is_compared_and_named(change, name):
+    assert f"first in {name}. " in message(change(STATE))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 32 * 101 - 1), st.integers(0, 3))
+def test_any_bit_of_any_device_is_found(bit, device):
+    weights = FOUR.replicate(np.random.default_rng(1).normal(size=101).astype(np.float32))
+    totals = np.asarray(checksums(FOUR)({"weights": flipped(weights, bit, device)}))
+    assert np.flatnonzero(totals != np.median(totals)).tolist() == [device]
+
+
+def test_the_same_bit_flipped_in_two_words_does_not_cancel():
+    """In a sum of words times their places, highest bits of any two words do."""
+    zeros = FOUR.replicate(np.zeros(64, np.float32))
+    for first, second in ((0, 1), (3, 40), (62, 63)):
+        for bit in (0, 30, 31):
+            twice = flipped(flipped(zeros, 32 * first + bit), 32 * second + bit)
+            assert differing(STATE.replace(params={"zeros": twice})) == [1]
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (5, 21), (0, 32)])
+def test_two_numbers_that_changed_places_are_found(one, other):
+    values = np.arange(33, dtype=np.float32)
+    copies = [values.copy() for _ in range(4)]
+    copies[1][[one, other]] = copies[1][[other, one]]
+    assert differing(STATE.replace(params={"values": from_held(copies)})) == [1]
+
+
+@pytest.mark.parametrize("size", [6, 1 << 18])
+def test_two_arrays_that_changed_places_are_found(size):
+    rng = np.random.default_rng(2)
+    one, other = (rng.normal(size=size).astype(np.float32) for _ in range(2))
+    params = {"a": from_held([one, other, one, one]), "b": from_held([other, one, other, other])}
+    assert differing(STATE.replace(params=params)) == [1]
+    assert "in 2 of 4 arrays, first in params/a." in message(STATE.replace(params=params))
+
+
+# --- What the line says ---
+
+
+def with_versions(versions: list[int]) -> tuple[TrainState, Topology]:
+    """A state of which each device holds one of several versions."""
+    topology = Topology.create(len(versions))
+    weights = from_held([np.full(3, float(version)) for version in versions], topology)
+    return state_of({}, topology).replace(params={"w": weights}), topology
+
+
+def test_the_line_names_step_device_process_array_and_what_to_do():
+    state, topology = with_versions([0, 0, 1, 0])
+    assert message(state, topology) == (
+        "step 12: the devices no longer hold the same state: "
+        f"device {topology.mesh.devices.flat[2]} of process 0 differs from the other 3, in 1 of 3 arrays, first in "
+        "params/w. Nothing of it is saved: start the same command again, which goes on from the last checkpoint; "
+        "where one device differs again, take it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ([0, 1], "there is no majority (device {0} of process 0 against device {1} of process 0)"),
+        ([0, 1, 0, 1], "there is no majority (device {0} of process 0, device {2} of process 0 against device {1}"),
+        ([0, 1, 2], "against device {2} of process 0)"),
+        ([0, 1, 0, 0, 2], "device {1} of process 0, device {4} of process 0 differ from the other 3,"),
+        ([1, 1, 0, 0, 0], "device {0} of process 0, device {1} of process 0 differ from the other 3,"),
+    ],
+)
+def test_who_differs_from_whom(versions, expected):
+    state, topology = with_versions(versions)
+    assert expected.format(*topology.mesh.devices.flat) in message(state, topology)
+
+
+# --- In a run ---
+
+
+class FlipsAt:
+    """A program of steps whose result has a bit flipped on one device, from a step on."""
+
+    def __init__(self, program, step: int, topology: Topology):
+        self._program, self._step, self._topology = program, step, topology
+
+    def __getattr__(self, name):
+        return getattr(self._program, name)
+
+    def __call__(self, state, *feed):
+        state, sums = self._program(state, *feed)
+        if int(state.step) == self._step:
+            leaves, structure = jax.tree.flatten(state.params)
+            leaves[0] = flipped(leaves[0], 3, topology=self._topology)
+            state = state.replace(params=jax.tree.unflatten(structure, leaves))
+        return state, sums
+
+
+def run_with_fault(tmp_path, step: int, **changes):
+    """A run of 20 steps whose replica on device 1 differs after `step`; it returns the checkpoints."""
+    setup = made.setup_of(SmallNet(), optax.sgd(0.05, momentum=0.9), TABLE, devices=4)
+    plan = {"log": {"every": "50 steps"}, "train": {"duration": "20 steps"}, "checkpoint": {"every": "8 steps"}}
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    run = dataclasses.replace(made.changed(setup, plan | changes).run(), checkpoints=checkpoints)
+    run = dataclasses.replace(run, program=FlipsAt(run.program, step, setup.topology))
+    try:
+        made.fit(run)
+    finally:
+        checkpoints.wait()
+    return checkpoints
+
+
+def test_it_is_found_where_a_comparison_is_due(tmp_path):
+    with pytest.raises(ReplicaError, match="step 6: .* of process 0 differs from the other 3, in .* arrays"):
+        run_with_fault(tmp_path, 5, parallel={"check_replicas": "3 steps"})
+    assert Checkpoints(tmp_path / "checkpoints").steps() == []
+
+
+def test_nothing_of_it_is_saved(tmp_path):
+    with pytest.raises(ReplicaError, match="step 16: "):
+        run_with_fault(tmp_path, 9)
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [8]
+
+
+def test_switched_off_it_is_not_looked_for(tmp_path):
+    checkpoints = run_with_fault(tmp_path, 5, parallel={"check_replicas": "0 steps"})
+    assert checkpoints.latest() == 20
+
+
+def test_one_device_compares_nothing():
+    setup = made.setup_of(linear_model(), optax.sgd(0.1), TABLE, devices=1)
+    assert setup.run().replicas is None
+    assert made.setup_of(linear_model(), optax.sgd(0.1), TABLE, devices=2).run().replicas is not None
+
+
+def test_a_run_without_checkpoints_is_compared_where_it_is_due_alone(monkeypatch):
+    compared = []
+    monkeypatch.setattr(Replicas, "check", lambda self, step, state: compared.append(step))
+    setup = made.setup_of(linear_model(), optax.sgd(0.1), TABLE, devices=2)
+    made.train(setup, {"train": {"duration": "20 steps"}, "parallel": {"check_replicas": "8 steps"}})
+    assert compared == [8, 16]
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [("5 steps", [8, 16, 20]), ("16 steps", [16]), ("1 step", [8, *range(16, 21)])]
+)
+def test_chunks_stay_as_they_are_and_are_compared_at_their_ends(every, expected):
+    plan = plan_of(every)
+    chunks = list(plan.chunks(0, plan.chunk_length(8)))
+    assert chunks == list(plan_of("0 steps").chunks(0, 8))
+    ends = [0, *(chunk.stop for chunk in chunks)]
+    assert [end for before, end in itertools.pairwise(ends) if plan.compares(before, end)] == expected
+
+
+def plan_of(every: str) -> Plan:
+    changes = {"log": "8 steps", "eval": "0 steps", "checkpoint": "0 steps"}
+    config = Config().replace(
+        train={"batch_size": 4, "duration": "20 steps"},
+        parallel={"check_replicas": every},
+        **{name: {"every": value} for name, value in changes.items()},
+    )
+    return Plan.of(config, 10**6)
+
+
+def test_from_python(tmp_path, monkeypatch):
+    compared = []
+    monkeypatch.setattr(Replicas, "check", lambda self, step, state: compared.append(step))
+    setup = prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, epochs=2)
+    train(softmax_cross_entropy, setup, listeners=(), check_every="5 steps")
+    assert compared == [5, 10]
+    assert setup.recipe.config.parallel.check_replicas == Duration.parse("1000 steps")

@@ -1,0 +1,146 @@
+"""`parallel.reproducible`: the same bits on 1, 2, 4 and 8 devices."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from made import changed, setup_of, train
+from small import CLASSES, SmallNet, largest_difference, random_table
+
+from jaxddp.api import prepare_training, resnet
+from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.reproducible import SHARDS, mean_in_order, walled
+from jaxddp.errors import InputError
+from jaxddp.experiment.resume import Claim, claim
+from jaxddp.mesh import AXIS, Topology
+
+REPRODUCIBLE = {"parallel": {"reproducible": True}}
+DEVICES = (1, 2, 4, 8)
+
+
+class Net(nn.Module):
+    """What may tell one number of devices from another: statistics, dropout, a gradient that ends with a product, and
+    one that no other is added to where a shard holds one image."""
+
+    @nn.compact
+    def __call__(self, images, train: bool):
+        kernel = self.param("kernel", nn.initializers.he_normal(), (3, 3, 3, 8))
+        kernel = kernel * jax.lax.rsqrt(jnp.square(kernel).mean((0, 1, 2)) + 1e-5)
+        x = jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+        x = nn.relu(x + self.param("place", nn.initializers.normal(0.1), x.shape[1:]))
+        x = nn.Dropout(0.3, deterministic=not train)(x.mean((1, 2)))
+        counted = self.variable("counters", "steps", lambda: jnp.zeros((), jnp.int32))
+        if train:
+            counted.value = counted.value + 1
+        return nn.Dense(CLASSES)(x)
+
+
+def bytes_of(tree: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(jax.device_get(tree))]
+
+
+def trained(devices: int, model=None, *, accumulate: int = 1, batch_size: int = 16, cache: str = "none"):
+    augment = AugmentConfig(pad=1, erase=0.3, mixup=0.2 if batch_size > 8 * accumulate else 0.0)
+    data = DataConfig(augment=augment, cache=cache)
+    config = Config().replace(train={"accumulate": accumulate}, **REPRODUCIBLE)
+    optimizer, table = optax.adamw(0.01), random_table(96, image=8)
+    setup = setup_of(model or Net(), optimizer, table, devices=devices, config=config, data=data, batch_size=batch_size)
+    return train(setup, {"train": {"duration": "5 steps"}, "log": {"every": "5 steps"}})
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "batch_size", "cache"), [(1, 16, "none"), (1, 8, "none"), (2, 32, "none"), (1, 16, "device")]
+)
+def test_the_bits_are_the_same_on_any_number_of_devices(accumulate, batch_size, cache):
+    one, *others = (trained(n, accumulate=accumulate, batch_size=batch_size, cache=cache) for n in DEVICES)
+    assert np.abs(jax.device_get(one.params["kernel"])).max() > 0 and int(one.step) == 5
+    for other in others:
+        assert bytes_of(one) == bytes_of(other)
+
+
+@pytest.mark.slow
+def test_a_resnet_has_the_same_bits_on_any_number_of_devices():
+    one, *others = (trained(n, resnet("resnet10", CLASSES, width=2, stem="small")) for n in DEVICES)
+    for other in others:
+        assert bytes_of(one) == bytes_of(other)
+
+
+def test_without_it_the_bits_differ():
+    """Otherwise the tests above would show nothing."""
+    found = []
+    for devices in (1, 8):
+        setup = setup_of(SmallNet(), optax.sgd(0.1), random_table(64), devices=devices, batch_size=16)
+        found.append(train(setup, {"train": {"duration": "5 steps"}}))
+    assert bytes_of(found[0].params) != bytes_of(found[1].params)
+    assert largest_difference(*(jax.device_get(state.params) for state in found)) < 1e-5
+
+
+def test_it_computes_the_same_mean():
+    """Beside 8 devices that are normalized by themselves: but for the order of a sum it is the same step."""
+    found = []
+    for reproducible in (False, True):
+        setup = setup_of(SmallNet(), optax.sgd(0.1), random_table(64), devices=8, batch_size=16)
+        setup = changed(setup, {"parallel": {"reproducible": reproducible}})
+        state, sums = setup.step()(setup.state, next(setup.batches(0, 1)))
+        found.append((jax.device_get(state.params), sums.means(), sums.count()))
+    assert largest_difference(*found) < 1e-6
+    assert found[0][2] == found[1][2] == 16
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_the_sum_has_one_order_and_no_sign_of_zero(devices):
+    """Rounding differs between orders: of these, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) gives 0 and not 1/8."""
+    values = np.array([1.0, 1e8, 1.0, -1e8, 1.0, 1e8, 1.0, -1e8], np.float32)
+    pairs = values
+    while len(pairs) > 1:
+        pairs = pairs[0::2] + pairs[1::2]
+    expected = pairs[0] / np.float32(8)
+    assert expected != np.float32(values.astype(np.float64).sum() / 8)
+    columns = {"value": values, "zero": np.full(SHARDS, -0.0, np.float32), "count": np.arange(SHARDS, dtype=np.int32)}
+    topology = Topology.create(devices)
+    mean = jax.shard_map(mean_in_order, mesh=topology.mesh, in_specs=P(AXIS), out_specs=P())
+    found = jax.device_get(jax.jit(mean)(topology.place(columns)))
+    assert found["value"] == expected
+    assert not np.signbit(found["zero"]) and found["count"] == SHARDS - 1
+
+
+def test_walls_change_nothing():
+    tree = {"float": jnp.array([1.5, jnp.nan, -0.0]), "byte": jnp.uint8(7), "empty": jnp.zeros((0, 3))}
+    assert bytes_of(jax.jit(walled)(tree, jnp.int32(0))) == bytes_of(tree)
+
+
+@pytest.mark.parametrize(
+    ("devices", "config", "line"),
+    [
+        (3, {}, "parallel.reproducible: 3 devices cannot share 8 shards evenly; use 1, 2, 4 or 8 devices"),
+        (2, {"model": {"batch_norm": "sync"}}, "parallel.reproducible: model.batch_norm=sync normalizes .* ghost:K"),
+        (2, {"parallel": {"buckets": 3}}, "parallel.reproducible: parallel.buckets=3 has no place .* leave it out"),
+        (2, {"train": {"gradient_precision": "bfloat16"}}, "train.gradient_precision=bfloat16 has no place"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(devices, config, line):
+    made = Config().replace(**config)
+    with pytest.raises(InputError, match=line):
+        Gradients.of(made.replace(**REPRODUCIBLE), Topology.create(devices))
+
+
+def test_a_batch_that_8_shards_cannot_share_is_one_line():
+    line = "^train.batch_size=12 cannot be divided among 8 shards with train.accumulate=1 microbatches each; 8 or 16"
+    with pytest.raises(InputError, match=line):
+        prepare_training(SmallNet(), random_table(50), 2, optax.sgd(0.1), 6, reproducible=True)
+
+
+def test_a_resumed_run_keeps_it(tmp_path):
+    """It changes numbers, which other keys of `parallel` do not."""
+    claim(tmp_path, Claim(Config().replace(**REPRODUCIBLE).to_dict(), {}), resuming=False)
+    with pytest.raises(InputError, match="parallel.reproducible was True and is now False"):
+        claim(tmp_path, Claim(Config().to_dict(), {}), resuming=True)
+    again = Config().replace(parallel={"reproducible": True, "devices": 4, "buckets": 2})
+    claim(tmp_path, Claim(again.to_dict(), {}), resuming=True)

@@ -1,0 +1,344 @@
+"""The self-test: a gradient that is wrong only over several devices is found before the first step, by a line that says
+by what factor; one that is right, or cannot be judged, is left alone."""
+
+import logging
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from small import CLASSES, SmallNet, linear_model, random_table
+
+import jaxddp.engine.gradients
+from jaxddp.api import prepare_training, softmax_cross_entropy, train
+from jaxddp.config import Config, DataConfig
+from jaxddp.engine import self_test
+from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.self_test import SelfTest
+from jaxddp.errors import GradientError, InputError
+from jaxddp.mesh import AXIS
+from jaxddp.training.checkpoints import Checkpoints
+
+TABLE = random_table(64)
+ALWAYS = {"parallel": {"self_test": "always"}, "train": {"duration": "1 step"}}
+AUTO = {"parallel": {"self_test": "auto"}}
+PLAIN, LINEAR = SmallNet(), linear_model()
+AVERAGE = Averaging.average
+
+
+def run_of(model, devices: int = 4, changes=ALWAYS, **settings):
+    settings = {"batch_size": 16, "table": TABLE, **settings}
+    setup = made.setup_of(model, optax.sgd(0.1), devices=devices, **settings)
+    return made.changed(setup, changes).run()
+
+
+def made_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTest:
+    """The test after it was made of a new setup's first chunk."""
+    run = run_of(model, devices, changes, **settings)
+    assert run.self_test is not None
+    run.self_test(run.state, *next(run.chunks(0)).feed)
+    return run.self_test
+
+
+def line(model=LINEAR, devices: int = 4, **settings) -> str:
+    with pytest.raises(GradientError) as caught:
+        made_test(model, devices, **settings)
+    return str(caught.value)
+
+
+def was_made(test: SelfTest) -> bool:
+    return test._averaged is not None
+
+
+# --- What is right passes ---
+
+
+@pytest.mark.parametrize("devices", [2, 3, 8])
+@pytest.mark.parametrize("model", [LINEAR, PLAIN, SmallNet(batch_norm=True), SmallNet(batch_norm=True, sync="data")])
+def test_right_gradients_pass(model, devices):
+    """With running statistics: slices that are normalized by themselves would have to be compared as such."""
+    assert set(made_test(model, devices, batch_size=24)._alone) == {False}
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 4}, {"devices": 8, "batch_size": 8}])
+def test_one_example_on_each_device_passes(settings):
+    assert was_made(made_test(PLAIN, **settings))
+
+
+def test_gradients_in_bfloat16_pass():
+    config = Config().replace(train={"gradient_precision": "bfloat16"})
+    assert made_test(PLAIN, config=config)._tolerance == self_test._TOLERANCE["bfloat16"]
+    assert made_test(PLAIN)._tolerance == self_test._TOLERANCE["float32"]
+
+
+def test_a_network_in_bfloat16_passes_with_its_own_tolerance():
+    class Halved(nn.Module):
+        @nn.compact
+        def __call__(self, images):
+            x = nn.relu(nn.Conv(4, (3, 3), dtype=jnp.bfloat16)(images))
+            return nn.Dense(CLASSES, dtype=jnp.bfloat16)(x.reshape(len(x), -1))
+
+    assert made_test(Halved())._tolerance == self_test._TOLERANCE["bfloat16"]
+
+
+def test_images_on_the_devices_pass():
+    assert was_made(made_test(PLAIN, data=DataConfig(cache="device")))
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("changes", [{"parallel": {"reproducible": True}}, {"train": {"accumulate": 2}}])
+def test_other_ways_to_the_gradient_pass(changes, devices):
+    config = Config().replace(**changes)
+    assert was_made(made_test(PLAIN, devices, config=config))
+    assert was_made(made_test(OfTheBatch(), devices, config=config))
+
+
+def test_more_devices_than_are_counted_pass(monkeypatch):
+    monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
+    test = made_test(PLAIN, 8)
+    assert list(test._counting) == [0, 3, 6]
+
+
+class OfTheBatch(nn.Module):
+    """Normalizes by the batch at hand, in evaluation too: by a device's slice, or with `sync` by all slices."""
+
+    sync: str | None = None
+
+    @nn.compact
+    def __call__(self, images):
+        x = nn.Dense(4)(images.reshape(len(images), -1))
+        x = nn.BatchNorm(use_running_average=False, axis_name=self.sync)(x)
+        return nn.Dense(CLASSES)(jnp.tanh(x))
+
+
+@pytest.mark.parametrize("sync", [None, "data"])
+def test_what_normalizes_by_the_batch_even_in_evaluation_passes(sync):
+    assert was_made(made_test(OfTheBatch(sync)))
+
+
+def test_a_loss_with_weights_passes_where_slices_differ_in_weight():
+    weights = jnp.arange(1.0, CLASSES + 1)
+
+    def weighted(logits, labels):
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return (weights[labels] * losses).sum(), weights[labels].sum()
+
+    assert was_made(made_test(LINEAR, loss=weighted))
+    assert was_made(made_test(OfTheBatch(), loss=weighted))
+
+
+# --- Injected faults ---
+
+
+@pytest.fixture
+def without_cast(monkeypatch):
+    """What the step would do without its cast: a sum over the devices where there should be a mean."""
+    monkeypatch.setattr(jaxddp.engine.gradients.lax, "pcast", lambda tree, *axes, **to: tree)
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_sum_in_place_of_a_mean_is_found(without_cast, devices):
+    assert line(devices=devices).startswith(
+        f"self-test before the first step: the gradient that {devices} devices average is {devices} times that of one "
+        "device for the same examples: it is their sum and not their mean. "
+    )
+
+
+def test_a_sum_is_found_where_few_devices_are_counted(without_cast, monkeypatch):
+    monkeypatch.setattr(self_test, "MOST_DEVICES", 2)
+    assert "8 devices average is 8 times" in line(devices=8)
+
+
+def test_a_sum_is_found_with_images_on_the_devices(without_cast):
+    assert "is 4 times" in line(data=DataConfig(cache="device"))
+
+
+def broken(monkeypatch, share):
+    """The all-reduce of gradients, in which each device's share is multiplied by `share(device's number)`."""
+
+    def average(self, grads, others, order):
+        if lax.axis_size(AXIS) > 1:
+            grads = jax.tree.map(lambda grad: grad * share(lax.axis_index(AXIS)), grads)
+        return AVERAGE(self, grads, others, order)
+
+    monkeypatch.setattr(Averaging, "average", average)
+
+
+def test_a_share_that_counts_twice_is_found(monkeypatch):
+    broken(monkeypatch, lambda device: 1.0 + (device == 2))
+    found = line(PLAIN)
+    assert "4 devices average is not that of one device for the same examples: it is off by 0." in found
+    assert "most in Conv_0/kernel. A device's share counts twice or not at all" in found
+
+
+def test_a_share_that_is_left_out_is_found(monkeypatch):
+    broken(monkeypatch, lambda device: 1.0 * (device != 0))
+    assert "A device's share counts twice or not at all" in line(PLAIN, 8)
+
+
+def test_an_average_that_is_divided_twice_is_found(monkeypatch):
+    broken(monkeypatch, lambda device: 1 / lax.axis_size(AXIS))
+    assert "is 0.25 times that of one device for the same examples: it is divided by the number of devices" in line()
+
+
+def test_any_other_factor_is_found(monkeypatch):
+    broken(monkeypatch, lambda device: 1.01)
+    assert "is 1.01 times that of one device for the same examples. A device's share" in line()
+
+
+def test_a_gradient_that_is_not_finite_over_devices_alone_is_found(monkeypatch):
+    broken(monkeypatch, lambda device: jnp.where(device == 1, jnp.nan, 1.0))
+    assert "is not that of one device" in line()
+
+
+def test_a_model_that_adds_up_over_devices_where_it_should_average_is_found():
+    init, _ = LINEAR
+
+    def apply(params, images):
+        flat = images.reshape(len(images), -1)
+        return (flat - lax.psum(flat.mean(0), AXIS)) @ params["weight"]
+
+    assert "is not that of one device" in line((init, apply))
+
+
+@jax.custom_vjp
+def centered(x):
+    """Less the mean over the batches of all devices."""
+    return x - lax.pmean(x.mean(0), AXIS)
+
+
+def _forgets(_, grad):
+    # Right on one device. On several the mean of the gradients of all belongs here.
+    return (grad - grad.mean(0),)
+
+
+def _remembers(_, grad):
+    return (grad - lax.pmean(grad.mean(0), AXIS),)
+
+
+def with_gradient_by_hand(backward):
+    init, _ = LINEAR
+    function = jax.custom_vjp(centered.fun)
+    function.defvjp(lambda x: (function(x), None), backward)
+
+    def apply(params, images):
+        return jnp.tanh(function(images.reshape(len(images), -1) @ params["weight"])) * jnp.arange(1.0, CLASSES + 1)
+
+    return init, apply
+
+
+def test_a_gradient_by_hand_that_forgets_the_sum_over_devices_is_found():
+    assert "a gradient by hand in the model or the loss leaves out a sum over the devices" in line(
+        with_gradient_by_hand(_forgets)
+    )
+    assert was_made(made_test(with_gradient_by_hand(_remembers)))
+
+
+# --- What proves nothing ---
+
+
+def scaled(factor: float):
+    init, apply = LINEAR
+    return init, lambda params, images: factor * apply(params, images)
+
+
+@pytest.mark.parametrize(("factor", "norm"), [(0.0, "0"), (np.nan, "nan")])
+def test_a_gradient_that_proves_nothing_is_said_to(caplog, factor, norm):
+    with caplog.at_level(logging.WARNING, "jaxddp.training"):
+        made_test(scaled(factor))
+    assert caplog.messages == [f"self-test: the gradient of the first examples is {norm}, which proves nothing"]
+
+
+def test_silence_where_all_is_well(caplog):
+    made_test(LINEAR)
+    assert not caplog.messages
+
+
+def test_a_gradient_of_zero_on_one_device_alone_is_found(monkeypatch):
+    def average(self, grads, others, order):
+        grads, others = AVERAGE(self, grads, others, order)
+        return jax.tree.map(lambda grad: grad + (lax.axis_size(AXIS) > 1), grads), others
+
+    monkeypatch.setattr(Averaging, "average", average)
+    assert "is not that of one device" in line(scaled(0.0))
+
+
+# --- Where it is made ---
+
+
+def test_auto_tests_small_networks():
+    assert was_made(made_test(PLAIN, changes=AUTO))
+
+
+@pytest.mark.parametrize("limit", ["MOST_PARAMETERS", "MOST_OPERATIONS"])
+def test_auto_leaves_out_what_takes_long_to_compile(without_cast, monkeypatch, limit):
+    monkeypatch.setattr(self_test, limit, 0)
+    for _ in range(2):
+        assert not was_made(made_test(LINEAR, changes=AUTO))
+    assert "4 times" in line(changes=ALWAYS)
+
+
+def test_auto_does_not_trace_a_large_network(monkeypatch):
+    init, apply = LINEAR
+
+    def many(key, example):
+        return init(key, example) | {str(number): jnp.zeros(()) for number in range(self_test.MOST_PARAMETERS)}
+
+    monkeypatch.setattr(SelfTest, "_compiled", lambda self, *given: pytest.fail("it was traced"))
+    assert not was_made(made_test((many, apply), 2, AUTO))
+
+
+def test_never_tests_nothing(without_cast):
+    assert not was_made(made_test(LINEAR, changes={"parallel": {"self_test": "never"}}))
+
+
+def test_a_network_that_cannot_evaluate_is_left_alone():
+    class Drops(nn.Module):
+        @nn.compact
+        def __call__(self, images):
+            return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=False)(images.reshape(len(images), -1)))
+
+    assert not was_made(made_test(Drops(), changes=AUTO))
+
+
+def test_one_device_has_no_test():
+    assert run_of(LINEAR, 1).self_test is None
+
+
+def test_a_second_run_compiles_nothing():
+    setup = made.setup_of(LINEAR, optax.sgd(0.1), TABLE, devices=2, batch_size=16)
+    first, second = (made.changed(setup.with_seed(seed), ALWAYS).run() for seed in (1, 2))
+    assert first.self_test is second.self_test
+
+
+def test_a_run_is_tested_once(monkeypatch):
+    tests = []
+    monkeypatch.setattr(SelfTest, "__call__", lambda self, state, *feed: tests.append(int(state.step)))
+    setup = made.setup_of(LINEAR, optax.sgd(0.1), TABLE, devices=2, batch_size=16)
+    made.train(setup, {"train": {"duration": "5 steps"}})
+    assert tests == [0]
+
+
+def test_no_step_is_taken_and_a_resumed_run_tests_too(tmp_path, monkeypatch):
+    """From Python, through a work directory; the fault comes between two runs."""
+    setup = prepare_training(LINEAR, TABLE, 4, optax.sgd(0.1), 4, epochs=1)
+    train(softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
+    before = (tmp_path / "metrics.jsonl").read_text()
+    broken(monkeypatch, lambda device: 2.0)
+    setup = prepare_training(LINEAR, TABLE, 4, optax.sgd(0.1), 4, epochs=2)
+    with pytest.raises(GradientError, match="is 2 times that of one device"):
+        train(softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
+    assert Checkpoints(tmp_path / "checkpoints", read_only=True).steps() == [4]
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+    state, _ = train(softmax_cross_entropy, setup, workdir=tmp_path, listeners=(), self_test="never")
+    assert int(state.step) == 8
+
+
+def test_from_python_another_word_is_refused():
+    setup = prepare_training(LINEAR, TABLE, 2, optax.sgd(0.1), 4)
+    with pytest.raises(InputError, match="self_test='sometimes': expected 'auto' or 'always' or 'never'"):
+        train(softmax_cross_entropy, setup, listeners=(), self_test="sometimes")
