@@ -18,7 +18,7 @@ class Division:
         batch_size: global.
         shares: equal parts that the mean is taken over.
         accumulate: microbatches of each share.
-        together: examples that belong to one microbatch, such as pairs or ghost batches; each holds a multiple of so many.
+        together: examples that belong to one microbatch, a pair or a ghost batch; each holds a multiple of so many.
     """
 
     batch_size: int
