@@ -74,7 +74,8 @@ class Topology:
     def free_memory(self) -> int | None:
         """Bytes that JAX may still take on the fullest device of this process; None where the backend does not say."""
         stats = [device.memory_stats() or {} for device in self.mesh.local_devices]
-        if not all("bytes_limit" in each for each in stats):
+        # An allocator without a limit of its own says 0.
+        if not all(each.get("bytes_limit") for each in stats):
             return None
         return min(each["bytes_limit"] - each.get("bytes_in_use", 0) for each in stats)
 

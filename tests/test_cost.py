@@ -31,11 +31,13 @@ from jaxddp.experiment.setup import RunSetup
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.flops import count_flops
+from jaxddp.measure.memory import bytes_on_a_device
 from jaxddp.measure.peaks import peak
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.cpu_convolution import convolve
 from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.wording import size
 
 TABLE, BATCH = random_table(64), 16
 
@@ -204,12 +206,14 @@ def test_the_doctor_counts_the_images_that_are_to_lie_on_the_devices(monkeypatch
     both, off = made.changed(plain, {}, val), made.changed(plain, {"eval": {"every": "0 steps"}}, val)
     assert "images" not in rehearsal.step(setup_of(2)).detail
     for alone in (plain, off):
-        assert f", {trained} images);" in rehearsal.step(alone).detail
-    assert f", {trained} and {validated} images);" in rehearsal.step(both).detail
-    monkeypatch.setattr(rehearsal, "device_memory", lambda topology: 60_000)
+        assert f", {trained} images)," in rehearsal.step(alone).detail
+    assert f", {trained} and {validated} images)," in rehearsal.step(both).detail
+    monkeypatch.setattr(Topology, "free_memory", lambda topology: 60_000)
     rehearsal.step(plain)
+    # The state, which is counted among the arguments, lies there already.
+    there = size(60_000 + bytes_on_a_device(both.state))
     with pytest.raises(
-        InputError, match=rf"{trained} and {validated} images\), 60 kB there; .* or set data.cache to none"
+        InputError, match=rf"{trained} and {validated} images\), and cpu has {there}; .* or set data.cache to none"
     ):
         rehearsal.step(both)
 

@@ -1,6 +1,7 @@
 """The doctor: what it says of a machine that will do, and that each fault is its row while the others go on."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from jaxddp.cluster import allreduce, checks
 from jaxddp.cluster.checklist import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.errors import InputError
+from jaxddp.mesh import Topology
 
 ROOT = Path(__file__).parent.parent
 MACHINE = ["environment", "coordinator", "devices", "versions", "all-reduce"]
@@ -97,11 +99,14 @@ def test_a_recipe_that_cannot_be_run_is_its_own_row(tree, tmp_path):
 
 @pytest.mark.slow
 def test_a_step_that_does_not_fit_says_what_it_needs(tree, monkeypatch):
-    from jaxddp.cluster import rehearsal
-
-    monkeypatch.setattr(rehearsal, "device_memory", lambda topology: 1_000)
+    monkeypatch.setattr(Topology, "free_memory", lambda topology: 1_000)
     step = by_check(doctor(file_of(small_config(tree)), None))["step"]
-    assert step.verdict == "fail" and "1.0 kB there; lower train.batch_size" in step.detail
+    assert step.verdict == "fail"
+    assert re.fullmatch(
+        r"the step needs .* on each device \(arguments .*, output .*, temporary .*\), and cpu has .*; "
+        r"no accumulate and no batch would help, since even images 1 at a time .*; choose a smaller network",
+        step.detail,
+    )
 
 
 def test_a_work_directory_that_cannot_be_made(tmp_path):
@@ -225,6 +230,7 @@ import os, sys
 from jaxddp.cli import main
 from jaxddp.cluster import checks
 from jaxddp.errors import InputError
+from jaxddp.mesh import Topology
 
 def raises(reason):
     def broken(*arguments):

@@ -31,7 +31,7 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.errors import NonFiniteError, Preempted
+from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.experiment import feed
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.job.preemption import stop_on_sigterm
@@ -507,19 +507,34 @@ def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(tmp_path, monke
         assert not (tmp_path / f"w {split}" / "metrics.jsonl").exists()
 
 
+def test_memory_that_runs_out_as_images_are_placed_is_one_line(monkeypatch):
+    def run_out(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    monkeypatch.setattr(feed, "place_images", run_out)
+    expected = (
+        r"^memory ran out as training images were placed \(Out of memory allocating 9 bytes\): lower data.image_size"
+    )
+    with pytest.raises(InputError, match=expected):
+        images_of(random_table(8), DataConfig(), 2)
+
+
 def test_what_a_device_has_free(monkeypatch):
     topology = Topology.create(2)
     assert topology.free_memory() is None
 
     class Device:
-        def __init__(self, used: int):
-            self.used = used
+        def __init__(self, used: int, limit: int = 1000):
+            self.used, self.limit = used, limit
 
         def memory_stats(self):
-            return {"bytes_limit": 1000, "bytes_in_use": self.used}
+            return {"bytes_limit": self.limit, "bytes_in_use": self.used}
 
     class Mesh:
         local_devices = (Device(300), Device(900))
 
     assert Topology(Mesh()).free_memory() == 100  # pyright: ignore[reportArgumentType]
+    # As an allocator says it that has no limit.
+    Mesh.local_devices = (Device(300), Device(900, limit=0))
+    assert Topology(Mesh()).free_memory() is None  # pyright: ignore[reportArgumentType]
     assert LONGEST_CHUNK > 1

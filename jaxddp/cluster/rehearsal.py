@@ -6,21 +6,19 @@ from itertools import islice
 import jax
 import numpy as np
 
-from jaxddp.cluster.checks import Finding, device_memory
+from jaxddp.cluster.checks import Finding
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source, columns
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
 from jaxddp.experiment.experiment import open_experiment
-from jaxddp.experiment.feed import told
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.cost import compile_with_cost
+from jaxddp.measure.memory import Fit, Needs, Report
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.listeners.lines import count_parameters
-from jaxddp.wording import size
 
 SAMPLE_IMAGES = 512
 _SAMPLE_BATCH = 16
@@ -60,27 +58,19 @@ def recipe(file: RecipeFile) -> Finding:
 
 
 def step(setup: RunSetup) -> Finding:
-    """Compile the training step and report its memory, that of images to be kept on the devices, and its FLOPs.
+    """Compile the training step and report its memory, with that of images to be kept on the devices, and its FLOPs.
 
-    Raises `InputError` where a device has less memory.
+    Raises `InputError` where it does not fit the devices of this process.
     """
     program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
     begin = time.perf_counter()
     _, cost = compile_with_cost(program.function, setup.state, abstract_batch(setup), setup.key)
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
-    memory, needed, limit = cost.memory, cost.needed_bytes, device_memory(setup.topology)
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
-    images = f", {told(kept)}" if kept else ""
-    if needed is None:
-        return Finding(f"{work}{images}; the backend does not say what memory it needs")
-    needed += sum(kept.values())
-    arguments, output = size(memory.argument_size_in_bytes), size(memory.output_size_in_bytes)
-    parts = f"arguments {arguments}, output {output}, temporary {size(memory.temp_size_in_bytes)}{images}"
-    if limit is not None and needed > limit:
-        advice = "lower train.batch_size or data.image_size, use more devices, or train.precision bfloat16"
-        advice += ", or set data.cache to none" if kept else ""
-        raise InputError(f"{size(needed)} a device needed ({parts}), {size(limit)} there; {advice}")
-    return Finding(f"{size(needed)} a device ({parts}); {work}")
+    needs = Needs.of(cost, setup.state.params, setup.topology, kept)
+    fit = Fit.of(setup.division, [Report.of(needs, setup.topology, setup.state)])
+    fit.check()
+    return Finding(f"{work}; {fit}")
 
 
 def abstract_batch(setup: RunSetup) -> Batch:

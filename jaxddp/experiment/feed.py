@@ -17,6 +17,7 @@ from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.resident_steps import place_images
 from jaxddp.errors import InputError
 from jaxddp.job.membership import exchange
+from jaxddp.measure.memory import named, told
 from jaxddp.mesh import Topology
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted
@@ -29,6 +30,7 @@ LONGEST_CHUNK = 32
 TRAINING, VALIDATION = "training", "validation"
 """What images are on the devices for."""
 
+_SMALLER = "lower data.image_size or data.limit, or set data.cache to none"
 _LOAD_BATCH = 256
 _PLACED_AHEAD = 2
 
@@ -85,7 +87,8 @@ class Feed:
             del self.resident[use]
         self._check_memory(missing)
         for use, source in missing.items():
-            self.resident[use] = Resident(source, self._decoded(use, source))
+            with named(lambda use=use: f"as {use} images were placed", lambda: _SMALLER):
+                self.resident[use] = Resident(source, self._decoded(use, source))
 
     def resident_bytes(self, val: Source | None) -> dict[str, int]:
         """What the images to train on, and those of a set to validate on, take on each device, by their use."""
@@ -122,8 +125,7 @@ class Feed:
         free = self.topology.free_memory()
         if free is not None and sum(needed.values()) > free:
             raise InputError(
-                f'data.cache="device": {told(needed)} on each device needed, {size(free)} free there; lower '
-                "data.image_size or data.limit, or set data.cache to none"
+                f'data.cache="device": {told(needed)} on each device needed, {size(free)} free there; {_SMALLER}'
             )
 
     def _decoded(self, use: str, source: Source) -> jax.Array:
@@ -155,8 +157,3 @@ class Feed:
             if len(placed) > _PLACED_AHEAD:
                 yield placed.popleft()
         yield from placed
-
-
-def told(sizes: Mapping[str, int]) -> str:
-    """Bytes of images by their use, in words: "197 kB of training and 98 kB of validation images"."""
-    return " and ".join(f"{size(count)} of {use}" for use, count in sizes.items()) + " images"

@@ -14,6 +14,7 @@ from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.division import Division
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.gradients import Gradients
@@ -32,6 +33,7 @@ from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.experiment.session import Session
 from jaxddp.experiment.suspects import suspects
 from jaxddp.job.membership import agree
+from jaxddp.measure.memory import named
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.protocol import Model
@@ -72,6 +74,12 @@ class RunSetup:
     @property
     def optimizer(self) -> optax.GradientTransformation:
         return self.recipe.optimizer
+
+    @property
+    def division(self) -> Division:
+        """How a batch is divided."""
+        config = self.recipe.config
+        return Division.of(config, Gradients.of(config, self.topology).shares(self.topology))
 
     @property
     def order(self) -> SampleOrder:
@@ -217,7 +225,7 @@ class RunSetup:
         blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
         several = self.topology.num_devices > 1
         run = Run(
-            *(self.plan, self.topology, self.state, program, chunks, evaluator),
+            *(self.plan, self.topology, self.state, program, chunks, self.division, evaluator),
             listeners=listeners,
             learning_rate=rate,
             suspects=blame,
@@ -248,7 +256,8 @@ def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Pre
     topology.connect()
     model, programs = for_platform(recipe.model, topology.platform), Programs()
     init = programs.init(model, recipe, source.image_shape(feed.data), topology)
-    state = init(topology.replicate(jax.random.key(order.seed)))
+    with named(lambda: "as the network was initialized", lambda: "choose a smaller network"):
+        state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     return RunSetup(recipe, resources, model, feed, preprocess, state, programs)
 
 

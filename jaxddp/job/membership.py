@@ -78,15 +78,16 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, shutdown: f
 def abandon(reason: str, code: int) -> None:
     """In a job, tell the others why this process ends, and end it at once; outside a job, return.
 
-    If another process was lost first, that loss is the reason, and its code the exit code. After a preemption this
-    returns too: all processes stop at the same step, and one that is done must not end one that still writes.
+    If another process was lost first, that loss is the reason, and its code the exit code, unless it ended for the very
+    same reason: then all found it, and each says it in its own name. After a preemption this returns too: all
+    processes stop at the same step, and one that is done must not end one that still writes.
     """
     if _watch is None or code == Preempted.exit_code:
         return
-    loss = _watch.loss()
-    if loss is not None:
+    loss, own = _watch.loss(), f"ended: {reason}"
+    if loss is not None and loss.reason != own:
         end_now(str(loss), loss.code)
-    _watch.fail(f"ended: {reason}", code)
+    _watch.fail(own, code)
     end_now(reason, code)
 
 

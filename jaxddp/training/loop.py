@@ -10,6 +10,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.errors import THEN, NonFiniteError, Preempted
 from jaxddp.measure.profile import Profile
 from jaxddp.training.clock import Clock
+from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.events import UNKNOWN, EpochMetrics, EvaluationRecord, RunEnd, StepRecord
 from jaxddp.training.run import Run
@@ -36,7 +37,8 @@ def fit(run: Run) -> TrainState:
             saved.
         GradientError: the devices' averaged gradient is wrong, so no step is taken.
         ReplicaError: the devices hold different states. Nothing of them is saved.
-        InputError: more images were substituted than the plan allows.
+        InputError: the step does not fit the devices, which is said before the first one, or their memory runs out
+            later; or more images were substituted than the plan allows.
         Preempted: `run.should_stop` said so; the state was saved.
     """
     loop, state = _Loop(run), run.state
@@ -47,7 +49,7 @@ def fit(run: Run) -> TrainState:
             loop.validate(done, state, saved=True)
         stream = run.chunks(done)
         profile = run.profile if run.topology.process_index == 0 else None
-        with Profile(profile, plan.traced(done), loop.clock.paused) as traced:
+        with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
             while done < plan.total_steps:
                 with loop.clock.waiting_for_data():
                     chunk = next(stream)
@@ -57,6 +59,7 @@ def fit(run: Run) -> TrainState:
                     jax.block_until_ready(state)
                     with loop.clock.paused():
                         run.program.prepare(state, *chunk.feed)
+                loop.memory.check(done + chunk.steps, state, chunk.feed)
                 with traced.step(done + 1, state):
                     state, sums = run.program(state, *chunk.feed)
                 loop.clock.dispatched(chunk.steps, sums.values)
@@ -84,6 +87,7 @@ class _Loop:
         self.clock = Clock(run.plan.batch_size, run.progress.get("epoch_seconds", 0.0))
         self.skipped = SkippedSteps(run.plan.max_bad_steps, run.progress.get("skipped_in_a_row", 0))
         self.sums = EpochSums(run.progress.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
+        self.memory = Memory(run)
         self.listeners: list[Any] = []
         self.validation: Mapping[str, float] = {}
         self.step, self.used = int(run.state.step), UNKNOWN
@@ -184,7 +188,8 @@ class _Loop:
                 self._leave(step)
 
         # Padding is never counted, so an evaluation in progress cannot be mistaken for a finished one.
-        self.validation = evaluator(state, lambda means, seen: tell(means, min(seen, total - 1)), leave_if_asked)
+        with self.memory.of_validation(step):
+            self.validation = evaluator(state, lambda means, seen: tell(means, min(seen, total - 1)), leave_if_asked)
         tell({name: value for name, value in self.validation.items() if name != "count"}, total)
         if self.run.checkpoints and saved:
             self.run.checkpoints.validations.put(step, self.validation)

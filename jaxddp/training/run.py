@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxddp.data.division import Division
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import TrainState
@@ -33,6 +34,7 @@ class Run:
 
     Attributes:
         state: replicated, where it begins; its step says how many are done. It is consumed.
+        division: of each batch.
         evaluator: of the validation set; None validates nothing.
         checkpoints: where states are saved; None saves nothing.
         listeners: see `jaxddp.training.events.Listener`; the first process's alone.
@@ -52,6 +54,7 @@ class Run:
     state: TrainState
     program: Program
     chunks: Chunks
+    division: Division
     evaluator: Evaluator | None = None
     checkpoints: Checkpoints | None = None
     listeners: Sequence[Any] = ()

@@ -1,0 +1,67 @@
+"""Memory that one process of a job does not have: both end, with one line."""
+
+import pytest
+from started import BRIEF, TRAIN, Launched, checkpoint_steps
+
+SOON = 60
+"""Seconds within which both must have ended: the start, the promise's 15 and the launcher's grace on a busy machine."""
+
+LITTLE = """
+import os, sys
+from jaxddp.cli import main
+from jaxddp.mesh import Topology
+
+if os.environ["JAX_PROCESS_ID"] == "1":
+    Topology.free_memory = lambda _: 1_000
+sys.exit(main(sys.argv[1:]))
+"""
+
+LESS_AND_LESS = """
+import itertools, os, sys
+import jax
+from jaxddp.cli import main
+from jaxddp.engine.step import Program
+
+if os.environ["JAX_PROCESS_ID"] == "1":
+    run, calls = Program.__call__, itertools.count(1)
+    def failing(program, *arguments):
+        if next(calls) == 3:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5.00GiB.")
+        return run(program, *arguments)
+    Program.__call__ = failing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def training(arrays, start, tmp_path):
+    """Two processes that train by a script in place of `jaxddp`, until both have ended."""
+
+    def run(script: str) -> Launched:
+        (tmp_path / "script.py").write_text(script)
+        words = ["python", str(tmp_path / "script.py"), *TRAIN, "--data.path", str(arrays), *BRIEF]
+        words += ["--workdir", str(tmp_path / "run")]
+        launched = start(Launched, tmp_path / "launch", 2, words, "--grace", "2")
+        assert launched.end(SOON) == 2, launched.out + launched.err
+        assert all(f"process {rank}: exit code 2\n" in launched.err for rank in (0, 1))
+        assert not any("Traceback" in (launched.logs / f"process-{rank}.log").read_text() for rank in (0, 1))
+        return launched
+
+    return run
+
+
+def test_a_step_that_one_process_has_no_memory_for_ends_both_before_it_with_the_same_line(training, tmp_path):
+    launched = training(LITTLE)
+    lines = [launched.last_of(rank) for rank in (0, 1)]
+    assert lines[0] == lines[1]
+    assert lines[0].startswith("jaxddp: the step needs ") and ", and cpu of process 1 has " in lines[0]
+    assert "step 1/" not in launched.out and checkpoint_steps(tmp_path / "run") == []
+
+
+def test_memory_that_runs_out_in_one_process_ends_both_with_its_line(training):
+    launched = training(LESS_AND_LESS)
+    lines = [launched.last_of(rank) for rank in (0, 1)]
+    expected = "memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs "
+    assert lines[1].startswith(f"jaxddp: {expected}")
+    # Process 0 may see the collective break before it hears why.
+    assert lines[0] == f"jaxddp: process 1 ended: {lines[1].removeprefix('jaxddp: ')}; the job ends here"

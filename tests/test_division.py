@@ -1,0 +1,60 @@
+"""How a batch is divided: against all divisions there are, one by one."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxddp.config import Config
+from jaxddp.data.division import Division
+
+DIVISIONS = st.builds(
+    Division,
+    batch_size=st.integers(1, 200),
+    shares=st.integers(1, 6),
+    accumulate=st.integers(1, 6),
+    together=st.integers(1, 4),
+)
+
+
+def in_pieces(division: Division) -> list[int]:
+    """How many examples each microbatch holds, dealt out one by one."""
+    pieces = [0] * (division.shares * division.accumulate)
+    for example in range(division.batch_size):
+        pieces[example % len(pieces)] += 1
+    return pieces
+
+
+@given(DIVISIONS)
+def test_a_batch_is_even_where_all_microbatches_are_equal_and_hold_whole_groups(division):
+    pieces = in_pieces(division)
+    expected = min(pieces) == max(pieces) > 0 and pieces[0] % division.together == 0
+    assert division.is_even == expected
+    if expected:
+        assert division.microbatch == pieces[0]
+
+
+@given(DIVISIONS)
+def test_finer_ones_are_all_that_are_even_in_order(division):
+    counts = range(division.accumulate + 1, division.batch_size + 2)
+    expected = [each for count in counts if (each := replace(division, accumulate=count)).is_even]
+    assert list(division.finer()) == expected
+
+
+@given(DIVISIONS, st.integers(0, 200))
+def test_the_largest_batch_that_does_is_the_last_of_all_smaller_ones(division, most):
+    smaller = [replace(division, batch_size=size) for size in range(1, division.batch_size)]
+    does = [each for each in smaller if each.is_even and each.batch_size <= most]
+    found = division.largest(lambda each: each.batch_size <= most)
+    assert found == (does[-1] if does else None)
+
+
+def test_a_config_says_how_its_batch_is_divided():
+    config = Config().replace(train={"batch_size": 96, "accumulate": 3})
+    assert Division.of(config, 4) == Division(96, 4, 3, 1)
+    for kind in ("mixup", "cutmix"):
+        mixing = config.replace(data={"augment": {kind: 0.2}})
+        # 96 in 4 x 3 are 8 each, and in 4 x 8 they are 3: a pair would be parted.
+        assert [each.accumulate for each in Division.of(mixing, 4).finer()] == [4, 6, 12]
+        assert Division.of(mixing.replace(model={"batch_norm": "ghost:3"}), 4).together == 6
+    assert [each.accumulate for each in Division.of(config, 4).finer()] == [4, 6, 8, 12, 24]

@@ -1,0 +1,61 @@
+"""What Linux says of a machine's memory, read from files as it writes them."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxddp.measure.host_memory import HostMemory, host_memory
+
+KB, GB = 1024, 1024**3
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def machine(root: Path, cgroup: str, limits: dict[str, str], *, swap: int = 0) -> Path:
+    meminfo = (
+        f"MemTotal:       {16 * GB // KB} kB\nMemFree:  100 kB\nSwapTotal:  {swap // KB} kB\nHugePages_Total:       0\n"
+    )
+    own = {"proc/meminfo": meminfo, "proc/self/cgroup": cgroup, "proc/sys/kernel/random/boot_id": "one\n"}
+    return write(root, own | {f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in limits.items()})
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "limits", "allowed"),
+    [
+        ("0::/", {}, 16 * GB),
+        ("0::/", {"memory.max": "max"}, 16 * GB),
+        ("0::/", {"memory.max": str(3 * GB)}, 3 * GB),
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": str(5 * GB)}, 5 * GB),
+        ("0::/a/b", {"a/b/memory.max": str(4 * GB), "a/memory.max": str(5 * GB)}, 4 * GB),
+        ("0::/a/b", {"a/b/memory.max": str(6 * GB), "a/memory.max": str(5 * GB)}, 5 * GB),
+        ("0::/not/shown", {"memory.max": str(2 * GB)}, 2 * GB),
+        ("0::/", {"memory.max": str(99 * GB)}, 16 * GB),
+        ("3:cpu:/a\n2:memory:/a\n0::/", {"memory/a/memory.limit_in_bytes": str(7 * GB)}, 7 * GB),
+        ("2:memory:/a", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, 16 * GB),
+        ("3:cpu:/a", {"memory/a/memory.limit_in_bytes": str(7 * GB)}, 16 * GB),
+    ],
+)
+def test_the_smallest_limit_around_the_process_counts(tmp_path, cgroup, limits, allowed):
+    assert host_memory(machine(tmp_path, cgroup, limits)) == HostMemory("one", 16 * GB, allowed)
+
+
+def test_swap_is_there_beside_memory(tmp_path):
+    root = machine(tmp_path, "0::/", {"memory.max": str(3 * GB)}, swap=2 * GB)
+    assert host_memory(root) == HostMemory("one", 18 * GB, 5 * GB)
+
+
+def test_where_nothing_is_said_nothing_is_known(tmp_path):
+    assert host_memory(tmp_path) is None
+    write(tmp_path, {"proc/meminfo": "MemFree: 1 kB\n"})
+    assert host_memory(tmp_path) is None
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="no Linux")
+def test_this_machine_has_some():
+    found = host_memory()
+    assert found is not None and 0 < found.allowed <= found.installed and found.machine

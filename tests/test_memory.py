@@ -1,0 +1,419 @@
+"""A step that does not fit its devices: the arithmetic of the line, before the first step, and when memory runs out."""
+
+import dataclasses
+import functools
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import made
+import optax
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from made import train
+from small import SMALL, SmallNet, linear_model, random_table, write_arrays
+
+from jaxddp.api import resnet
+from jaxddp.cli import main
+from jaxddp.cluster import rehearsal
+from jaxddp.config import Config
+from jaxddp.data.division import Division
+from jaxddp.engine.parts.part import Part
+from jaxddp.engine.step import Program
+from jaxddp.errors import InputError
+from jaxddp.measure.cost import Cost, compile_with_cost
+from jaxddp.measure.host_memory import HostMemory
+from jaxddp.measure.memory import Fit, Needs, Report, bytes_on_a_device, named, ran_out
+from jaxddp.mesh import Topology
+from jaxddp.training.evaluation import Evaluator
+from jaxddp.training.loop import fit
+
+GB = 10**9
+SIZES = st.integers(0, 10**12)
+NEEDS = st.builds(
+    lambda arguments, output, gradients, scratch, activations: Needs(
+        arguments, output, gradients + scratch + activations, gradients, scratch
+    ),
+    *(SIZES,) * 5,
+)
+DIVISIONS = st.builds(
+    lambda devices, accumulate, together, times: Division(
+        devices * accumulate * together * times, devices, accumulate, together
+    ),
+    *(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 24)),
+)
+
+
+# --- What is needed ---
+
+
+def test_what_a_step_needs_is_what_the_compiled_program_says():
+    memory = SimpleNamespace(
+        argument_size_in_bytes=100, output_size_in_bytes=70, alias_size_in_bytes=60, temp_size_in_bytes=500
+    )
+    params, topology = {"kernel": jnp.zeros((3, 4)), "key": jax.random.key(0)}, Topology.create(1)
+    needs = Needs.of(Cost({}, memory), params, topology, {"training": 1000})
+    # A tenth of 500 - 56 stays on a CPU.
+    assert needs == Needs(100, 10, 500, 48 + 8, 44, {"training": 1000})
+    assert needs.lasting == 1110 and needs.total == 1610
+    assert Needs.of(Cost({}, None), params, topology) is None
+    # What is temporary cannot hold more than itself.
+    assert Needs.of(Cost({}, memory), {"kernel": jnp.zeros(1000)}, topology).gradients == 500  # pyright: ignore
+
+
+def test_the_bytes_of_arrays_are_those_on_one_device():
+    topology = Topology.create(4)
+    tree = {
+        "sharded": topology.place(jnp.zeros((8, 3))),
+        "replicated": topology.replicate(jnp.zeros(5)),
+        "shape": jax.ShapeDtypeStruct((100,), jnp.float32),
+        "nothing": None,
+    }
+    assert bytes_on_a_device(tree) == 8 * 3 * 4 / 4 + 5 * 4
+
+
+@given(NEEDS, DIVISIONS)
+def test_the_estimate_of_the_division_that_was_compiled_is_what_it_needs(needs, division):
+    assert needs.at(division, division) == needs.total
+
+
+@given(NEEDS, DIVISIONS)
+def test_more_microbatches_need_less_but_for_sums_of_gradients(needs, division):
+    before = None
+    for then in division.finer():
+        found = needs.at(division, then)
+        activations = (needs.temporary - needs.gradients - needs.scratch) * then.microbatch / division.microbatch
+        gradients = needs.gradients * (3 if division.accumulate == 1 else 1)
+        assert 0 <= found - (needs.lasting + gradients + needs.scratch + activations) <= 1
+        assert before is None or found <= before
+        before = found
+
+
+# --- The line ---
+
+
+def test_the_line_has_what_is_needed_what_is_there_and_what_would_do():
+    needs = Needs(arguments=GB, output=0, temporary=92 * GB, gradients=2 * GB)
+    fit = Fit(Division(1024, 1), needs, 84 * GB, "NVIDIA H100 has 84 GB")
+    with pytest.raises(InputError) as caught:
+        fit.check()
+    assert str(caught.value) == (
+        "the step needs 93 GB on each device (arguments 1.0 GB, output 0 B, temporary 92 GB), "
+        "and NVIDIA H100 has 84 GB; "
+        # 1 + 3 * 2 + 90 / 2; and 1 + 2 + 90 * 892 / 1024 is the last below 0.97 * 84.
+        "--train.accumulate 2 would need about 52 GB, or --train.batch-size 892 would need about 81 GB"
+    )
+
+
+def test_the_line_says_where_nothing_would_do():
+    needs = Needs(arguments=90 * GB, output=0, temporary=12 * GB, gradients=2 * GB)
+    fit = Fit(Division(64, 4, together=2), needs, 84 * GB, "NVIDIA H100 has 84 GB")
+    # 90 + 2 + 10 * 2 / 16
+    expected = (
+        "no accumulate and no batch would help, since even images 2 at a time would need about 93 GB; choose a smaller"
+    )
+    assert expected in fit.advice()
+    images = dataclasses.replace(needs, arguments=GB, images={"training": 89 * GB})
+    assert dataclasses.replace(fit, needs=images).advice().endswith("a smaller network, or set data.cache to none")
+
+
+@given(NEEDS, DIVISIONS, SIZES)
+def test_what_is_suggested_would_do_and_is_the_least_change_that_does(needs, division, room):
+    fit = Fit(division, needs, room, "there")
+    assert fit.is_short == (needs.total > room)
+    assume(fit.is_short)
+    words = fit.advice().split()
+    suggested = {word: int(words[place + 1]) for place, word in enumerate(words) if word.startswith("--")}
+    finer = [each for each in division.finer() if needs.at(division, each) <= (1 - 0.03) * room]
+    assert suggested.get("--train.accumulate") == (finer[0].accumulate if finer else None)
+    smaller = [dataclasses.replace(division, batch_size=size) for size in range(division.batch_size - 1, 0, -1)]
+    does = [each.batch_size for each in smaller if each.is_even and needs.at(division, each) <= (1 - 0.03) * room]
+    assert suggested.get("--train.batch-size") == (does[0] if does else None)
+    assert ("no accumulate and no batch would help" in fit.advice()) == (not suggested)
+
+
+@given(NEEDS, DIVISIONS)
+def test_where_memory_ran_out_although_it_would_do_what_is_suggested_needs_a_tenth_less(needs, division):
+    fit = Fit(division, needs, needs.total, "there")
+    assert not fit.is_short
+    fit.check()
+    for each in (each for each in division.finer() if f"accumulate {each.accumulate} " in fit.advice()):
+        assert needs.at(division, each) <= 0.9 * needs.total
+
+
+# --- All processes ---
+
+
+REPORTS = st.lists(
+    st.builds(
+        Report,
+        needs=st.none() | NEEDS,
+        kind=st.just("cpu"),
+        devices=st.just(2),
+        room=st.none() | SIZES,
+        host=st.none() | st.builds(HostMemory, st.sampled_from("ab"), st.just(900), st.integers(1, 900)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(REPORTS)
+def test_the_process_that_has_the_least_left_decides(reports):
+    assert [Report.from_json(report.to_json()) for report in reports] == reports
+    fit, left = Fit.of(Division(8, 2), reports), []
+    for report in reports:
+        room = report.room
+        if report.host is not None:
+            sharing = sum(2 for each in reports if each.host and each.host.machine == report.host.machine)
+            room = min(report.host.allowed // 2, 900 // sharing)
+        if report.needs is not None and room is not None:
+            left.append(room - report.needs.total)
+    if left:
+        assert fit.needs is not None and fit.room is not None
+        assert fit.room - fit.needs.total == min(left)
+    assert fit.is_short == (min(left, default=0) < 0)
+
+
+def test_the_line_names_the_process_and_the_machine():
+    needs, rooms = Needs(5, 0, 5, 0), (100, 7)
+    gpus = [Report(needs, "NVIDIA H100", 8, room, None) for room in rooms]
+    assert str(Fit.of(Division(8, 16), gpus)).endswith(", and NVIDIA H100 of process 1 has 7 B")
+    assert str(Fit.of(Division(8, 8), gpus[1:])).endswith(", and NVIDIA H100 has 7 B")
+    cpus = [Report(needs, "cpu", 4, None, HostMemory("one", 80, 80)) for _ in range(2)]
+    assert str(Fit.of(Division(8, 8), cpus)).endswith(
+        ", and the machine of process 0 has 10 B for each of its 8 devices"
+    )
+    alone = Report(needs, "cpu", 1, None, HostMemory("one", 80, 60))
+    assert str(Fit.of(Division(8, 1), [alone])).endswith(", and the machine has 60 B for its device")
+
+
+@pytest.mark.parametrize(("free", "platform", "known"), [(None, "cpu", True), (None, "gpu", False), (50, "cpu", False)])
+def test_the_memory_of_the_host_is_that_of_cpus_that_know_of_none(free, platform, known):
+    one = SimpleNamespace(platform=platform)
+    topology = SimpleNamespace(
+        free_memory=lambda: free, platform=platform, device_kind="a kind", mesh=SimpleNamespace(local_devices=[one])
+    )
+    report = Report.of(None, topology, jnp.zeros(3))  # pyright: ignore[reportArgumentType]
+    assert (report.room, report.host is not None) == (None if free is None else 62, known)
+
+
+# --- Before the first step ---
+
+
+def small_setup(devices: int = 2, net: Any = None, **more: Any) -> Any:
+    return made.setup_of(net or linear_model(), optax.sgd(0.1), random_table(50), devices=devices, **more)
+
+
+def changes(steps: int = 4) -> dict[str, Any]:
+    every = {"every": "1 step"}
+    return {"train": {"duration": f"{steps} steps"}, "log": every, "eval": {"every": "2 steps"}, "checkpoint": every}
+
+
+def needs_of(setup: Any) -> Needs:
+    program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
+    program.prepare(setup.state, next(setup.batches(0, 1)), setup.key)
+    needs = Needs.of(program.cost, setup.state.params, setup.topology)
+    assert needs is not None
+    return needs
+
+
+def test_what_lies_on_the_devices_as_an_argument_is_not_in_the_way(monkeypatch):
+    """A byte less than what is not there yet, and the first step is not taken."""
+    setup = small_setup()
+    needs = needs_of(setup)
+    held = bytes_on_a_device((setup.state, next(setup.batches(0, 1)), setup.key))
+    missing = needs.total - held
+    assert 0 < missing < needs.total
+    for free, fits in ((missing, True), (missing - 1, False)):
+        again = dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
+        monkeypatch.setattr(Topology, "free_memory", lambda _, free=free: free)
+        if fits:
+            assert int(train(again, changes()).step) == 4
+        else:
+            with pytest.raises(InputError, match=rf"^the step needs {needs.total / 1000:.1f} kB on each device"):
+                train(again, changes())
+
+
+def test_a_run_that_does_not_fit_ends_before_its_first_step_with_one_line(tmp_path, monkeypatch, capfd):
+    data = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, image=16))
+    monkeypatch.setattr(Topology, "free_memory", lambda _: 100_000)
+    own = ["--data.path", str(data), "--train.duration", "3 steps", "--parallel.devices", "2"]
+    workdir = tmp_path / "run"
+    assert main(["train", "digits", *SMALL, *own, "--workdir", str(workdir)]) == 2
+    captured = capfd.readouterr()
+    last = captured.err.rstrip("\n").split("\n")[-1]
+    assert last.startswith("jaxddp: the step needs ") and ", and cpu has " in last
+    assert "step 1/3" not in captured.out and not list((workdir / "checkpoints").glob("[0-9]*"))
+    ended = json.loads((workdir / "result.json").read_text())
+    assert (ended["status"], ended["step"]) == ("failed", 0)
+
+
+def test_a_reproducible_step_is_divided_into_its_shards():
+    assert small_setup(2).division == Division(8, 2)
+    assert small_setup(2, config=Config().replace(parallel={"reproducible": True})).division == Division(8, 8)
+
+
+def test_the_doctor_says_the_same_of_a_step_as_the_run(monkeypatch):
+    monkeypatch.setattr(Topology, "free_memory", lambda _: 2_000)
+    setup, lines = small_setup(), []
+    for ask in (lambda: rehearsal.step(setup), lambda: train(setup, changes())):
+        with pytest.raises(InputError) as caught:
+            ask()
+        lines.append(str(caught.value))
+    # The doctor has placed no batch, so that a little less is there.
+    needed, there = zip(*(line.split(";")[0].split(", and cpu has ") for line in lines), strict=True)
+    assert needed[0] == needed[1] and there[0] != there[1]
+
+
+def test_nothing_is_said_where_nothing_is_known(monkeypatch):
+    monkeypatch.setattr("jaxddp.measure.memory.host_memory", lambda: None)
+    assert int(train(small_setup(), changes()).step) == 4
+
+
+# --- When memory runs out ---
+
+
+GPU_WORDS = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5.00GiB.\nAllocator dump:\n ... 200 lines"
+
+
+class Failing:
+    """A program that fails in its n-th call, as XLA does."""
+
+    def __init__(self, program: Program, number: int, error: BaseException):
+        self.program, self.number, self.error = program, number, error
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.program, name)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.number:
+            raise self.error
+        return self.program(*arguments)
+
+
+def failing_run(number: int, error: BaseException, *listeners: Any, val: Any = None) -> Any:
+    setup = made.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), val)
+    run = setup.run(listeners=listeners)
+    return dataclasses.replace(run, program=Failing(run.program, number, error))
+
+
+def test_an_allocation_that_fails_later_is_one_line_with_its_step():
+    ends = []
+    error = jax.errors.JaxRuntimeError(GPU_WORDS)
+    listener = SimpleNamespace(end=ends.append)
+    with pytest.raises(InputError) as caught:
+        fit(failing_run(3, error, listener))
+    line = str(caught.value)
+    assert line.startswith("memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs ")
+    assert "Allocator" not in line and "; --train.batch-size 4 would need about " in line
+    assert caught.value.__cause__ is error
+    assert [(end.status, end.step, end.reason) for end in ends] == [("failed", 2, line)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        jax.errors.JaxRuntimeError("INTERNAL: a peer said RESOURCE_EXHAUSTED: Out of memory"),
+        RuntimeError("RESOURCE_EXHAUSTED: of a user's own"),
+        KeyboardInterrupt("RESOURCE_EXHAUSTED: Out of memory"),
+    ],
+)
+def test_another_failure_stays_what_it_is(error):
+    with pytest.raises(type(error)) as caught:
+        fit(failing_run(2, error))
+    assert caught.value is error
+
+
+def test_a_validation_that_runs_out_of_memory_names_its_own_batch(monkeypatch):
+    def run_out(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError(GPU_WORDS)
+
+    monkeypatch.setattr(Evaluator, "__call__", run_out)
+    run = made.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), random_table(20)).run()
+    with pytest.raises(
+        InputError,
+        match=r"^memory ran out in the validation after step 2 \(Out .*\): the step needs .*"
+        r"; lower --eval.batch-size$",
+    ):
+        fit(run)
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy(Part):
+    """Sorts a TiB in the middle of a step."""
+
+    name: str = "greedy"
+
+    def gradients(self, own: Any, grads: Any) -> Any:
+        first = jax.tree.leaves(grads)[0].ravel()[0]
+        columns = jnp.arange(1 << 18, dtype=jnp.float32)
+        total = jnp.sort(jnp.ones((1 << 20, 1)) * first + columns, axis=0) @ columns
+        return jax.tree.map(lambda gradient: gradient + 0 * total[0], grads)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_what_xla_itself_cannot_allocate_is_seen_before_and_when_it_happens(devices, monkeypatch):
+    net = SmallNet()
+    with pytest.raises(
+        InputError, match=r"^the step needs 1\.1 TB .* and the machine has .*; no accumulate and no batch"
+    ):
+        train(small_setup(devices, net, parts=(Greedy(),)), changes())
+    monkeypatch.setattr("jaxddp.measure.memory.host_memory", lambda: None)
+    with pytest.raises(
+        InputError, match=r"^memory ran out by step \d \(Out of memory allocating 1\d{12} bytes\): the step"
+    ):
+        train(small_setup(devices, net, parts=(Greedy(),)), changes())
+
+
+def test_a_network_that_does_not_fit_is_named():
+    def init(key: jax.Array, example: Any) -> Any:
+        return {"weight": jax.random.normal(key, (1 << 20, 1 << 20))}
+
+    model = (init, lambda params, images: images.reshape(len(images), -1)[:, :1] * params["weight"][0, :5])
+    with pytest.raises(InputError, match="^memory ran out as the network was initialized .*: choose a smaller network"):
+        small_setup(1, model)
+
+
+def test_only_an_exception_of_jax_with_that_status_is_memory_that_ran_out():
+    assert ran_out(jax.errors.JaxRuntimeError(GPU_WORDS))
+    assert not ran_out(MemoryError("RESOURCE_EXHAUSTED: Out of memory"))
+    with (
+        pytest.raises(InputError, match=r"^memory ran out here \(no colon\): do$"),
+        named(lambda: "here", lambda: "do"),
+    ):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no colon")
+
+
+# --- What is suggested, compiled ---
+
+
+@functools.cache
+def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
+    """Of a step whose activations are most of what it needs."""
+    config = Config().replace(train={"accumulate": accumulate})
+    net = resnet("resnet10", 5, width=8, stem="small")
+    table = random_table(64, image=32)
+    setup = made.setup_of(net, optax.sgd(0.1), table, devices=1, config=config, batch_size=batch_size)
+    program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
+    _, cost = compile_with_cost(program.function, setup.state, rehearsal.abstract_batch(setup), setup.key)
+    needs = Needs.of(cost, setup.state.params, setup.topology)
+    assert needs is not None
+    return needs, setup.division
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.95, 0.7, 0.45])
+def test_what_is_suggested_does_compile_to_less_than_there_is(share):
+    needs, division = compiled_needs(1, 64)
+    room = int(share * needs.total)
+    words = Fit(division, needs, room, "there").advice().split()
+    accumulate, batch_size = (int(words[words.index(f"--train.{key}") + 1]) for key in ("accumulate", "batch-size"))
+    assert accumulate == {0.95: 2, 0.7: 2, 0.45: 4}[share]
+    for found, _ in (compiled_needs(accumulate, 64), compiled_needs(1, batch_size)):
+        assert found.total <= room
