@@ -190,7 +190,7 @@ def _sections(options: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str,
         raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, section_of)}")
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
-    return changes | {"train": changes["train"] | train}
+    return changes | {"train": {**changes["train"], **train}}
 
 
 def train(

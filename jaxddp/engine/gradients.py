@@ -148,8 +148,8 @@ class Gradients:
             return differentiated(batch, key)
 
         def add(total: Any, part: Batch, number: jax.Array) -> tuple[Any, tuple[Any, MetricSums]]:
-            (grads, *others, _), _ = differentiated(part, jax.random.fold_in(key, number))
-            return jax.tree.map(jnp.add, total, grads), others
+            (grads, state, sums, _), _ = differentiated(part, jax.random.fold_in(key, number))
+            return jax.tree.map(jnp.add, total, grads), (state, sums)
 
         zeros = varying(jax.tree.map(jnp.zeros_like, params))
         grads, (states, sums) = in_turn(add, zeros, batch, self.accumulate, unrolled=self.unrolled)

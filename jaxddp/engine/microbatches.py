@@ -5,6 +5,7 @@ A loop does it, except on CPUs: there XLA's convolutions are slow inside of loop
 their number.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -54,4 +55,4 @@ def zero_after(tree: Any) -> jax.Array:
     passes first, and hold the activations of all parts.
     """
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.size]
-    return sum(((leaf.ravel()[0] > jnp.inf).astype(jnp.int32) for leaf in leaves), start=jnp.int32(0))
+    return functools.reduce(jnp.add, [(leaf.ravel()[0] > jnp.inf).astype(jnp.int32) for leaf in leaves], jnp.int32(0))
