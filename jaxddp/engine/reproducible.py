@@ -13,10 +13,13 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.microbatches import zero_after
+from jaxddp.errors import InputError
+from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS
 
 SHARDS = 8
@@ -30,10 +33,14 @@ def mean_of_shards(take: Callable[[Any, Batch, jax.Array], T], arrays: Any, batc
     Args:
         take: a function of arrays, a shard, and its number in the global batch.
         arrays: all those that are in use beside the batch; the parameters for one.
+
+    Raises:
+        InputError: `take` asks other devices.
     """
     count = SHARDS // lax.axis_size(AXIS)
     parts = jax.tree.map(lambda column: column.reshape(count, -1, *column.shape[1:]), batch)
     first, shards, zero = lax.axis_index(AXIS) * count, [], zero_after(arrays)
+    take = _traced(take, arrays, jax.tree.map(lambda column: column[0], parts), first)
     for number in range(count):
         part = jax.tree.map(lambda column, at=number: column[at], parts)
         shard = walled(take(*walled((arrays, part), zero), first + number), zero)
@@ -41,6 +48,20 @@ def mean_of_shards(take: Callable[[Any, Batch, jax.Array], T], arrays: Any, batc
         zero = zero_after(shard)
     means = mean_in_order(jax.tree.map(lambda *columns: jnp.stack(columns), *shards))
     return walled(means, zero_after(means))
+
+
+def _traced(take: Callable[..., T], *like: Any) -> Callable[..., T]:
+    """The same function, traced once for all shards. Raises: InputError; it has a collective."""
+    traced, shapes = jax.make_jaxpr(take, return_shape=True)(*like)
+    for operation in operations_in(traced):
+        axes = operation.params.get("axes", ()), operation.params.get("axis_name", ())
+        if operation.primitive.name != "pvary" and any(names == AXIS or AXIS in names for names in axes):
+            raise InputError(
+                f"parallel.reproducible: the network or the loss asks other devices ({operation.primitive.name}), and "
+                f"each of {SHARDS} shards is computed by itself; take it out, such as a batch norm with axis_name"
+            )
+    evaluate = jaxpr_as_fun(traced)
+    return lambda *arrays: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(arrays)))
 
 
 def walled(tree: T, zero: jax.Array) -> T:
