@@ -111,9 +111,10 @@ def test_the_sum_has_one_order_and_no_sign_of_zero(devices):
     assert not np.signbit(found["zero"]) and found["count"] == SHARDS - 1
 
 
-def test_walls_change_nothing():
+@pytest.mark.parametrize("for_cpu", [False, True])
+def test_walls_change_nothing(for_cpu):
     tree = {"float": jnp.array([1.5, jnp.nan, -0.0]), "byte": jnp.uint8(7), "empty": jnp.zeros((0, 3))}
-    assert bytes_of(jax.jit(walled)(tree, jnp.int32(0))) == bytes_of(tree)
+    assert bytes_of(jax.jit(lambda *given: walled(*given, for_cpu))(tree, jnp.int32(0))) == bytes_of(tree)
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,15 @@ SHARDS = 8
 T = TypeVar("T")
 
 
-def mean_of_shards(take: Callable[[Any, Batch, jax.Array], T], arrays: Any, batch: Batch) -> T:
+def mean_of_shards(
+    take: Callable[[Any, Batch, jax.Array], T], arrays: Any, batch: Batch, *, for_cpu: bool = False
+) -> T:
     """The mean of what `take` makes of all shards: to be called inside `jax.shard_map` on a device's slice of a batch.
 
     Args:
         take: a function of arrays, a shard, and its number in the global batch.
         arrays: all those that are in use beside the batch; the parameters for one.
+        for_cpu: for XLA's CPU compiler, which takes higher walls; see `walled`.
 
     Raises:
         InputError: `take` asks other devices.
@@ -43,11 +46,11 @@ def mean_of_shards(take: Callable[[Any, Batch, jax.Array], T], arrays: Any, batc
     take = _traced(take, arrays, jax.tree.map(lambda column: column[0], parts), first)
     for number in range(count):
         part = jax.tree.map(lambda column, at=number: column[at], parts)
-        shard = walled(take(*walled((arrays, part), zero), first + number), zero)
+        shard = walled(take(*walled((arrays, part), zero, for_cpu), first + number), zero, for_cpu)
         shards.append(shard)
         zero = zero_after(shard)
     means = mean_in_order(jax.tree.map(lambda *columns: jnp.stack(columns), *shards))
-    return walled(means, zero_after(means))
+    return walled(means, zero_after(means), for_cpu)
 
 
 def _traced(take: Callable[..., T], *like: Any) -> Callable[..., T]:
@@ -64,12 +67,14 @@ def _traced(take: Callable[..., T], *like: Any) -> Callable[..., T]:
     return lambda *arrays: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(arrays)))
 
 
-def walled(tree: T, zero: jax.Array) -> T:
-    """The same arrays, of which XLA computes nothing together with what follows.
+def walled(tree: T, zero: jax.Array, for_cpu: bool) -> T:
+    """The same arrays, of which XLA computes nothing together with what comes before or after; and `zero` before them.
 
-    They pass through a loop that never turns, as XLA cannot know of a `zero` that it computes; a barrier would be gone
-    before XLA's CPU compiler decides what to compute together.
+    It is a barrier, which XLA's CPU compiler drops before it decides what to compute together. For that one the arrays
+    pass through a loop that never turns, as it cannot know of a `zero` that is computed; they are copied for it.
     """
+    if not for_cpu:
+        return lax.optimization_barrier((tree, zero))[0]
 
     def turns(carry: tuple[jax.Array, T]) -> jax.Array:
         return carry[0] < zero
