@@ -106,8 +106,8 @@ def test_too_many_in_a_row_end_the_run_and_their_rows_are_named(tmp_path):
     there = [int(row) for row in setup.order.rows(first) if row in (rows[2], rows[6])]
     named = f"row{'s' if len(there) > 1 else ''} {', '.join(map(str, there))} of the training data"
     assert str(raised.value) == (
-        f"step {first + 1}: 1 step had no finite gradient, as many as train.max_bad_steps=1. Lower the learning rate, or lengthen its warm-up. The loss is not finite for "
-        + named
+        f"step {first + 1}: 1 step had no finite gradient, as many as train.max_bad_steps=1. "
+        f"Lower the learning rate, or lengthen its warm-up. The loss is not finite for {named}"
     )
     assert checkpoints.steps() == [step for step in (2, 4) if step <= first][-2:]
 

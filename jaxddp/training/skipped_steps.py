@@ -48,11 +48,8 @@ class SkippedSteps:
             reason = f"the loss is {means['loss']}" if not finite else "the gradient is not finite"
             _log.warning(f"step {step}: {reason}, so the step changed nothing; {self.in_a_row}{most} in a row")
         if self._limit and self.in_a_row >= self._limit:
-            count = (
-                "1 step"
-                if self.in_a_row == 1
-                else f"{self.in_a_row} steps in a row, from step {step - self.in_a_row + 1},"
-            )
+            begin = f" in a row, from step {step - self.in_a_row + 1}," if self.in_a_row > 1 else ""
+            count = f"{self.in_a_row} step{'s' if begin else ''}{begin}"
             raise TooManySkipped(
                 f"step {step}: {count} had no finite gradient, as many as train.max_bad_steps={self._limit}. Lower the "
                 "learning rate, or lengthen its warm-up",
