@@ -105,12 +105,23 @@ def resnet(
             device's batch must be a multiple of 32), `zero_init_last_scale`, `weight_init`.
 
     Raises:
-        InputError: an unknown name or option; says the nearest right one.
+        InputError: an unknown name, option or dtype; says the nearest right one.
     """
     known = {field.name for field in dataclasses.fields(ModelConfig)}
     for key in options.keys() - known:
         raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
+    for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
+        _check_floating(key, value)
     return build(ModelConfig(name, **options), num_classes, dtype, param_dtype)
+
+
+def _check_floating(key: str, dtype: Any) -> None:
+    try:
+        floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    except TypeError:
+        floating = False
+    if not floating:
+        raise InputError(f'resnet: {key}={dtype!r}; give "float32", "bfloat16", "float16" or "float64"')
 
 
 def prepare_training(
