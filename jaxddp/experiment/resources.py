@@ -8,6 +8,7 @@ from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source
 from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job, find_job
@@ -45,7 +46,7 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> None:
 
 def open_resources(config: Config, topology: Topology) -> Resources:
     """Open the data that a config names, and see that the devices can share its batches. Raises: InputError."""
-    topology.check_batch_size(config.train.batch_size)
+    Gradients.of(config, topology).check_batch_size(config.train.batch_size, topology)
     topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     options = step_options(config, topology)
     train, val = open_tables(config.data)
