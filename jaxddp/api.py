@@ -47,7 +47,7 @@ from jaxddp.experiment.setup import RunSetup, prepare
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import agree, join
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
-from jaxddp.mesh import Device, Topology
+from jaxddp.mesh import Device, Topology, fix_cpu_threads
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, build
 from jaxddp.overrides import checked
@@ -174,6 +174,8 @@ def prepare_training(
     check_labelled(table, "training data")
     checked(batch_size_per_device, BatchSize, "batch_size_per_device")
     checked(epochs, _Epochs, "epochs")
+    if options.get("reproducible"):
+        fix_cpu_threads()
     join(find_job())
     keep_compiled_programs()
     topology = Topology.create(devices)

@@ -13,7 +13,7 @@ from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import agree, join
-from jaxddp.mesh import Topology, simulate_cpu_devices
+from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.overrides import flatten
 
 
@@ -39,6 +39,8 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> None:
     """Join the job with the config's limits to every wait; what is compiled from here on is kept for the next start."""
     if parallel.cpu_devices is not None:
         simulate_cpu_devices(parallel.cpu_devices)
+    if parallel.reproducible:
+        fix_cpu_threads()
     waits = {"start": parallel.start_timeout, "silence": parallel.heartbeat_timeout}
     join(job, **waits, shutdown=parallel.shutdown_timeout)
     keep_compiled_programs()
