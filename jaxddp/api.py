@@ -174,10 +174,7 @@ def prepare_training(
     check_labelled(table, "training data")
     checked(batch_size_per_device, BatchSize, "batch_size_per_device")
     checked(epochs, _Epochs, "epochs")
-    if options.get("reproducible"):
-        fix_cpu_threads()
-    join(find_job())
-    keep_compiled_programs()
+    _join(reproducible=bool(options.get("reproducible")))
     topology = Topology.create(devices)
     numbers = {"batch_size": batch_size_per_device * topology.num_devices, "duration": f"{epochs} epochs"}
     config = Config().replace(seed=seed, **_sections({"precision": "float32"} | options, numbers))
@@ -194,6 +191,14 @@ def prepare_training(
         initialize=initialize,
     )
     return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
+
+
+def _join(*, reproducible: bool) -> None:
+    """Join the job of the environment; what is compiled from here on is kept for the next start."""
+    if reproducible:
+        fix_cpu_threads()
+    join(find_job())
+    keep_compiled_programs()
 
 
 def _sections(options: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
