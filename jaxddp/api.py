@@ -47,7 +47,7 @@ from jaxddp.experiment.setup import RunSetup, prepare
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import agree, join
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
-from jaxddp.mesh import Device, Topology
+from jaxddp.mesh import Device, Topology, fix_cpu_threads
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, build
 from jaxddp.overrides import checked
@@ -105,12 +105,23 @@ def resnet(
             device's batch must be a multiple of 32), `zero_init_last_scale`, `weight_init`.
 
     Raises:
-        InputError: an unknown name or option; says the nearest right one.
+        InputError: an unknown name, option or dtype; says the nearest right one.
     """
     known = {field.name for field in dataclasses.fields(ModelConfig)}
     for key in options.keys() - known:
         raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
+    for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
+        _check_floating(key, value)
     return build(ModelConfig(name, **options), num_classes, dtype, param_dtype)
+
+
+def _check_floating(key: str, dtype: Any) -> None:
+    try:
+        floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    except TypeError:
+        floating = False
+    if not floating:
+        raise InputError(f'resnet: {key}={dtype!r}; give "float32", "bfloat16", "float16" or "float64"')
 
 
 def prepare_training(
@@ -163,8 +174,7 @@ def prepare_training(
     check_labelled(table, "training data")
     checked(batch_size_per_device, BatchSize, "batch_size_per_device")
     checked(epochs, _Epochs, "epochs")
-    join(find_job())
-    keep_compiled_programs()
+    _join(reproducible=bool(options.get("reproducible")))
     topology = Topology.create(devices)
     numbers = {"batch_size": batch_size_per_device * topology.num_devices, "duration": f"{epochs} epochs"}
     config = Config().replace(seed=seed, **_sections({"precision": "float32"} | options, numbers))
@@ -181,6 +191,14 @@ def prepare_training(
         initialize=initialize,
     )
     return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
+
+
+def _join(*, reproducible: bool) -> None:
+    """Join the job of the environment; what is compiled from here on is kept for the next start."""
+    if reproducible:
+        fix_cpu_threads()
+    join(find_job())
+    keep_compiled_programs()
 
 
 def _sections(options: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

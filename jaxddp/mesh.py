@@ -1,5 +1,6 @@
 """The devices of a run as one mesh, and how host memory becomes arrays on it."""
 
+import os
 import resource
 import sys
 from collections import Counter
@@ -17,6 +18,9 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.errors import InputError
 
 AXIS = "data"
+
+_THREADS = 8
+"""As many as the most devices of a reproducible run."""
 
 Device: TypeAlias = Any
 """A `jax.Device`; jax declares that name in a way that type checkers take for a variable."""
@@ -162,6 +166,15 @@ def simulate_cpu_devices(count: int) -> None:
                 f"parallel.cpu_devices={count}: JAX already runs with {jax.local_device_count()} devices here; "
                 "ask for them before the first computation"
             ) from error
+
+
+def fix_cpu_threads() -> None:
+    """Have XLA compute with as many threads on any CPU; to be called before JAX starts.
+
+    The gradient of a convolution's kernel, for one, is a sum that the threads share, so its last bits depend on how
+    many there are: as many as cores or devices, whichever are more, unless XLA finds NPROC in the environment.
+    """
+    os.environ["NPROC"] = str(_THREADS)
 
 
 def varying(tree: Any) -> Any:

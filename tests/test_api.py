@@ -320,6 +320,7 @@ def blurred(key, image):
         ({"augmentation": blurred}, "objects.augmentation was None and is now 'blurred .*'"),
         ({"model": Wide(4)}, "objects.model was 'Wide .*' and is now 'Wide .*'"),
         ({"parts": [ParameterAverage(0.9)]}, "objects.parts was None and is now 'average "),
+        ({"precision": "bfloat16"}, "train.precision was None and is now 'bfloat16'"),
     ],
 )
 def test_a_run_resumed_under_another_object_says_which(other, named, tmp_path):

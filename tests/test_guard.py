@@ -21,6 +21,7 @@ from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.errors import NonFiniteError, Preempted
 from jaxddp.experiment.recipe import configured_parts
+from jaxddp.experiment.suspects import suspects
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
@@ -130,6 +131,21 @@ def test_a_gradient_that_alone_is_not_finite_is_no_row_s_fault():
     assert str(raised.value).endswith(f", {last} and 2 more of the training data")
 
 
+def test_an_image_whose_nan_the_network_hides_is_named():
+    """As a ReLU can on a CPU, where XLA takes the larger of NaN and 0 for 0."""
+
+    def apply(params, images):
+        return jnp.nan_to_num(images).reshape(len(images), -1)[:, :5] * params["weight"]
+
+    model = (lambda key, example: {"weight": jnp.ones(5)}), apply
+    rows = made(TABLE).order.rows(0)
+    setup = setup_of(
+        model, optax.sgd(0.1), poisoned(int(rows[3])), devices=2, parts=(GUARD,), augmentation=spoil, seed=5
+    )
+    named = suspects(setup.state, 1, setup.objective, setup.feed, setup.key)
+    assert named == f"As they are augmented, images are not finite: row {rows[3]} of the training data"
+
+
 def test_an_interrupted_row_of_bad_steps_goes_on_counting(tmp_path):
     table, changes = poisoned(*range(50)), {"train": {"duration": "12 steps", "max_bad_steps": 6}}
     changes |= {"log": {"every": "1 step"}}
@@ -162,6 +178,16 @@ def test_the_guard_is_there_unless_it_is_switched_off():
 def test_without_the_guard_the_first_bad_step_ends_the_run():
     with pytest.raises(NonFiniteError, match=f"^step {step_of(made(TABLE), 7) + 1}: the loss is nan; the run stops"):
         train(made(poisoned(7), parts=()), {"train": {"duration": "12 steps", "max_bad_steps": 0}})
+
+
+def test_a_guard_that_is_there_for_the_loss_scale_alone_ends_the_run_at_what_no_scale_mends():
+    """Otherwise a run in float16 with max_bad_steps=0 and a loss of NaN would take no step, and say that it is done."""
+    found = SkippedSteps(0)
+    assert found.see(1, {"loss": 1.0, "skipped": 1.0, "loss_scale": 8.0})
+    with pytest.raises(TooManySkipped, match="^step 2: the loss is nan, and train.max_bad_steps=0 allows no such step"):
+        found.see(2, {"loss": np.nan, "skipped": 1.0, "loss_scale": 4.0})
+    with pytest.raises(TooManySkipped, match="^step 3: the gradient is not finite, and train.max_bad_steps=0"):
+        found.see(3, {"loss": 1.0, "skipped": 1.0, "loss_scale": 0.5})
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5))

@@ -135,7 +135,7 @@ def test_from_the_terminal_and_from_python(tmp_path, capsys):
     assert setup.preprocess.dtype == "float16" and list(setup.state.parts) == ["loss_scale"]
 
 
-def test_the_guard_skips_for_the_scale_even_where_it_ends_no_run():
+def test_the_guard_skips_for_the_scale_even_where_no_bad_step_is_allowed():
     config = Config().replace(train={"precision": "float16", "max_bad_steps": 0, "batch_size": 32})
     assert configured_parts(config) == (Guard(), LossScale(32))
 

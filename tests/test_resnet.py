@@ -224,6 +224,8 @@ def test_weight_initializers(name):
         ({"weight_init": "he_norml"}, "unknown weight_init 'he_norml'; did you mean 'he_normal'?"),
         ({"num_classes": 0}, "num_classes is 0; give a positive number"),
         ({"width": -8}, "width is -8; give a positive number"),
+        ({"dtype": "flaot16"}, "resnet: dtype='flaot16'; give \"float32\", "),
+        ({"param_dtype": "int8"}, "resnet: param_dtype='int8'; give \"float32\", "),
     ],
 )
 def test_bad_settings_are_named(changes, message):

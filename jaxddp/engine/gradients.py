@@ -78,11 +78,10 @@ class Gradients:
         elif batch_size % parts:
             below = batch_size // parts * parts
             near = " or ".join(str(size) for size in (below, below + parts) if size > 0)
-            shares = f"{SHARDS} shards" if self.reproducible else f"{topology.num_devices} devices"
-            raise InputError(
-                f"train.batch_size={batch_size} cannot be divided among {shares} with train.accumulate="
-                f"{self.accumulate} microbatches each; {near} would do"
-            )
+            devices = f"{topology.num_devices} device{'s' * (topology.num_devices > 1)}"
+            shares = f"the {SHARDS} shards of parallel.reproducible" if self.reproducible else devices
+            each = f" with train.accumulate={self.accumulate} microbatches each" if self.accumulate > 1 else ""
+            raise InputError(f"train.batch_size={batch_size} cannot be divided among {shares}{each}; {near} would do")
 
     def of_batch(
         self,

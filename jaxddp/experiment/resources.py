@@ -8,11 +8,12 @@ from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source
 from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import agree, join
-from jaxddp.mesh import Topology, simulate_cpu_devices
+from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.overrides import flatten
 
 
@@ -38,6 +39,8 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> None:
     """Join the job with the config's limits to every wait; what is compiled from here on is kept for the next start."""
     if parallel.cpu_devices is not None:
         simulate_cpu_devices(parallel.cpu_devices)
+    if parallel.reproducible:
+        fix_cpu_threads()
     waits = {"start": parallel.start_timeout, "silence": parallel.heartbeat_timeout}
     join(job, **waits, shutdown=parallel.shutdown_timeout)
     keep_compiled_programs()
@@ -45,7 +48,7 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> None:
 
 def open_resources(config: Config, topology: Topology) -> Resources:
     """Open the data that a config names, and see that the devices can share its batches. Raises: InputError."""
-    topology.check_batch_size(config.train.batch_size)
+    Gradients.of(config, topology).check_batch_size(config.train.batch_size, topology)
     topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     options = step_options(config, topology)
     train, val = open_tables(config.data)

@@ -63,6 +63,9 @@ def claim_of(setup: RunSetup) -> Claim:
     """What is known of a run whose model, loss and optimizer are objects."""
     told, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
     config = {"seed": told["seed"], "data": told["data"], "train": {key: told["train"][key] for key in numbers}}
+    # Of the input, and float32 where None: as runs of older releases, which claimed none, had it.
+    precision = told["train"]["precision"]
+    config["train"]["precision"] = None if precision == "float32" else precision
     config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
     return Claim(config, {"train": setup.table.fingerprint}, objects=setup.identity())
 

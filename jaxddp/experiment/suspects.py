@@ -1,4 +1,4 @@
-"""Which examples of a batch have a loss that is not finite: asked when a run has to end because of them."""
+"""Which examples of a batch are not finite, or have no finite loss: asked when a run has to end because of them."""
 
 from collections.abc import Callable
 
@@ -17,27 +17,32 @@ _MOST_SHOWN = 8
 
 
 def suspects(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
-    """Names the rows of a step's batch whose loss is not finite, or all of its rows where each by itself has one.
+    """Names the rows of a step's batch whose loss is not finite, else whose image is not, else all of its rows.
 
     The network sees the images of the step, augmented as they were, but in evaluation: by running statistics, so that
     no image can spoil the losses of others. All processes must ask together.
     """
     batch = next(feed.batches(step - 1, step))
-    finite = np.asarray(_finite_losses(objective, feed.topology)(state, batch, key))
+    images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
     rows = feed.order.rows(step - 1)
-    if finite.all():
-        return f"Each image of its batch has a finite loss by itself; the batch is {_listed(rows)} of the training data"
-    return f"The loss is not finite for {_listed(rows[~finite])} of the training data"
+    if not losses.all():
+        return f"The loss is not finite for {_listed(rows[~losses])} of the training data"
+    if not images.all():
+        return f"As they are augmented, images are not finite: {_listed(rows[~images])} of the training data"
+    return f"Each image of its batch has a finite loss by itself; the batch is {_listed(rows)} of the training data"
 
 
-def _finite_losses(objective: Objective, topology: Topology) -> Callable[..., jax.Array]:
-    """bool[B], of the examples of the global batch, on every device."""
+def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """bool[B] twice, of the images and of the losses of the global batch's examples, on every device.
 
-    def local(state: TrainState, batch: Batch, key: jax.Array) -> jax.Array:
+    A network can hide an image's NaN: where XLA's CPU compiler takes a maximum, as a ReLU is, 0 wins.
+    """
+
+    def local(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         images = objective.preprocess(batch, train=True, key=key).images
         logits = objective.predict(state.params, state.model_state, images)
         losses, _ = objective.loss(logits.astype(jnp.float32), batch.label)
-        return jnp.isfinite(losses)
+        return jnp.isfinite(images).all((1, 2, 3)), jnp.isfinite(losses)
 
     sharded = jax.shard_map(local, mesh=topology.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(AXIS))
     return jax.jit(sharded, out_shardings=topology.replicated)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small import SMALL
+from small import SMALL, random_table, write_arrays
 from started import (
     BRIEF,
     HANGING,
@@ -109,6 +109,42 @@ def test_a_reproducible_run_has_the_same_bits_over_any_processes(arrays, start, 
     assert checkpoint_steps(alone)[-1] == STEPS
     assert checkpoint_bytes(two) == checkpoint_bytes(alone)
     assert [line["loss"] for line in lines(two)] == [line["loss"] for line in lines(alone)]
+
+
+WIDE = """
+import flax.linen as nn
+from jaxddp.config import load
+
+
+class Net(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.classes)(nn.relu(nn.Conv(8, (3, 3), strides=2)(images)).mean((1, 2)))
+
+
+def get_config():
+    return load("digits").replace(data={"image_size": 32, "resize": 32})
+
+
+def get_model(config, num_classes):
+    return Net(num_classes)
+"""
+
+
+def test_a_reproducible_run_has_the_same_bits_with_any_number_of_threads(start, tmp_path):
+    """Of images so large that XLA's threads share the sum of a kernel's gradient: there are 4 for 4 devices, and as
+    many as cores, which differ from machine to machine, for one."""
+    recipe = tmp_path / "wide.py"
+    recipe.write_text(WIDE)
+    data = write_arrays(tmp_path / "data.npz", random_table(96, image=32), random_table(16, image=32))
+    words = ["train", str(recipe), "--data.path", str(data), *BRIEF, "--train.batch-size", "64"]
+    words += ["--parallel.reproducible", "--log.every", "1 step"]
+    runs = [tmp_path / str(devices) for devices in (1, 4)]
+    for run in runs:
+        start(Launched, run, 1, [*words, "--workdir", str(run), "--parallel.cpu-devices", run.name]).ends_well()
+    assert checkpoint_bytes(runs[0]) == checkpoint_bytes(runs[1])
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (4, 1)])
