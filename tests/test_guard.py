@@ -17,11 +17,13 @@ from test_parts import Records
 
 import jaxddp
 from jaxddp.config import Config, DataConfig
+from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.parts.average import ParameterAverage
-from jaxddp.engine.parts.guard import Guard
-from jaxddp.errors import NonFiniteError, Preempted
+from jaxddp.engine.parts.guard import SKIPPED, Guard
+from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.experiment.recipe import configured_parts
 from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
 TABLE, GUARD = random_table(50), Guard()
@@ -177,3 +179,28 @@ def test_only_bad_steps_in_a_row_count(skipped, limit):
         assert (error.step, run) == (step, limit)
     else:
         assert longest < limit
+
+
+def sums_of(skipped: float, **metrics: float) -> MetricSums:
+    """Of a step of 8 examples, as the step gives them."""
+    rows = [[8 * value, 8.0] for value in metrics.values()]
+    return MetricSums(jnp.array([*rows, [skipped, 1.0], [8.0, 1.0]]), (*metrics, SKIPPED))
+
+
+def test_what_overflowed_with_the_gradient_is_not_in_the_epoch_s_mean():
+    """A scalar of a step, such as the norm of a gradient that a loss scale made too large, while the loss is finite."""
+    sums = EpochSums()
+    sums.add(range(1, 2), sums_of(1, loss=3.0, gradient_norm=np.inf, loss_scale=4.0))
+    sums.add(range(2, 3), sums_of(0, loss=1.0, gradient_norm=5.0, loss_scale=4.0))
+    assert sums.fetch()["gradient_norm"] == 5
+    assert sums.end_epoch() == {"loss": 2.0, "gradient_norm": 5.0, "loss_scale": 4.0}
+
+
+def test_substituted_images_of_a_skipped_step_count():
+    sums = EpochSums(max_substituted=3)
+    sums.add(range(1, 2), sums_of(1, loss=np.nan, top1=0.5, substituted=0.25))
+    sums.fetch()
+    sums.add(range(2, 3), sums_of(0, loss=1.0, top1=0.75, substituted=0.25))
+    with pytest.raises(InputError, match="^step 2: 4 images of this epoch were substituted"):
+        sums.fetch()
+    assert sums.end_epoch() == {"loss": 1.0, "top1": 0.75, "substituted": 0.25}
