@@ -20,6 +20,7 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.guard import SKIPPED, Guard
+from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.experiment.recipe import configured_parts
 from jaxddp.training.checkpoints import Checkpoints
@@ -204,3 +205,20 @@ def test_substituted_images_of_a_skipped_step_count():
     with pytest.raises(InputError, match="^step 2: 4 images of this epoch were substituted"):
         sums.fetch()
     assert sums.end_epoch() == {"loss": 1.0, "top1": 0.75, "substituted": 0.25}
+
+
+def test_without_a_limit_the_first_step_that_no_loss_scale_mends_ends_the_run():
+    """In float16 the guard is there all the same, and would skip to the end."""
+    setup = made(poisoned(*range(50)), parts=(GUARD, LossScale(8)))
+    with pytest.raises(NonFiniteError, match="^step 1: the gradients of 1 steps .*, and train.max_bad_steps=0. Lower"):
+        train(setup, {"train": {"duration": "12 steps", "max_bad_steps": 0}})
+
+
+def test_a_loss_scale_mends_a_gradient_and_no_loss_until_it_is_used_up():
+    found, bad = SkippedSteps(3), {"loss": 1.0, "skipped": 1.0, "loss_scale": 1.0}
+    for step in range(1, 10):
+        assert found.see(step, bad) and found.in_a_row == 0
+    assert found.see(10, bad | {"loss_scale": 0.5}) and found.in_a_row == 1
+    assert not found.see(11, bad | {"loss": np.inf}) and found.in_a_row == 2
+    with pytest.raises(TooManySkipped):
+        found.see(12, bad | {"loss_scale": 0.25})

@@ -51,6 +51,12 @@ def test_the_rule_is_flax_s(finite, interval, initial):
         assert ours.report(own, None)["loss_scale"] == own["scale"]
 
 
+def test_it_is_the_mean_loss_that_is_multiplied():
+    """The step differentiates the sum over the batch."""
+    scale = LossScale(16, initial=8.0)
+    assert scale.loss_scale(scale.init(None, None)) == 0.5
+
+
 def test_a_scale_that_is_a_power_of_two_changes_no_bit():
     model = resnet("resnet10", 5, width=2, stem="small")
     states = [train(made(2, model, **scale), {"train": {"duration": "4 steps"}}) for scale in ({}, {"initial": 1024.0})]

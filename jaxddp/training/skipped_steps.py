@@ -24,7 +24,7 @@ class SkippedSteps:
     """Counts the steps in a row that were skipped for a reason that no loss scale mends.
 
     Args:
-        limit: how many may be; None sets no limit.
+        limit: that many end the run, and with 0 the first; None sets no limit.
         in_a_row: where a resumed run stood.
     """
 
@@ -47,11 +47,12 @@ class SkippedSteps:
         if is_first():
             reason = f"the loss is {means['loss']}" if not finite else "the gradient is not finite"
             _log.warning(f"step {step}: {reason}, so the step changed nothing; {self.in_a_row}{most} in a row")
-        if self._limit and self.in_a_row >= self._limit:
+        if self._limit is not None and self.in_a_row >= self._limit:
             first = step - self.in_a_row + 1
+            bound = f"as many as train.max_bad_steps={self._limit}" if self._limit else "and train.max_bad_steps=0"
             raise TooManySkipped(
-                f"step {step}: the gradients of {self.in_a_row} steps in a row, from step {first}, are not finite, as "
-                f"many as train.max_bad_steps={self._limit}. Lower the learning rate, or lengthen its warm-up",
+                f"step {step}: the gradients of {self.in_a_row} steps in a row, from step {first}, are not finite, "
+                f"{bound}. Lower the learning rate, or lengthen its warm-up",
                 step,
             )
         return finite
