@@ -319,6 +319,7 @@ def blurred(key, image):
         ({"metrics": {"half": lambda logits, labels: labels / 2}}, "objects.metric half was None and is now"),
         ({"augmentation": blurred}, "objects.augmentation was None and is now 'blurred .*'"),
         ({"model": Wide(4)}, "objects.model was 'Wide .*' and is now 'Wide .*'"),
+        ({"precision": "bfloat16"}, "objects.model was 'Wide .*' and is now 'Wide .*'"),
         ({"parts": [ParameterAverage(0.9)]}, "objects.parts was None and is now 'average "),
     ],
 )

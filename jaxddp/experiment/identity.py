@@ -31,7 +31,7 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     """
     logits, labels = jax.ShapeDtypeStruct((2, num_classes), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
+    image, precision = jax.ShapeDtypeStruct(image_shape, jnp.float32), recipe.config.train.precision or "float32"
     of_examples = {"loss": recipe.loss.function, **{f"metric {name}": each for name, each in recipe.metrics.items()}}
     found = {name: _described(function, logits, labels) for name, function in of_examples.items()}
     update = _digest(recipe.optimizer.update, state.params, state.opt_state, state.params)
@@ -42,7 +42,7 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
         return recipe.model.apply(params, model_state, images, train=True, key=key)
 
     def network_of(batch: int) -> str:
-        images = jax.ShapeDtypeStruct((batch, *image_shape), jnp.float32)
+        images = jax.ShapeDtypeStruct((batch, *image_shape), precision)
         return _digest(network, state.params, state.model_state, images, key)
 
     model = type(getattr(recipe.model, "module", recipe.model)).__name__
