@@ -96,6 +96,14 @@ def test_a_scale_that_is_given_comes_after_the_guard_and_falls():
     assert float(state.parts["loss_scale"]["scale"]) < 2.0**30
 
 
+def test_a_scale_that_is_used_up_leaves_no_quotient_of_zeros():
+    """The guard looks before the division, and would take it."""
+    setup = made(2, initial=float(jnp.finfo(jnp.float32).tiny))
+    state, sums = setup.step()(setup.state, next(setup.batches(0, 1)))
+    assert not sums.means()["skipped"]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state)))
+
+
 def test_what_is_too_small_for_float16_is_kept_by_the_scale():
     """A gradient of 2^-26 is 0 in float16."""
 
