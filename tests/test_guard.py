@@ -110,7 +110,8 @@ def test_too_many_in_a_row_end_the_run_and_their_rows_are_named(tmp_path):
     named = f"row{'s' if len(there) > 1 else ''} {', '.join(map(str, there))} of the training data"
     assert str(raised.value) == (
         f"step {first + 1}: the gradients of 1 steps in a row, from step {first + 1}, are not finite, as many as "
-        "train.max_bad_steps=1. Lower the learning rate, or lengthen its warm-up. The loss is not finite for " + named
+        "train.max_bad_steps=1. Lower the learning rate, or lengthen its warm-up. The image or its loss is not finite "
+        f"for {named}"
     )
     assert checkpoints.steps() == [step for step in (2, 4) if step <= first][-2:]
 
