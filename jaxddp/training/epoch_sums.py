@@ -84,9 +84,9 @@ class EpochSums:
     def _of_skipped(self, value: np.ndarray, counts: bool) -> np.ndarray:
         """What a skipped step adds: its substituted images in any case, and where its metrics count, those that are
         finite. The norm of a gradient that overflowed is not."""
-        adds = np.isfinite(value).all(axis=1) if counts else np.zeros(len(value), bool)
-        adds[:-1] |= [name == SUBSTITUTED for name in self._names]
-        return np.where(adds[:, None], value, 0)
+        finite = np.isfinite(value).all(axis=1, keepdims=True)
+        substituted = np.array([[name == SUBSTITUTED] for name in (*self._names, "examples")])
+        return np.where(substituted | (counts & finite), value, 0)
 
     def end_epoch(self) -> dict[str, float]:
         """The means of the epoch that ends here, NaN if all of its steps were skipped; the next begins."""
