@@ -43,6 +43,10 @@ class Variant:
 
 
 VARIANTS = {
+    "without the guard": Variant({"train": {"max_bad_steps": 0}}, tolerance=1e-6),
+    "float16": Variant({"train": {"precision": "float16"}}),
+    "accumulate 4": Variant({"train": {"accumulate": 4}}),
+    "reproducible": Variant({"parallel": {"reproducible": True}}),
     "ghost:16": Variant({"model": {"batch_norm": "ghost:16"}}),
     "one ghost batch": Variant({"model": {"batch_norm": f"ghost:{BATCH}"}}, tolerance=1e-4),
 }

@@ -208,6 +208,13 @@ def test_the_number_of_buckets_is_the_config_s_or_that_of_the_devices(platform, 
     assert step_options(config, topology) == ({LATENCY_HIDING: "True"} if taken > 1 and platform == "gpu" else {})
 
 
+def test_a_reproducible_step_on_gpus_is_compiled_for_it(monkeypatch):
+    monkeypatch.setattr(Topology, "platform", "gpu")
+    for devices in (1, 2):
+        config = Config().replace(parallel={"reproducible": True})
+        assert step_options(config, Topology.create(devices)) == {"xla_gpu_deterministic_ops": "True"}
+
+
 def test_options_of_the_user_win_and_what_is_refused_is_left_out(monkeypatch):
     monkeypatch.setattr(Topology, "platform", "gpu")
     topology, given = Topology.create(2), Config().replace(parallel={"xla_options": [f"{LATENCY_HIDING}=false"]})

@@ -19,6 +19,8 @@ KEY = "parallel.xla_options"
 _PREFIX = "xla_"
 _OVERLAP = {"xla_gpu_enable_latency_hiding_scheduler": "True"}
 """What moves computing between the start of an all-reduce and the wait for it. jaxlib 0.10.2 does so in any case."""
+_DETERMINISTIC = {"xla_gpu_deterministic_ops": "True"}
+"""Without it XLA chooses between algorithms for GPUs by timing them, and some of them add in no fixed order."""
 _BOOLEANS = {"true": "True", "false": "False"}
 
 
@@ -45,12 +47,17 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
 
 
 def step_options(config: Config, topology: Topology) -> dict[str, str]:
-    """For the training step: on several GPUs what buckets of gradients need, if it is taken; then those of the config.
+    """For the training step: what gradients need on GPUs, in buckets or reproducible, if it is taken; then those of the
+    config.
 
     Raises: as `compiler_options`.
     """
-    overlap = topology.platform == "gpu" and Averaging.of(config, topology).buckets > 1
-    own = {name: value for name, value in _OVERLAP.items() if overlap and _refusal(name, value) is None}
+    wanted: dict[str, str] = {}
+    if topology.platform == "gpu" and config.parallel.reproducible:
+        wanted = _DETERMINISTIC
+    elif topology.platform == "gpu" and Averaging.of(config, topology).buckets > 1:
+        wanted = _OVERLAP
+    own = {name: value for name, value in wanted.items() if _refusal(name, value) is None}
     return own | compiler_options(config.parallel.xla_options)
 
 

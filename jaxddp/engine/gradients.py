@@ -44,13 +44,14 @@ class Gradients:
         accumulate: in how many microbatches a device computes its slice; with local batch norm each is normalized by
             itself, and running statistics take the mean of theirs, as they do over devices.
         reproducible: compute 8 fixed shards and sum them in a fixed order; see `jaxddp.engine.reproducible`.
-        unrolled: microbatches stand one after the other in the program, see `jaxddp.engine.microbatches`.
+        for_cpu: the program is for XLA's CPU compiler: see `jaxddp.engine.microbatches` and, of walls, the module named
+            above.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
     accumulate: int = 1
     reproducible: bool = False
-    unrolled: bool = False
+    for_cpu: bool = False
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Gradients":
@@ -127,7 +128,7 @@ class Gradients:
             def shard(arrays: tuple[Any, Any], part: Batch, number: jax.Array) -> Share:
                 return self._share(loss, *arrays, part, jax.random.fold_in(key, number))[0]
 
-            return mean_of_shards(shard, (params, varying(model_state)), batch)
+            return mean_of_shards(shard, (params, varying(model_state)), batch, for_cpu=self.for_cpu)
         own = jax.random.fold_in(key, lax.axis_index(AXIS))
         (grads, *others, _), order = self._share(loss, params, model_state, batch, own)
         with jax.named_scope(AVERAGING):
@@ -152,7 +153,7 @@ class Gradients:
             return jax.tree.map(jnp.add, total, grads), (state, sums)
 
         zeros = varying(jax.tree.map(jnp.zeros_like, params))
-        grads, (states, sums) = in_turn(add, zeros, batch, self.accumulate, unrolled=self.unrolled)
+        grads, (states, sums) = in_turn(add, zeros, batch, self.accumulate, unrolled=self.for_cpu)
         share = Share(grads, merged(states), jax.tree.map(lambda values: values.sum(0), sums))
         return share, range(len(jax.tree.leaves(grads)))
 

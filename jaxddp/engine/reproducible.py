@@ -13,10 +13,13 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.microbatches import zero_after
+from jaxddp.errors import InputError
+from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS
 
 SHARDS = 8
@@ -24,31 +27,54 @@ SHARDS = 8
 T = TypeVar("T")
 
 
-def mean_of_shards(take: Callable[[Any, Batch, jax.Array], T], arrays: Any, batch: Batch) -> T:
+def mean_of_shards(
+    take: Callable[[Any, Batch, jax.Array], T], arrays: Any, batch: Batch, *, for_cpu: bool = False
+) -> T:
     """The mean of what `take` makes of all shards: to be called inside `jax.shard_map` on a device's slice of a batch.
 
     Args:
         take: a function of arrays, a shard, and its number in the global batch.
         arrays: all those that are in use beside the batch; the parameters for one.
+        for_cpu: for XLA's CPU compiler, which takes higher walls; see `walled`.
+
+    Raises:
+        InputError: `take` asks other devices.
     """
     count = SHARDS // lax.axis_size(AXIS)
     parts = jax.tree.map(lambda column: column.reshape(count, -1, *column.shape[1:]), batch)
     first, shards, zero = lax.axis_index(AXIS) * count, [], zero_after(arrays)
+    take = _traced(take, arrays, jax.tree.map(lambda column: column[0], parts), first)
     for number in range(count):
         part = jax.tree.map(lambda column, at=number: column[at], parts)
-        shard = walled(take(*walled((arrays, part), zero), first + number), zero)
+        shard = walled(take(*walled((arrays, part), zero, for_cpu), first + number), zero, for_cpu)
         shards.append(shard)
         zero = zero_after(shard)
     means = mean_in_order(jax.tree.map(lambda *columns: jnp.stack(columns), *shards))
-    return walled(means, zero_after(means))
+    return walled(means, zero_after(means), for_cpu)
 
 
-def walled(tree: T, zero: jax.Array) -> T:
-    """The same arrays, of which XLA computes nothing together with what follows.
+def _traced(take: Callable[..., T], *like: Any) -> Callable[..., T]:
+    """The same function, traced once for all shards. Raises: InputError; it has a collective."""
+    traced, shapes = jax.make_jaxpr(take, return_shape=True)(*like)
+    for operation in operations_in(traced):
+        axes = operation.params.get("axes", ()), operation.params.get("axis_name", ())
+        if operation.primitive.name != "pvary" and any(names == AXIS or AXIS in names for names in axes):
+            raise InputError(
+                f"parallel.reproducible: the network or the loss asks other devices ({operation.primitive.name}), and "
+                f"each of {SHARDS} shards is computed by itself; take it out, such as a batch norm with axis_name"
+            )
+    evaluate = jaxpr_as_fun(traced)
+    return lambda *arrays: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(arrays)))
 
-    They pass through a loop that never turns, as XLA cannot know of a `zero` that it computes; a barrier would be gone
-    before XLA's CPU compiler decides what to compute together.
+
+def walled(tree: T, zero: jax.Array, for_cpu: bool) -> T:
+    """The same arrays, of which XLA computes nothing together with what comes before or after; and `zero` before them.
+
+    It is a barrier, which XLA's CPU compiler drops before it decides what to compute together. For that one the arrays
+    pass through a loop that never turns, as it cannot know of a `zero` that is computed; they are copied for it.
     """
+    if not for_cpu:
+        return lax.optimization_barrier((tree, zero))[0]
 
     def turns(carry: tuple[jax.Array, T]) -> jax.Array:
         return carry[0] < zero

@@ -24,7 +24,7 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import GradientError
 from jaxddp.job.membership import exchange, is_first
-from jaxddp.measure.flops import jaxprs_in
+from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS, Topology
 
 EXAMPLES_PER_DEVICE, MOST_DEVICES = 2, 8
@@ -116,7 +116,7 @@ class SelfTest:
             if self._mode == "always":
                 raise
             return None
-        operations = list(_operations(traced.jaxpr.jaxpr))
+        operations = list(operations_in(traced.jaxpr))
         # The same on all processes, so that all decide alike.
         self.operations = len(operations)
         if self._mode == "auto" and self.operations > MOST_OPERATIONS:
@@ -234,14 +234,6 @@ _SHARES = (
     "A device's share counts twice or not at all, or a gradient by hand in the model or the loss leaves out a sum over "
     "the devices"
 )
-
-
-def _operations(jaxpr: Any) -> Iterator[Any]:
-    """All equations of a jaxpr, and of those in it."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jaxprs_in(equation.params.values()):
-            yield from _operations(getattr(inner, "jaxpr", inner))
 
 
 def _tolerances(operations: list[Any], platform: str) -> Iterator[float]:

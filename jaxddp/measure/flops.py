@@ -72,6 +72,14 @@ def jaxprs_in(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
+def operations_in(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr, closed or not, and of those in it."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for inner in jaxprs_in(equation.params.values()):
+            yield from operations_in(inner)
+
+
 def _convolution(equation: Any) -> int:
     """Multiplications of `conv_general_dilated`."""
     given, numbers = equation.params, equation.params["dimension_numbers"]

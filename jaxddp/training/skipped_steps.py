@@ -48,11 +48,12 @@ class SkippedSteps:
             reason = f"the loss is {means['loss']}" if not finite else "the gradient is not finite"
             _log.warning(f"step {step}: {reason}, so the step changed nothing; {self.in_a_row}{most} in a row")
         if self._limit is not None and self.in_a_row >= self._limit:
-            first = step - self.in_a_row + 1
+            begin = f" in a row, from step {step - self.in_a_row + 1}," if self.in_a_row > 1 else ""
+            count = f"{self.in_a_row} step{'s' if begin else ''}{begin}"
             bound = f"as many as train.max_bad_steps={self._limit}" if self._limit else "and train.max_bad_steps=0"
             raise TooManySkipped(
-                f"step {step}: the gradients of {self.in_a_row} steps in a row, from step {first}, are not finite, "
-                f"{bound}. Lower the learning rate, or lengthen its warm-up",
+                f"step {step}: {count} had no finite gradient, {bound}. Lower the learning rate, or lengthen its "
+                "warm-up",
                 step,
             )
         return finite

@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -138,3 +141,14 @@ def checkpoint_steps(workdir: Path) -> list[int]:
 def close(series: dict[int, float], expected: dict[int, float]) -> bool:
     """Whether two series have the same steps, and values that differ by rounding alone."""
     return series == pytest.approx(expected, rel=2e-5)
+
+
+def checkpoint_bytes(workdir: Path) -> dict[str, bytes]:
+    """The bytes of the arrays of the last checkpoint, read without the package."""
+    place = workdir / "checkpoints" / str(checkpoint_steps(workdir)[-1]) / "state"
+    reader = ocp.PyTreeCheckpointer()
+    tree = reader.metadata(place).item_metadata.tree
+    as_arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    state = reader.restore(place, args=ocp.args.PyTreeRestore(restore_args=as_arrays))
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}

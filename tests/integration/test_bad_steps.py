@@ -28,6 +28,6 @@ def test_both_processes_name_the_row_and_end(arrays, start, tmp_path):
     assert run.end() == 1, run.out + run.err
     for rank in (0, 1):
         said = run.last_of(rank)
-        assert "the gradients of 1 steps in a row, from step " in said
+        assert ": 1 step had no finite gradient, as many as train.max_bad_steps=1. " in said
         assert said.endswith("The image or its loss is not finite for row 5 of the training data")
     assert all(loss is not None for loss in losses(tmp_path / "run").values())

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small import SMALL
 from started import (
     BRIEF,
     HANGING,
     STEPS,
     TRAIN,
     Launched,
+    checkpoint_bytes,
     checkpoint_steps,
     close,
     environment,
@@ -95,6 +97,18 @@ def test_four_processes_of_one_device_are_one_of_four(words, reference, start, t
     assert (f"oversubscribed: 4 processes on {cores} core" in run.err) == (cores < 4), run.err
     assert is_whole(tmp_path, processes=4)
     assert are_the_same(tmp_path, reference), (series(tmp_path), series(reference))
+
+
+def test_a_reproducible_run_has_the_same_bits_over_any_processes(arrays, start, tmp_path):
+    """Two processes have a core each, one has both: products of matrices are not divided otherwise for that."""
+    alone, two = tmp_path / "alone", tmp_path / "two"
+    words = ["train", "digits", *SMALL, "--data.path", str(arrays), *BRIEF, "--log.every", "1 step"]
+    words += ["--parallel.reproducible", "--checkpoint.every", f"{STEPS} steps"]
+    start(Launched, alone, 1, [*words, "--workdir", str(alone), "--parallel.cpu-devices", "4"]).ends_well()
+    start(Launched, two, 2, [*words, "--workdir", str(two), "--parallel.cpu-devices", "1"]).ends_well()
+    assert checkpoint_steps(alone)[-1] == STEPS
+    assert checkpoint_bytes(two) == checkpoint_bytes(alone)
+    assert [line["loss"] for line in lines(two)] == [line["loss"] for line in lines(alone)]
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (4, 1)])

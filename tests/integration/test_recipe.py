@@ -7,12 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from small import random_table, write_arrays
-from started import Launched, Program, environment, lines, losses
+from started import Launched, Program, checkpoint_bytes, environment, lines, losses
 from test_recipe_file import NETWORK, WHOLE
 
 TOTAL = 300
@@ -65,16 +62,6 @@ def numbers(workdir: Path) -> list[dict[str, float]]:
     ]
 
 
-def weights(workdir: Path) -> dict[str, bytes]:
-    """The bytes of the arrays of the last checkpoint, read without the package."""
-    place, reader = workdir / "checkpoints" / str(TOTAL) / "state", ocp.PyTreeCheckpointer()
-    tree = reader.metadata(place).item_metadata.tree
-    as_arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-    state = reader.restore(place, args=ocp.args.PyTreeRestore(restore_args=as_arrays))
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
-
-
 def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, start, tmp_path):
     whole, killed, alone = tmp_path / "whole", tmp_path / "killed", tmp_path / "alone"
     start(Launched, tmp_path / "a", 2, words(folder, whole)).ends_well()
@@ -90,7 +77,7 @@ def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, sta
     again.ends_well()
     assert "resuming at step" in again.out
     assert numbers(killed) == numbers(whole)
-    assert weights(killed) == weights(whole)
+    assert checkpoint_bytes(killed) == checkpoint_bytes(whole)
 
     # One process with two devices, and the objects from Python: the same but for rounding.
     start(Launched, tmp_path / "d", 1, words(folder, alone, "--parallel.cpu-devices", "2")).ends_well()
