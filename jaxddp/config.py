@@ -139,8 +139,7 @@ class TrainConfig:
     """In which gradients travel between devices: half of the bytes, with a rounding of each. Their own where absent."""
     max_bad_steps: Annotated[int, Range(0, 1_000_000)] = 10
     """A step whose gradient is not finite changes nothing; after so many in a row the run ends. 0 leaves the guard out:
-    such a step is taken, and the run ends. (In float16 it stays for the loss scale, and the first step that no scale
-    mends ends the run.)"""
+    such a step is taken, and the run ends. In float16 it stays, and the first that no loss scale mends ends the run."""
 
 
 @dataclass(frozen=True)

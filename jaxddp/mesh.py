@@ -1,5 +1,6 @@
 """The devices of a run as one mesh, and how host memory becomes arrays on it."""
 
+import logging
 import os
 import resource
 import sys
@@ -19,6 +20,7 @@ from jaxddp.errors import InputError
 
 AXIS = "data"
 
+_log = logging.getLogger("jaxddp.mesh")
 _THREADS = 8
 """As many as the most devices of a reproducible run."""
 
@@ -172,9 +174,27 @@ def fix_cpu_threads() -> None:
     """Have XLA compute with as many threads on any CPU; to be called before JAX starts.
 
     The gradient of a convolution's kernel, for one, is a sum that the threads share, so its last bits depend on how
-    many there are: as many as cores or devices, whichever are more, unless XLA finds NPROC in the environment.
+    many there are: as many as cores or devices, whichever are more, unless XLA finds NPROC in the environment. Where
+    JAX has started without, a line says so.
     """
+    before = os.environ.get("NPROC")
     os.environ["NPROC"] = str(_THREADS)
+    if before != str(_THREADS) and _has_started() and jax.default_backend() == "cpu":
+        _log.warning(
+            "parallel.reproducible: JAX runs already, with its own number of threads, on which the last bits may depend; "
+            f"ask before its first computation, or start Python with NPROC={_THREADS}"
+        )
+
+
+def _has_started() -> bool:
+    """Whether JAX has devices already: then it refuses another number of them, and says nothing of the same."""
+    asked = jax.config.jax_num_cpu_devices
+    try:
+        jax.config.update("jax_num_cpu_devices", 2 if asked == 1 else 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", asked)
+    return False
 
 
 def varying(tree: Any) -> Any:

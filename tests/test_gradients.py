@@ -134,6 +134,31 @@ def test_every_microbatch_has_random_numbers_of_its_own():
     assert len({round(value, 6) for value in gradients}) == 3 and all(gradients)
 
 
+@pytest.mark.parametrize(
+    ("devices", "changes"),
+    [
+        (1, {"train": {"accumulate": 4}}),
+        (2, {}),
+        (1, {"parallel": {"reproducible": True}}),
+        (8, {"parallel": {"reproducible": True}}),
+    ],
+)
+def test_no_two_parts_of_a_batch_draw_the_same_numbers(devices, changes):
+    """Otherwise the mean of the squares of what they draw is the square of the mean."""
+
+    def init(key, example):
+        return {"weight": jnp.zeros((example[0].size, CLASSES))}, {"drawn": jnp.zeros(()), "squared": jnp.zeros(())}
+
+    def apply(params, state, images, *, train, key):
+        drawn = jax.random.normal(key, ()) if train else jnp.zeros(())
+        logits = images.reshape(len(images), -1) @ params["weight"]
+        return logits, {"drawn": drawn, "squared": jnp.square(drawn)}
+
+    setup = changed(setup_of((init, apply), optax.sgd(1.0), random_table(24), devices=devices, batch_size=16), changes)
+    state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
+    assert state.model_state["squared"] - jnp.square(state.model_state["drawn"]) > 1e-3
+
+
 def test_a_batch_that_the_microbatches_cannot_share_is_one_line():
     table, model = random_table(64), SmallNet()
     with pytest.raises(

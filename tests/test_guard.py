@@ -17,12 +17,15 @@ from test_parts import Records
 
 import jaxddp
 from jaxddp.config import Config, DataConfig
+from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.parts.average import ParameterAverage
-from jaxddp.engine.parts.guard import Guard
-from jaxddp.errors import NonFiniteError, Preempted
+from jaxddp.engine.parts.guard import SKIPPED, Guard
+from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.experiment.recipe import configured_parts
 from jaxddp.experiment.suspects import suspects
 from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
 TABLE, GUARD = random_table(50), Guard()
@@ -180,16 +183,6 @@ def test_without_the_guard_the_first_bad_step_ends_the_run():
         train(made(poisoned(7), parts=()), {"train": {"duration": "12 steps", "max_bad_steps": 0}})
 
 
-def test_a_guard_that_is_there_for_the_loss_scale_alone_ends_the_run_at_what_no_scale_mends():
-    """Otherwise a run in float16 with max_bad_steps=0 and a loss of NaN would take no step, and say that it is done."""
-    found = SkippedSteps(0)
-    assert found.see(1, {"loss": 1.0, "skipped": 1.0, "loss_scale": 8.0})
-    with pytest.raises(TooManySkipped, match="^step 2: the loss is nan, and train.max_bad_steps=0 allows no such step"):
-        found.see(2, {"loss": np.nan, "skipped": 1.0, "loss_scale": 4.0})
-    with pytest.raises(TooManySkipped, match="^step 3: the gradient is not finite, and train.max_bad_steps=0"):
-        found.see(3, {"loss": 1.0, "skipped": 1.0, "loss_scale": 0.5})
-
-
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5))
 def test_only_bad_steps_in_a_row_count(skipped, limit):
     found, longest, run = SkippedSteps(limit), 0, 0
@@ -203,3 +196,47 @@ def test_only_bad_steps_in_a_row_count(skipped, limit):
         assert (error.step, run) == (step, limit)
     else:
         assert longest < limit
+
+
+def sums_of(skipped: float, **metrics: float) -> MetricSums:
+    """Of a step of 8 examples, as the step gives them."""
+    rows = [[8 * value, 8.0] for value in metrics.values()]
+    return MetricSums(jnp.array([*rows, [skipped, 1.0], [8.0, 1.0]]), (*metrics, SKIPPED))
+
+
+def test_what_overflowed_with_the_gradient_is_not_in_the_epoch_s_mean():
+    """A scalar of a step, such as the norm of a gradient that a loss scale made too large, while the loss is finite."""
+    sums = EpochSums()
+    sums.add(range(1, 2), sums_of(1, loss=3.0, gradient_norm=np.inf, loss_scale=4.0))
+    sums.add(range(2, 3), sums_of(0, loss=1.0, gradient_norm=5.0, loss_scale=4.0))
+    assert sums.fetch()["gradient_norm"] == 5
+    assert sums.end_epoch() == {"loss": 2.0, "gradient_norm": 5.0, "loss_scale": 4.0}
+
+
+def test_substituted_images_of_a_skipped_step_count():
+    sums = EpochSums(max_substituted=3)
+    sums.add(range(1, 2), sums_of(1, loss=np.nan, top1=0.5, substituted=0.25))
+    sums.fetch()
+    sums.add(range(2, 3), sums_of(0, loss=1.0, top1=0.75, substituted=0.25))
+    with pytest.raises(InputError, match="^step 2: 4 images of this epoch were substituted"):
+        sums.fetch()
+    assert sums.end_epoch() == {"loss": 1.0, "top1": 0.75, "substituted": 0.25}
+
+
+def test_without_a_limit_the_first_step_that_no_loss_scale_mends_ends_the_run():
+    """In float16 the guard is there all the same, and would skip to the end."""
+    setup = made(poisoned(*range(50)), parts=(GUARD, LossScale(8)))
+    with pytest.raises(
+        NonFiniteError, match="^step 1: 1 step had no finite gradient, and train.max_bad_steps=0. Lower"
+    ):
+        train(setup, {"train": {"duration": "12 steps", "max_bad_steps": 0}})
+
+
+def test_a_loss_scale_mends_a_gradient_and_no_loss_until_it_is_used_up():
+    found, bad = SkippedSteps(3), {"loss": 1.0, "skipped": 1.0, "loss_scale": 1.0}
+    for step in range(1, 10):
+        assert found.see(step, bad) and found.in_a_row == 0
+    assert found.see(10, bad | {"loss_scale": 0.5}) and found.in_a_row == 1
+    assert not found.see(11, bad | {"loss": np.inf}) and found.in_a_row == 2
+    with pytest.raises(TooManySkipped):
+        found.see(12, bad | {"loss_scale": 0.25})

@@ -20,6 +20,7 @@ from test_parts import Records
 from jaxddp.api import prepare_training, resnet
 from jaxddp.cli import main
 from jaxddp.config import Config
+from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.errors import InputError, Preempted
@@ -50,6 +51,12 @@ def test_the_rule_is_flax_s(finite, interval, initial):
         assert ours.report(own, None)["loss_scale"] == own["scale"]
 
 
+def test_it_is_the_mean_loss_that_is_multiplied():
+    """The step differentiates the sum over the batch."""
+    scale = LossScale(16, initial=8.0)
+    assert scale.loss_scale(scale.init(None, None)) == 0.5
+
+
 def test_a_scale_that_is_a_power_of_two_changes_no_bit():
     model = resnet("resnet10", 5, width=2, stem="small")
     states = [train(made(2, model, **scale), {"train": {"duration": "4 steps"}}) for scale in ({}, {"initial": 1024.0})]
@@ -76,6 +83,25 @@ def test_a_step_that_overflows_changes_nothing_and_the_scale_falls(devices):
     falls = [after < before for before, after in itertools.pairwise(scales)]
     # Down to what float16 bears, and from there up and down around it.
     assert falls[:3] == [True] * 3 and not all(falls) and any(b > a for a, b in itertools.pairwise(scales))
+
+
+def test_a_scale_that_is_given_comes_after_the_guard_and_falls():
+    """Before it, the guard would undo each fall, and skip all steps to the end of the run."""
+    given = [LossScale(16, 2.0**30), ParameterAverage(0.9)]
+    setup = prepare_training(HALF, TABLE, 2, optax.sgd(0.05), 8, parts=given)
+    assert setup.recipe.parts == (given[1], Guard(), given[0])
+    step, state = setup.step(), setup.state
+    for batch in setup.batches(0, 24):
+        state, _ = step(state, batch)
+    assert float(state.parts["loss_scale"]["scale"]) < 2.0**30
+
+
+def test_a_scale_that_is_used_up_leaves_no_quotient_of_zeros():
+    """The guard looks before the division, and would take it."""
+    setup = made(2, initial=float(jnp.finfo(jnp.float32).tiny))
+    state, sums = setup.step()(setup.state, next(setup.batches(0, 1)))
+    assert not sums.means()["skipped"]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state)))
 
 
 def test_what_is_too_small_for_float16_is_kept_by_the_scale():

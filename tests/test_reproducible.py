@@ -1,5 +1,7 @@
 """`parallel.reproducible`: the same bits on 1, 2, 4 and 8 devices."""
 
+import logging
+import os
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +20,7 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.reproducible import SHARDS, mean_in_order, walled
 from jaxddp.errors import InputError
 from jaxddp.experiment.resume import Claim, claim
-from jaxddp.mesh import AXIS, Topology
+from jaxddp.mesh import AXIS, Topology, fix_cpu_threads
 
 REPRODUCIBLE = {"parallel": {"reproducible": True}}
 DEVICES = (1, 2, 4, 8)
@@ -142,6 +144,17 @@ def test_a_network_that_asks_other_devices_is_one_line():
     line = r"^parallel.reproducible: the network or the loss asks other devices \(psum_invariant\)"
     with pytest.raises(InputError, match=line):
         trained(2, SmallNet(batch_norm=True, sync="data"))
+
+
+def test_threads_are_fixed_before_jax_starts_and_said_to_be_late_after(monkeypatch, caplog):
+    monkeypatch.delenv("NPROC", raising=False)
+    jax.devices()
+    with caplog.at_level(logging.WARNING, "jaxddp.mesh"):
+        fix_cpu_threads()
+        assert os.environ["NPROC"] == "8" and "start Python with NPROC=8" in caplog.text
+        caplog.clear()
+        fix_cpu_threads()
+        assert not caplog.text
 
 
 def test_a_resumed_run_keeps_it(tmp_path):

@@ -113,8 +113,8 @@ class Gradients:
 
         grads, model_state, means, _ = self.mean(total_loss, params, state.model_state, batch, key)
         # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that
-        # count, however unevenly padding fell on the devices.
-        weight = jnp.maximum(means.values[0, 1], jnp.finfo(means.values.dtype).tiny) * scale
+        # count, however unevenly padding fell on the devices. Below what is normal, XLA takes it for 0.
+        weight = jnp.maximum(means.values[0, 1] * scale, jnp.finfo(means.values.dtype).tiny)
         return Share(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
 
     def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Share:

@@ -118,7 +118,7 @@ def configured_metrics(config: Config, num_classes: int) -> dict[str, Metric]:
 
 
 def configured_parts(config: Config) -> tuple[Part, ...]:
-    """The parts that a config asks for. They come after all others, whose arrays the guard leaves as they were, too."""
+    """The parts that a config asks for; see `check_parts` for their place among others."""
     if config.train.precision == "float16":
         return Guard(), LossScale(config.train.batch_size)
     return (Guard(),) if config.train.max_bad_steps else ()
@@ -143,15 +143,19 @@ def check_optimizer(optimizer: Any, where: str) -> optax.GradientTransformation:
 
 
 def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tuple[Part, ...]:
-    """Parts of the step, each with a name of its own, then those of the config. Raises: InputError; `where` says who
-    gave them."""
+    """Parts of the step, each with a name of its own, with those of the config among them: the guard leaves the arrays
+    of what comes before it as they were, and what judges, such as a `LossScale`, has to change its own.
+
+    Raises: InputError; `where` says who gave them.
+    """
     given = parts if isinstance(parts, Sequence) else [parts]
     if wrong := [part for part in given if not isinstance(part, Part)]:
         raise InputError(f"{where}: {_kind(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
     names = [part.name for part in (*given, *configured)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{where}: two parts are called {twice[0]!r}; give each another name")
-    return (*given, *configured)
+    quiet, judging = ([part for part in given if part.judges is judges] for judges in (False, True))
+    return (*quiet, *configured, *judging)
 
 
 def check_listeners(listeners: Any, where: str) -> list[Any]:

@@ -19,8 +19,9 @@ _MOST_SHOWN = 8
 def suspects(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
     """Names the rows of a step's batch whose loss is not finite, else whose image is not, else all of its rows.
 
-    The network sees the images of the step, augmented as they were, but in evaluation: by running statistics, so that
-    no image can spoil the losses of others. All processes must ask together.
+    The state may be that of a later step: the host hears of steps some at a time. The network sees the images
+    of the step, augmented as they were, but in evaluation: by running statistics, so that no image can spoil the losses
+    of others. All processes must ask together.
     """
     batch = next(feed.batches(step - 1, step))
     images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))

@@ -20,7 +20,7 @@ class EpochSums:
     """Adds up the sums of an epoch, step by step; from `values` on, where a resumed epoch stood.
 
     No more than `max_substituted` images of an epoch may be substituted; None sets no limit. Steps that were `skipped`
-    because the loss is not finite have no part in the means.
+    because the loss is not finite have no part in the means, but for the substituted images.
     """
 
     def __init__(self, values: Any = 0.0, max_substituted: int | None = None, skipped: SkippedSteps | None = None):
@@ -66,21 +66,27 @@ class EpochSums:
         self._names = tuple(name for name in names if name != SKIPPED)
         told = [place for place, name in enumerate((*names, "examples")) if name != SKIPPED]
         for step, whole in zip(steps, values, strict=True):
-            value = whole[told]
-            found = means_of(self._names, value)
-            if not self._skipped.see(step, means_of(names, whole)):
-                continue
-            if not math.isfinite(value[0, 0]):
+            value, means = whole[told], means_of(names, whole)
+            found, skipped = means_of(self._names, value), means.get(SKIPPED)
+            counts = self._skipped.see(step, means)
+            if counts and not math.isfinite(value[0, 0]):
                 raise NonFiniteError(
                     f"step {step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
                     "Lower the learning rate, or lengthen its warm-up"
                 )
-            self._values = self._values + value
+            self._values = self._values + (self._of_skipped(value, counts) if skipped else value)
             # The sums are of all processes, so all of them stop at one step, however many they are.
             if self._max_substituted is not None and SUBSTITUTED in self._names:
                 count = round(self._values[self._names.index(SUBSTITUTED), 0])
                 check_substituted(count, self._max_substituted, f"step {step}")
         return found
+
+    def _of_skipped(self, value: np.ndarray, counts: bool) -> np.ndarray:
+        """What a skipped step adds: its substituted images in any case, and where its metrics count, those that are
+        finite. The norm of a gradient that overflowed is not."""
+        finite = np.isfinite(value).all(axis=1, keepdims=True)
+        substituted = np.array([[name == SUBSTITUTED] for name in (*self._names, "examples")])
+        return np.where(substituted | (counts & finite), value, 0)
 
     def end_epoch(self) -> dict[str, float]:
         """The means of the epoch that ends here, NaN if all of its steps were skipped; the next begins."""

@@ -30,7 +30,7 @@ class Plan:
     profile: int
     """How many steps are traced."""
     max_bad_steps: int
-    """After how many steps in a row without a finite gradient the run ends; 0, at the first."""
+    """After how many steps in a row without a finite gradient the run ends; 0 for the first, as without a guard."""
 
     @classmethod
     def of(cls, config: Config, num_examples: int) -> "Plan":

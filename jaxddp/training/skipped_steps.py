@@ -24,7 +24,7 @@ class SkippedSteps:
     """Counts the steps in a row that were skipped for a reason that no loss scale mends.
 
     Args:
-        limit: at how many the run ends; 0, at the first; None sets no limit.
+        limit: that many end the run, and with 0 the first; None sets no limit.
         in_a_row: where a resumed run stood.
     """
 
@@ -43,23 +43,17 @@ class SkippedSteps:
             self.in_a_row = 0
             return True
         self.in_a_row += 1
-        reason = f"the loss is {means['loss']}" if not finite else "the gradient is not finite"
-        if self._limit == 0:
-            # The guard is there for the loss scale alone.
-            raise TooManySkipped(
-                f"step {step}: {reason}, and train.max_bad_steps=0 allows no such step. Lower the learning rate, or "
-                "lengthen its warm-up",
-                step,
-            )
         most = f" of at most {self._limit}" if self._limit else ""
         if is_first():
+            reason = f"the loss is {means['loss']}" if not finite else "the gradient is not finite"
             _log.warning(f"step {step}: {reason}, so the step changed nothing; {self.in_a_row}{most} in a row")
-        if self._limit and self.in_a_row >= self._limit:
+        if self._limit is not None and self.in_a_row >= self._limit:
             begin = f" in a row, from step {step - self.in_a_row + 1}," if self.in_a_row > 1 else ""
             count = f"{self.in_a_row} step{'s' if begin else ''}{begin}"
+            bound = f"as many as train.max_bad_steps={self._limit}" if self._limit else "and train.max_bad_steps=0"
             raise TooManySkipped(
-                f"step {step}: {count} had no finite gradient, as many as train.max_bad_steps={self._limit}. Lower the "
-                "learning rate, or lengthen its warm-up",
+                f"step {step}: {count} had no finite gradient, {bound}. Lower the learning rate, or lengthen its "
+                "warm-up",
                 step,
             )
         return finite

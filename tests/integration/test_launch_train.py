@@ -100,7 +100,7 @@ def test_four_processes_of_one_device_are_one_of_four(words, reference, start, t
 
 
 def test_a_reproducible_run_has_the_same_bits_over_any_processes(arrays, start, tmp_path):
-    """Two processes have a core each, one has both: products of matrices are not divided otherwise for that."""
+    """Two processes have a core each, one has both; all have as many threads."""
     alone, two = tmp_path / "alone", tmp_path / "two"
     words = ["train", "digits", *SMALL, "--data.path", str(arrays), *BRIEF, "--log.every", "1 step"]
     words += ["--parallel.reproducible", "--checkpoint.every", f"{STEPS} steps"]

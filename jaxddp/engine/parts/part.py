@@ -17,7 +17,8 @@ class Part:
 
     Attributes:
         name: of its arrays in `TrainState.parts`, which are saved and restored with the state.
-        judges: whether it wants to know if the gradients are finite, which costs a look at all of them.
+        judges: whether it wants to know if the gradients are finite, which costs a look at all of them. Such a part
+            comes after the guard, which leaves the arrays of those before it as they were.
     """
 
     name: str
