@@ -30,6 +30,7 @@ from jaxddp.engine.self_test import Mode
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
 from jaxddp.experiment.identity import told
+from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (
     Recipe,
     check_listeners,
@@ -43,7 +44,7 @@ from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
 from jaxddp.experiment.resume import claim, claim_of
 from jaxddp.experiment.session import session
-from jaxddp.experiment.setup import RunSetup, prepare
+from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import agree, join
 from jaxddp.losses.cross_entropy import softmax_cross_entropy

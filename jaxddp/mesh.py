@@ -181,14 +181,14 @@ def fix_cpu_threads() -> None:
     os.environ["NPROC"] = str(_THREADS)
     if before != str(_THREADS) and _has_started() and jax.default_backend() == "cpu":
         _log.warning(
-            "parallel.reproducible: JAX runs already, with its own number of threads, on which the last bits may depend; "
-            f"ask before its first computation, or start Python with NPROC={_THREADS}"
+            "parallel.reproducible: JAX runs already, with a number of threads of its own, on which the last bits may "
+            f"depend; ask before its first computation, or start Python with NPROC={_THREADS}"
         )
 
 
 def _has_started() -> bool:
     """Whether JAX has devices already: then it refuses another number of them, and says nothing of the same."""
-    asked = jax.config.jax_num_cpu_devices
+    asked = jax.config.values["jax_num_cpu_devices"]
     try:
         jax.config.update("jax_num_cpu_devices", 2 if asked == 1 else 1)
     except RuntimeError:

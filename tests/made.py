@@ -11,10 +11,11 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.experiment import experiment
+from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import Recipe, configured_metrics
 from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.session import Session
-from jaxddp.experiment.setup import RunSetup, prepare
+from jaxddp.experiment.setup import RunSetup
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt

@@ -210,7 +210,7 @@ BAD = [
     (floors, "jaxddp/models/resnet.py", "from jaxddp.engine.state import TrainState"),
     (floors, "jaxddp/mesh.py", "from jaxddp.models.resnet import resnet"),
     (floors, "jaxddp/errors.py", "from jaxddp.duration import Duration"),
-    (floors, "jaxddp/training/loop.py", "from jaxddp.experiment.setup import prepare"),
+    (floors, "jaxddp/training/loop.py", "from jaxddp.experiment.prepare import prepare"),
     (floors, "jaxddp/experiment/recipe.py", "class A:\n    def f(self):\n        from jaxddp.cli import main"),
     (floors, "jaxddp/cluster/launcher.py", "from jaxddp.api import train"),
     (floors, "jaxddp/api.py", "from jaxddp.cluster.checklist import rows"),

@@ -12,11 +12,12 @@ from jaxddp.data.source import sample_images
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
+from jaxddp.experiment.prepare import initialize, make_feed, make_preprocess
 from jaxddp.experiment.recipe import Recipe, check_listeners, recipe_of
 from jaxddp.experiment.resources import Resources, join_with, open_resources
 from jaxddp.experiment.resume import Claim, claim
 from jaxddp.experiment.session import Resume, session
-from jaxddp.experiment.setup import RunSetup, initialize, make_feed, make_preprocess
+from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import from_first, is_first
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.registry import LOGGERS
@@ -43,7 +44,7 @@ class Experiment:
         return self.recipe.config
 
     def setup(self) -> RunSetup:
-        """Initialize the network; see `jaxddp.experiment.setup.initialize`."""
+        """Initialize the network; see `jaxddp.experiment.prepare.initialize`."""
         return initialize(self.recipe, self.resources, self.feed, self.preprocess)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxddp.augment.mixing import check_mixing
-from jaxddp.augment.preprocess import Preprocess, check_augmentation
+from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.division import Division
@@ -24,18 +23,15 @@ from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
-from jaxddp.errors import InputError
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.experiment.identity import checksums, identity
-from jaxddp.experiment.programs import Programs, seeded_step, settings
+from jaxddp.experiment.programs import Programs, seeded_step
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.experiment.session import Session
 from jaxddp.experiment.suspects import suspects
 from jaxddp.job.membership import agree
-from jaxddp.measure.memory import named
 from jaxddp.mesh import Device, Topology
-from jaxddp.models.adapt import for_platform
 from jaxddp.models.protocol import Model
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.plan import Plan
@@ -239,52 +235,3 @@ class RunSetup:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         head = f"RunSetup: {count:,} parameters, {len(self.table):,} examples, global batch {self.order.batch_size}"
         return "\n".join([f"{head} over {self.topology.num_devices} devices", *rows])
-
-
-def prepare(recipe: Recipe, resources: Resources) -> RunSetup:
-    """Lay a recipe out over its resources and initialize its state. Raises: InputError; as the functions below."""
-    return initialize(recipe, resources, make_feed(recipe, resources), make_preprocess(recipe, resources))
-
-
-def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Preprocess) -> RunSetup:
-    """The last part of `prepare`: what compiles. Raises: InputError; the processes hold different data."""
-    order, source, topology = feed.order, feed.source, resources.topology
-    agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
-    # A program of other types would wait for that of another process.
-    travel = {"gradients come from": str(Gradients.of(recipe.config, topology))}
-    agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
-    topology.connect()
-    model, programs = for_platform(recipe.model, topology.platform), Programs()
-    init = programs.init(model, recipe, source.image_shape(feed.data), topology)
-    with named(lambda: "as the network was initialized", lambda: "choose a smaller network"):
-        state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
-    return RunSetup(recipe, resources, model, feed, preprocess, state, programs)
-
-
-def make_feed(recipe: Recipe, resources: Resources) -> Feed:
-    """The training data over the devices. Raises: InputError; they cannot share a batch and its groups, or keep it."""
-    config, source = recipe.config, resources.train
-    check_labelled(source, "training data")
-    gradients, topology = Gradients.of(config, resources.topology), resources.topology
-    gradients.check_batch_size(config.train.batch_size, topology)
-    config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
-    if config.data.cache == "device":
-        source.check_resident(config.data)
-    order = SampleOrder(len(source), config.train.batch_size, config.seed)
-    return Feed(source, order, config.data, resources.topology, source.substitutes(config.data))
-
-
-def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
-    """What is done to the images on the devices. Raises: InputError; augmentation, mean or std do not fit them."""
-    config, data = recipe.config, recipe.config.data
-    shape = resources.train.image_shape(data)
-    if not len(data.mean) == len(data.std) >= shape[-1]:
-        raise InputError(
-            f"data.mean has {len(data.mean)} values, data.std {len(data.std)}, and images of {shape} have {shape[-1]} "
-            "channels; give a value for each channel"
-        )
-    gradients, dtype = Gradients.of(config, resources.topology), config.train.precision or "float32"
-    preprocess = Preprocess(data.mean, data.std, data.augment, dtype, recipe.augmentation)
-    check_augmentation(preprocess, shape)
-    check_mixing(data.augment, config.train.batch_size, gradients.parts(resources.topology))
-    return preprocess
