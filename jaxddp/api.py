@@ -111,18 +111,7 @@ def resnet(
     known = {field.name for field in dataclasses.fields(ModelConfig)}
     for key in options.keys() - known:
         raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
-    for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
-        _check_floating(key, value)
     return build(ModelConfig(name, **options), num_classes, dtype, param_dtype)
-
-
-def _check_floating(key: str, dtype: Any) -> None:
-    try:
-        floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-    except TypeError:
-        floating = False
-    if not floating:
-        raise InputError(f'resnet: {key}={dtype!r}; give "float32", "bfloat16", "float16" or "float64"')
 
 
 def prepare_training(

@@ -11,7 +11,7 @@ and `downsample.0` and `.1` are `downsample_conv` and `downsample_bn`.
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -200,7 +200,8 @@ def for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., j
 def build(
     settings: ModelConfig, num_classes: int, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32
 ) -> ResNet:
-    """Builds a ResNet from a config's `model`. Raises: InputError; a name is unknown, or a number is not positive.
+    """Builds a ResNet from a config's `model`. Raises: InputError; a name or a dtype is unknown, or a number is not
+    positive.
 
     With `batch_norm="sync"` the network trains only inside a `shard_map` that has the mesh axis "data", with
     `"ghost:32"` only on a multiple of 32 images.
@@ -208,6 +209,8 @@ def build(
     for key, value in (("num_classes", num_classes), ("width", settings.width)):
         if value < 1:
             raise InputError(f"{settings.name}: {key} is {value}; give a positive number")
+    for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
+        _check_floating(key, value)
     return ResNet(
         architecture=_lookup("model", settings.name, ARCHITECTURES),
         num_classes=num_classes,
@@ -228,6 +231,15 @@ def _of(name: str, config: Config, num_classes: int) -> ResNet:
 
 for name in ARCHITECTURES:
     MODELS.add(name)(functools.partial(_of, name))
+
+
+def _check_floating(key: str, dtype: Any) -> None:
+    try:
+        floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    except TypeError:
+        floating = False
+    if not floating:
+        raise InputError(f'resnet: {key}={dtype!r}; give "float32", "bfloat16", "float16" or "float64"')
 
 
 def _lookup(key: str, name: str, known: Mapping[str, T]) -> T:
