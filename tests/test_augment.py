@@ -346,15 +346,15 @@ def test_a_value_out_of_bounds_is_named(augment, message):
 
 
 @pytest.mark.parametrize(("key", "value"), [("mixup", 0.2), ("cutmix", 1.0)])
-def test_mixing_needs_pairs_on_each_device(key, value):
+def test_mixing_needs_pairs_in_each_part(key, value):
     prepared(batch_size=8, devices=2, **{key: value})
     with pytest.raises(InputError) as error:
         prepared(batch_size=6, devices=2, **{key: value})
     assert str(error.value) == (
-        f"data.augment.{key}={value} mixes pairs of images on one device, and train.batch_size=6 gives each of 2 "
-        "devices 3, an odd number; a batch of 4 or 8 would do"
+        f"data.augment.{key}={value} mixes pairs of images that are computed together, and train.batch_size=6 makes "
+        "2 parts of 3, an odd number; a batch of 4 or 8 would do"
     )
-    with pytest.raises(InputError, match="gives each of 4 devices 1, an odd number; a batch of 8 would do"):
+    with pytest.raises(InputError, match="makes 4 parts of 1, an odd number; a batch of 8 would do"):
         prepared(batch_size=4, devices=4, **{key: value})
     prepared(batch_size=6, devices=2, flip=True)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -231,11 +232,19 @@ def test_a_checkpoint_of_another_architecture(finished, data, capfd):
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_with_code_1(data, tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("bad_steps", "message"),
+    [
+        ("3", r"step \d+: 3 steps in a row, from step \d+, had no finite gradient"),
+        ("0", r"the loss is \S+; .*not saved"),
+    ],
+    ids=["guarded", "not guarded"],
+)
+def test_a_loss_that_is_not_finite_ends_with_code_1(data, tmp_path, capfd, bad_steps, message):
     arguments = train(data, tmp_path / "w", "--train.duration", "30 steps", "--optimizer.learning-rate", "1e6")
     arguments += ["--optimizer.warmup", "0 steps", "--optimizer.weight-decay", "100", "--checkpoint.every", "1 step"]
-    message = fails(arguments, capfd, code=1)
-    assert "step " in message and "not saved" in message
+    arguments += ["--train.max-bad-steps", bad_steps]
+    assert re.search(message, fails(arguments, capfd, code=1))
     assert json.loads((tmp_path / "w" / "result.json").read_text())["status"] == "failed"
 
 
