@@ -1,0 +1,86 @@
+"""What torchvision and timm compute, for tests on machines that have neither: to be run where both are installed.
+
+    python tests/torch_logits.py                          writes tests/published.json
+    python tests/torch_logits.py resnet18 FILE.safetensors...
+                                                          loads exported weights strictly and compares with it
+    python tests/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
+
+torch 2.13.0, torchvision 0.29.2 and timm 1.0.31 wrote the file that is committed.
+"""
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import timm
+import torch
+import torchvision.models
+from published import CLASSES, GOLDEN, digest, image, weights
+
+ODD = "97x131"
+NETWORKS = {
+    **{f"resnet{depth}": ("torchvision", f"resnet{depth}", ("224x224", ODD)) for depth in (18, 34, 50, 101, 152)},
+    "convnext_tiny": ("torchvision", "convnext_tiny", ("224x224", ODD)),
+    "convnext_small": ("torchvision", "convnext_small", (ODD,)),
+    "vit_ti16": ("timm", "vit_tiny_patch16_224", ("224x224",)),
+    "vit_s16": ("timm", "vit_small_patch16_224", ("224x224",)),
+    "vit_b16": ("torchvision", "vit_b_16", ("224x224",)),
+    "timm_convnext_tiny": ("timm", "convnext_tiny", (ODD,)),
+    "timm_vit_b16": ("timm", "vit_base_patch16_224", ("224x224",)),
+}
+"""Library, name there, and the sizes of the images."""
+
+
+def network(name: str) -> torch.nn.Module:
+    library, published, _ = NETWORKS[name]
+    if library == "timm":
+        return timm.create_model(published, num_classes=CLASSES).double().eval()
+    return torchvision.models.get_model(published, num_classes=CLASSES).double().eval()
+
+
+def formula(made: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Of a network's names and shapes; counters of batches stay."""
+    state = made.state_dict()
+    made_up = weights({key: tuple(value.shape) for key, value in state.items() if value.is_floating_point()})
+    return {**state, **{key: torch.from_numpy(value) for key, value in made_up.items()}}
+
+
+def logits(made: torch.nn.Module, size: str) -> list[float]:
+    height, width = map(int, size.split("x"))
+    with torch.no_grad():
+        return made(torch.from_numpy(image(height, width).transpose(0, 3, 1, 2).copy()))[0].tolist()
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments:
+        found = {}
+        for name, (library, _, sizes) in NETWORKS.items():
+            made = network(name)
+            made.load_state_dict(formula(made))
+            shapes = {key: tuple(value.shape) for key, value in made.state_dict().items() if value.is_floating_point()}
+            found[name] = {
+                "source": f"{library} {version(library)}",
+                "arrays": len(shapes),
+                "digest": digest(shapes),
+                "logits": {size: logits(made, size) for size in sizes},
+            }
+            print(name, len(shapes), found[name]["logits"][sizes[0]][:3])
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+        return
+    name, file = arguments[0], Path(arguments[1])
+    made = network(name)
+    if file.suffix == ".pth":
+        torch.save(formula(made), file)
+        return
+    from safetensors.torch import load_file
+
+    made.load_state_dict(load_file(file))
+    for size in NETWORKS[name][2]:
+        expected = json.loads(GOLDEN.read_text())[name]["logits"][size]
+        differences = (abs(a - b) for a, b in zip(logits(made, size), expected, strict=True))
+        print(f"{name} {size}: largest difference {max(differences):.2g}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
