@@ -4,14 +4,12 @@ Sources: He et al. 2015, "Deep residual learning for image recognition" (arXiv:1
 strides on its 3x3 convolution, and the explicit paddings are those of github.com/facebookarchive/fb.resnet.torch;
 zero-initialized last scales and the head's initializer are from Goyal et al. 2017 (arXiv:1706.02677, section 5.1);
 ResNet-10, one block a stage, is from Chen et al. 2019 (arXiv:1904.04232).
-Parameters have torchvision's names: `layer1.0.conv1.weight` is `layer1_0/conv1/kernel`, transposed from OIHW to HWIO,
-and `downsample.0` and `.1` are `downsample_conv` and `downsample_bn`.
+Parameters have torchvision's names, see `TORCHVISION`; timm's are the same.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -21,11 +19,11 @@ from jax.typing import DTypeLike
 from jaxddp.config import Config, ModelConfig
 from jaxddp.errors import InputError
 from jaxddp.models.batch_norm import BatchNorm
+from jaxddp.models.published import Naming, depth_of, naming
+from jaxddp.models.settings import WEIGHT_INITS, check_floating, lookup
 from jaxddp.models.stems import STEMS, ModuleFactory, imagenet_stem
 from jaxddp.registry import MODELS
-from jaxddp.wording import choices
 
-T = TypeVar("T")
 Operation = Callable[[jax.Array, jax.Array, int, int], jax.Array]
 """(images [B, H, W, C], kernel [k, k, C, F], stride, padding) -> [B, H', W', F]."""
 
@@ -59,15 +57,9 @@ ARCHITECTURES = {
     "resnet152": Architecture((3, 8, 36, 3), BOTTLENECK),
 }
 
-WEIGHT_INITS = {
-    "he_normal": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
-    "he_uniform": nn.initializers.variance_scaling(2.0, "fan_out", "uniform"),
-    "xavier_normal": nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
-    "xavier_uniform": nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
-    "lecun_normal": nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"),
-    "orthogonal": nn.initializers.orthogonal(2.0**0.5),
-    "normal": nn.initializers.normal(0.01),
-}
+TORCHVISION = naming(
+    (r"(layer\d)_(\d+)", r"\1.\2"), ("downsample_conv", "downsample.0"), ("downsample_bn", "downsample.1")
+)
 
 
 class ResidualBlock(nn.Module):
@@ -130,6 +122,20 @@ class ResNet(nn.Module):
     def with_convolution(self, convolution: Operation) -> "ResNet":
         """The same network with its convolutions computed so; one that has an operation already keeps it."""
         return self.clone(convolution=convolution) if self.convolution is None else self
+
+    def published_names(self) -> tuple[Naming, ...]:
+        """See `jaxddp.models.published`."""
+        return (TORCHVISION,)
+
+    @property
+    def depth(self) -> int:
+        """Of the layers that `depth_of` tells apart: the stem, each block, the head."""
+        return sum(self.architecture.stage_sizes) + 2
+
+    def depth_of(self, path: str) -> int:
+        """See `jaxddp.models.published`."""
+        sizes = enumerate(self.architecture.stage_sizes, start=1)
+        return depth_of(path, [(f"layer{stage}_{block}",) for stage, size in sizes for block in range(size)], ("fc",))
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -210,13 +216,13 @@ def build(
         if value < 1:
             raise InputError(f"{settings.name}: {key} is {value}; give a positive number")
     for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
-        _check_floating(key, value)
+        check_floating("resnet", key, value)
     return ResNet(
-        architecture=_lookup("model", settings.name, ARCHITECTURES),
+        architecture=lookup("model", settings.name, ARCHITECTURES),
         num_classes=num_classes,
         width=settings.width,
-        stem=_lookup("stem", settings.stem, STEMS),
-        kernel_init=_lookup("weight_init", settings.weight_init, WEIGHT_INITS),
+        stem=lookup("stem", settings.stem, STEMS),
+        kernel_init=lookup("weight_init", settings.weight_init, WEIGHT_INITS),
         zero_init_last_scale=settings.zero_init_last_scale,
         axis_name=settings.batch_statistics.axis_name,
         group=settings.batch_statistics.group,
@@ -231,18 +237,3 @@ def _of(name: str, config: Config, num_classes: int) -> ResNet:
 
 for name in ARCHITECTURES:
     MODELS.add(name)(functools.partial(_of, name))
-
-
-def _check_floating(key: str, dtype: Any) -> None:
-    try:
-        floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-    except TypeError:
-        floating = False
-    if not floating:
-        raise InputError(f'resnet: {key}={dtype!r}; give "float32", "bfloat16", "float16" or "float64"')
-
-
-def _lookup(key: str, name: str, known: Mapping[str, T]) -> T:
-    if name not in known:
-        raise InputError(f"unknown {key} {name!r}; {choices(str(name), known)}")
-    return known[name]

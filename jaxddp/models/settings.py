@@ -1,0 +1,39 @@
+"""What a config's `model` may say to a network: looked up, checked, and refused where the network has no such thing."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from jaxddp.errors import InputError
+from jaxddp.wording import choices
+
+T = TypeVar("T")
+
+WEIGHT_INITS = {
+    "he_normal": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+    "he_uniform": nn.initializers.variance_scaling(2.0, "fan_out", "uniform"),
+    "xavier_normal": nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
+    "xavier_uniform": nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
+    "lecun_normal": nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"),
+    "orthogonal": nn.initializers.orthogonal(2.0**0.5),
+    "normal": nn.initializers.normal(0.01),
+}
+
+
+def lookup(key: str, name: str, known: Mapping[str, T]) -> T:
+    """Raises `InputError` where there is no such name; says the nearest."""
+    if name not in known:
+        raise InputError(f"unknown {key} {name!r}; {choices(str(name), known)}")
+    return known[name]
+
+
+def check_floating(network: str, key: str, dtype: Any) -> None:
+    """Raises `InputError` where a dtype is none of floating-point numbers."""
+    try:
+        floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    except TypeError:
+        floating = False
+    if not floating:
+        raise InputError(f'{network}: {key}={dtype!r}; give "float32", "bfloat16", "float16" or "float64"')
