@@ -117,13 +117,14 @@ class Gradients:
             key: of the step; each share has its own fold of it.
         """
         # The gradient of replicated parameters comes out summed over the devices, N times too large: cast first.
-        params = lax.pcast(trained(state.params, self.frozen), AXIS, to="varying")
+        all_params = lax.pcast(state.params, AXIS, to="varying")
 
         def total_loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
-            params = whole(params, state.params)
+            params = whole(params, all_params)
             sums, model_state = objective(params, model_state, batch, train=train, key=key, image_key=image_key)
             return sums.values[0, 0] * scale, (sums, model_state)
 
+        params = trained(all_params, self.frozen)
         grads, model_state, means, _ = self.mean(total_loss, params, state.model_state, batch, key)
         model_state = kept(state.model_state, model_state, self.kept)
         # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
+from jaxddp.engine.state import PARAMS
 from jaxddp.errors import InputError
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.layers import Layers, begins
@@ -60,6 +61,6 @@ def _decay(model: Model, names: Iterable[str], decay: float) -> dict[str, float]
     if not hasattr(module, "depth_of"):
         raise InputError(
             f"optimizer.layer_decay={decay}: {name_of(module)} does not say how deep its layers lie; give it "
-            "depth_of(path) and depth, or leave this out and set optimizer.rate_factors"
+            "depth and depth_of(path), or leave this out and set optimizer.rate_factors"
         )
-    return {name: decay ** (module.depth - module.depth_of(name)) for name in names}
+    return {name: decay ** (module.depth - 1 - module.depth_of(PARAMS + name)) for name in names}

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.errors import InputError
-from jaxddp.weights.layout import Naming, from_published
+from jaxddp.models.published import Naming
+from jaxddp.weights.layout import from_published, to_published
 from jaxddp.wording import nearest
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -75,8 +76,9 @@ def _told(
     if other:
         shown = []
         for path in other:
-            found = from_published(path, names[path], state_dict[names[path]])
-            shown.append(f"{names[path]} is {list(found.shape)} there and {list(shapes[path])} here")
+            name = names[path]
+            ours = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
+            shown.append(f"{name} is {list(state_dict[name].shape)} there and {list(ours)} here")
         parts.append(f"{len(other)} are of another shape: {listed(shown, '; ')}")
     return f"{'; '.join(parts)}; give weights of this network, or the network's name (model.name) of these weights"
 

@@ -1,15 +1,14 @@
-"""Where the arrays of a network stand in a state dict of PyTorch's, by name and by the order of their axes.
+"""Where the arrays of a network stand in a state dict of PyTorch's: their names and the order of their axes.
 
-A network says the names, as `published_names`: functions from a path, such as "params/layer1_0/conv1/kernel", to a name
-such as "layer1.0.conv1.weight", one for each library that published it. The axes follow from the kind of array.
+A network says the names (`jaxddp.models.published`); the axes follow from the kind of array.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-Naming = Callable[[str], str]
+from jaxddp.models.published import Naming
 
 # torchvision's scales of ConvNeXt's branches are [C, 1, 1], beside images of [C, H, W].
 _IMAGE_SHAPED = "layer_scale"
