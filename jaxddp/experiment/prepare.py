@@ -50,7 +50,7 @@ def initialize(
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
     elif (start := recipe.config.model.weights) is not None:
-        weights = initial_weights(Path(start), recipe.model, shapes, source.num_classes, topology)
+        weights = initial_weights(Path(start).expanduser(), recipe.model, shapes, source.num_classes, topology)
         recipe = dataclasses.replace(recipe, weights=weights)
     model, programs = for_platform(recipe.model, topology.platform), Programs()
     init = programs.init(model, recipe, shape, topology)
