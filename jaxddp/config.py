@@ -20,6 +20,7 @@ from jaxddp.ranges import Range, Seconds, Share
 
 Pixels = Annotated[int, Range(1, 10_000)]
 BatchSize = Annotated[int, Range(1, 2**24)]
+HeldOut = Annotated[float, Range(0, 1, above=True, below=True)]
 Strength = Annotated[float, Range(0, 1000)]
 Spread = Annotated[float, Range(0, 1, above=True)]
 Decay = Annotated[float, Range(0, 1, below=True)]
@@ -67,8 +68,8 @@ class DataConfig:
     """Which examples, and how an image becomes a square of pixels."""
 
     path: str | None = None
-    """Where the data lie: a folder with solution files, packed records, a folder a class, IDX, CIFAR or NumPy files; a
-    URL (s3://, gs://, https://) of solution files; or tfds:NAME. Or give `name`."""
+    """Where the data lie: a folder with solution files, a CSV file, Parquet, packed records, a folder a class, IDX,
+    CIFAR or NumPy files; a URL (s3://, gs://, https://) of solution files; or tfds:NAME. Or give `name`."""
     name: str | None = None
     """Name of a data set in datasets.toml (the file JAXDDP_DATASETS names, or the one in the working directory)."""
     train: str | None = None
@@ -78,6 +79,8 @@ class DataConfig:
     """Where tensorflow-datasets keeps its prepared sets; its own default where absent."""
     local_cache: str | None = None
     """Folder that keeps what was fetched from a URL, for later epochs and runs."""
+    val_share: HeldOut | None = None
+    """Where there is no validation split: validate on this share of each class, chosen by a hash of the names."""
     classes: str | None = None
     """A range of the synset mapping ("0:200") or synset names ("n01440764,n01443537"); all where absent."""
     limit: Annotated[int, Range(1, 2**31 - 1)] | None = None

@@ -70,7 +70,7 @@ class ExampleTable:
             return self
         chosen, rows, labels = selected(classes, self.class_ids, self.labels, os.fsdecode(self.path[0]))
         return replace(
-            self._rows(rows),
+            self.rows(rows),
             labels=labels,
             class_ids=tuple(self.class_ids[i] for i in chosen),
             class_names=tuple(self.class_names[i] for i in chosen),
@@ -78,7 +78,7 @@ class ExampleTable:
         )
 
     def take(self, limit: int) -> "ExampleTable":
-        return self._rows(balanced_rows(self.labels, limit))
+        return self.rows(balanced_rows(self.labels, limit))
 
     def name(self, row: int) -> str:
         return self.store.name(*self._place(row))
@@ -164,7 +164,8 @@ class ExampleTable:
         """Where in the store the images of int[n] rows are: paths, bytes 'S'[n], and offsets, int64[n]."""
         return self.path[rows], np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
 
-    def _rows(self, rows: np.ndarray) -> "ExampleTable":
+    def rows(self, rows: np.ndarray) -> "ExampleTable":
+        """The examples of int[n] rows, in that order."""
         offset = None if self.offset is None else self.offset[rows]
         return replace(self, id=self.id[rows], path=self.path[rows], labels=self.labels[rows], offset=offset)
 
