@@ -12,7 +12,7 @@ from jaxddp.wording import show
 
 
 def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, ExampleTable]:
-    """The table as "train" and "val", each in its order.
+    """The table as "train" and "val", each in its order. Of several classes of an example, the first one counts.
 
     Args:
         share: of each class that "val" holds out, above 0 and below 1; see `held_out_rows`.
@@ -21,15 +21,16 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
     Raises:
         InputError: a class of one example, which cannot be in both; names it.
     """
-    known = table.labels[table.labels >= 0]
+    labels = table.labels if table.label_sets is None else table.label_sets.first
+    known = labels[labels >= 0]
     lone = np.flatnonzero(np.bincount(known, minlength=table.num_classes) == 1)
     if len(lone):
-        example = table.name(int(np.flatnonzero(table.labels == lone[0])[0]))
+        example = table.name(int(np.flatnonzero(labels == lone[0])[0]))
         raise InputError(
             f"{where}: class {show(table.class_ids[lone[0]])} has one example, {example}, and data.val_share={share:g} "
             "holds out at least one of each class and leaves one to train; add examples, or leave the class out"
         )
-    held = held_out_rows(table.id, table.labels, share)
+    held = held_out_rows(table.id, labels, share)
     return {"train": table.rows(np.flatnonzero(~held)), "val": table.rows(np.flatnonzero(held))}
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.label_sets import LabelSets
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.source import Record
 from jaxddp.data.storage.store import Store
-from jaxddp.data.subset import ClassSelection, balanced_rows, selected
+from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes, selected
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.verified import Verified
 from jaxddp.errors import InputError
@@ -36,6 +37,8 @@ class ExampleTable:
     class_indices: tuple[int, ...]
     offset: np.ndarray | None = None
     """int64[N], where in its file an image's record is, for stores whose files hold many."""
+    label_sets: LabelSets | None = None
+    """The classes of each example, where some are of several, whose label is then -1."""
 
     pixel_shape = None
 
@@ -59,6 +62,8 @@ class ExampleTable:
         digest.update(self.labels.astype("<i4").tobytes())
         if self.offset is not None:
             digest.update(self.offset.astype("<i8").tobytes())
+        if self.label_sets is not None:
+            digest.update(repr(self.label_sets.members.tolist()).encode())
         return digest.hexdigest()
 
     @cached_property
@@ -68,14 +73,22 @@ class ExampleTable:
     def select(self, classes: ClassSelection) -> "ExampleTable":
         if classes is None:
             return self
-        chosen, rows, labels = selected(classes, self.class_ids, self.labels, os.fsdecode(self.path[0]))
-        return replace(
+        sets, within = self.label_sets, self.labels
+        if sets is not None:
+            within = sets.first_of(chosen_classes(classes, self.class_ids))
+        chosen, rows, labels = selected(classes, self.class_ids, within, os.fsdecode(self.path[0]))
+        table = replace(
             self.rows(rows),
             labels=labels,
             class_ids=tuple(self.class_ids[i] for i in chosen),
             class_names=tuple(self.class_names[i] for i in chosen),
             class_indices=tuple(self.class_indices[i] for i in chosen),
         )
+        return table if sets is None else table.with_label_sets(sets.rows(rows).select(chosen))
+
+    def with_label_sets(self, sets: LabelSets) -> "ExampleTable":
+        """The examples with these classes, kept as labels alone where no example has several."""
+        return replace(self, labels=sets.labels, label_sets=sets if sets.several.any() else None)
 
     def take(self, limit: int) -> "ExampleTable":
         return self.rows(balanced_rows(self.labels, limit))
@@ -97,6 +110,8 @@ class ExampleTable:
         return data.image_size, data.image_size, 3
 
     def check(self, data: DataConfig) -> None:
+        if self.label_sets is not None:
+            self.label_sets.check_single(self.class_names)
         if faults := self.verified.look():
             row, fault = faults[0]
             raise InputError(
@@ -167,7 +182,9 @@ class ExampleTable:
     def rows(self, rows: np.ndarray) -> "ExampleTable":
         """The examples of int[n] rows, in that order."""
         offset = None if self.offset is None else self.offset[rows]
-        return replace(self, id=self.id[rows], path=self.path[rows], labels=self.labels[rows], offset=offset)
+        sets = None if self.label_sets is None else self.label_sets.rows(rows)
+        columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
+        return replace(self, **columns, offset=offset, label_sets=sets)
 
     def _place(self, row: int) -> tuple[bytes, int]:
         return bytes(self.path[row]), 0 if self.offset is None else int(self.offset[row])
