@@ -90,6 +90,10 @@ class DataConfig:
     max_bad_images: Share = 0.001
     """The share of an epoch's images that may be substituted, rounded to the nearest number, but at least one."""
     image_size: Pixels = 224
+    channels: Literal[1, 3, 4] = 3
+    """What files are decoded to: 1 gray, 3 RGB, 4 RGBA. Arrays keep theirs."""
+    bits: Literal[8, 16] = 8
+    """Of a decoded value. Of files with 16, 8 keep the upper half, which is said once. Arrays keep theirs."""
     crop: Literal["random_area", "whole"] = "random_area"
     """Training crops: a random area resized to image_size, or the whole image (small images; see `augment.pad`)."""
     crop_area: tuple[Share, Share] = (0.08, 1.0)

@@ -16,7 +16,8 @@ LARGE = 20_000_000
 """Images of more pixels are decoded one at a time, on any number of threads, which bounds the memory."""
 
 _ORIENTATION = 0x0112
-_SUFFIXES = {".jpeg": "jpeg", ".jpg": "jpeg", ".png": "png"}
+_SUFFIXES = {".jpeg": "jpeg", ".jpg": "jpeg", ".png": "png", ".webp": "webp", ".tif": "tiff", ".tiff": "tiff"}
+_SUFFIXES[".bmp"] = "bmp"
 _large = threading.Lock()
 
 
@@ -29,7 +30,7 @@ class Look:
     size: int = 0
     """Of the file, in bytes."""
     kind: str | None = None
-    """jpeg, png, or array; None where the header is unusable, and so are height and width."""
+    """jpeg, png, webp, tiff, bmp, or array; None where the header is unusable, and so are height and width."""
     height: int | None = None
     width: int | None = None
     mode: str | None = None

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.label_sets import LabelSets
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.source import Record
@@ -107,7 +108,10 @@ class ExampleTable:
         return DataConfig()
 
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
-        return data.image_size, data.image_size, 3
+        return data.image_size, data.image_size, data.channels
+
+    def image_dtype(self, data: DataConfig) -> np.dtype:
+        return PixelFormat.of(data).dtype
 
     def check(self, data: DataConfig) -> None:
         if self.label_sets is not None:
@@ -147,7 +151,7 @@ class ExampleTable:
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        """As `Source.train_batches`, with images of uint8[B, S, S, 3], S being `data.image_size`.
+        """As `Source.train_batches`, with images [B, S, S, C] of the config's `PixelFormat`, S being `data.image_size`.
 
         Each file is read to its last pixel the first time that a process meets it, unless `verified` knows it. The
         iterator raises `Unreachable` where the store gave no answer within its deadline.
@@ -156,8 +160,9 @@ class ExampleTable:
         from jaxddp.data.images.windows import crop_area
         from jaxddp.data.pipeline import Pipeline
 
-        load = partial(train_image, area=crop_area(data), image_size=data.image_size)
-        return Pipeline(self, order, data.image_size, load, steps, shard, substitutes).batches()
+        pixels = PixelFormat.of(data)
+        load = partial(train_image, area=crop_area(data), image_size=data.image_size, pixels=pixels)
+        return Pipeline(self, order, data.image_size, pixels, load, steps, shard, substitutes).batches()
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
@@ -169,11 +174,12 @@ class ExampleTable:
         from jaxddp.data.pipeline import Pipeline
 
         self.check_evaluation(data)
+        pixels = PixelFormat.of(data)
 
         def load(encoded: Any, _: Any) -> Any:
-            return eval_image(encoded, data.image_size, data.resize)
+            return eval_image(encoded, data.image_size, data.resize, pixels)
 
-        return Pipeline(self, order, data.image_size, load, range(order.num_batches), shard).batches()
+        return Pipeline(self, order, data.image_size, pixels, load, range(order.num_batches), shard).batches()
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where in the store the images of int[n] rows are: paths, bytes 'S'[n], and offsets, int64[n]."""

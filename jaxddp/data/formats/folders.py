@@ -1,6 +1,6 @@
 """A tree with one folder a class as example tables; no file lists the images.
 
-ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif or png, in capitals or not
+ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif, png, webp, tif, tiff or bmp
 ROOT/val/<class>/**/*.jpg       or validation/, or test/, whichever there is first
 
 Without a folder for validation, or without both (ROOT/<class>/**/*.jpg), `data.val_share` divides what is there.
@@ -24,9 +24,9 @@ from jaxddp.registry import FORMATS
 from jaxddp.wording import nearest, show
 
 _FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
-_IMAGES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png"})
+_IMAGES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp"})
 # Skipping these silently would train on fewer images than there are.
-_FOREIGN = frozenset({".bmp", ".gif", ".tif", ".tiff", ".webp", ".heic", ".avif", ".ppm", ".pgm"})
+_FOREIGN = frozenset({".gif", ".heic", ".avif", ".ppm", ".pgm"})
 
 # Listing folders mostly waits for the disk or for a server.
 _THREADS = 16
