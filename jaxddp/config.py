@@ -101,10 +101,10 @@ class DataConfig:
     resize: Pixels = 256
     """Evaluation: the short side is resized to this, and the center image_size square is taken."""
     cache: Literal["none", "device"] = "none"
-    """Read training images batch by batch, or decode all of them once and keep them on each device as uint8."""
+    """Read training images batch by batch, or decode all of them once and keep their pixels on each device."""
     mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
     std: tuple[Spread, ...] = (0.229, 0.224, 0.225)
-    """Of each channel, whose values are 0 to 1: an image becomes (image - mean) / std."""
+    """Of each channel, or one for all, of values from 0 to 1: an image becomes (image - mean) / std."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
 
