@@ -112,6 +112,11 @@ def _named(hint: Any) -> str:
     return f"a duration, such as {'90 epochs'!r}" if hint is Duration else hint.__name__
 
 
+def names_of(words: tuple[str, ...]) -> tuple[str, ...]:
+    """A terminal's `--log.to jsonl,tensorboard` is one word."""
+    return tuple(name.strip() for word in words for name in word.split(",") if name.strip())
+
+
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"train": {"batch_size": 8}}` as `{"train.batch_size": 8}`."""
     flat: dict[str, Any] = {}

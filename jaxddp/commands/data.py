@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
-from jaxddp.config import DataConfig, HeldOut
 from jaxddp.curate.pack import Packing, pack
+from jaxddp.data_config import DataConfig, HeldOut
 from jaxddp.errors import InputError
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import config_names

@@ -15,13 +15,13 @@ import numpy as np
 from PIL import Image
 
 import jaxddp.files as files
-from jaxddp.config import Pixels
 from jaxddp.curate.check import in_threads
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
 from jaxddp.data.table import ExampleTable
+from jaxddp.data_config import Pixels
 from jaxddp.errors import InputError, about
 from jaxddp.ranges import Range
 

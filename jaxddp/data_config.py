@@ -1,0 +1,88 @@
+"""The part of a config that says what is trained on: examples, and how an image becomes a square of pixels."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from jaxddp.overrides import names_of
+from jaxddp.ranges import Range, Share
+
+Pixels = Annotated[int, Range(1, 10_000)]
+HeldOut = Annotated[float, Range(0, 1, above=True, below=True)]
+Strength = Annotated[float, Range(0, 1000)]
+Spread = Annotated[float, Range(0, 1, above=True)]
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """What is done to training images on the device, a function of (seed, epoch, row)."""
+
+    flip: bool = True
+    """Mirror half of the images, left to right."""
+    alternate_flip: bool = False
+    """Instead of `flip`: mirror half of the images in the first epoch, and then each one in every other epoch."""
+    pad: Annotated[int, Range(0, 10_000)] = 0
+    """Pad by this many pixels, then crop the image's size at random."""
+    border: Literal["black", "reflect"] = "black"
+    """What `pad` adds: black pixels, or the image mirrored at its edge."""
+    rand_augment: Annotated[int, Range(0, 100)] = 0
+    """Layers of RandAugment, each one of 14 operations; 0 none."""
+    rand_magnitude: Annotated[float, Range(0, 10)] = 9.0
+    """How strong RandAugment's operations are, 0 to 10."""
+    cutout: Annotated[int, Range(0, 10_000)] = 0
+    """Side in pixels of a black square at a random place; 0 none."""
+    erase: Share = 0.0
+    """Probability that a random rectangle is replaced by the mean colour."""
+    mixup: Strength = 0.0
+    cutmix: Strength = 0.0
+    """The alpha of the Beta distribution that weighs an image and its neighbour, blended or with one's box in the
+    other; 0 none, both: half of the pairs each."""
+    then: tuple[str, ...] = ()
+    """Further augmentations by name, in this order, after those above and before images are mixed."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "then", names_of(self.then))
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which examples, and how an image becomes a square of pixels."""
+
+    path: str | None = None
+    """Where the data lie: a folder with solution files, a CSV file, Parquet, packed records, a folder a class, IDX,
+    CIFAR or NumPy files; a URL (s3://, gs://, https://) of solution files; or tfds:NAME. Or give `name`."""
+    name: str | None = None
+    """Name of a data set in datasets.toml (the file JAXDDP_DATASETS names, or the one in the working directory)."""
+    train: str | None = None
+    val: str | None = None
+    """Solution files; where absent, those of datasets.toml, else LOC_train_solution.csv and LOC_val_solution.csv."""
+    data_dir: str | None = None
+    """Where tensorflow-datasets keeps its prepared sets; its own default where absent."""
+    local_cache: str | None = None
+    """Folder that keeps what was fetched from a URL, for later epochs and runs."""
+    val_share: HeldOut | None = None
+    """Where there is no validation split: validate on this share of each class, chosen by a hash of the names."""
+    classes: str | None = None
+    """A range of the synset mapping ("0:200") or synset names ("n01440764,n01443537"); all where absent."""
+    limit: Annotated[int, Range(1, 2**31 - 1)] | None = None
+    """Train on this many examples only."""
+    bad_images: Literal["fail", "substitute"] = "fail"
+    """A training image that cannot be used ends the run, or is substituted by another of its class, and counted."""
+    max_bad_images: Share = 0.001
+    """The share of an epoch's images that may be substituted, rounded to the nearest number, but at least one."""
+    image_size: Pixels = 224
+    channels: Literal[1, 3, 4] = 3
+    """What files are decoded to: 1 gray, 3 RGB, 4 RGBA. Arrays keep theirs."""
+    bits: Literal[8, 16] = 8
+    """Of a decoded value. Of files with 16, 8 keep the upper half, which is said once. Arrays keep theirs."""
+    crop: Literal["random_area", "whole"] = "random_area"
+    """Training crops: a random area resized to image_size, or the whole image (small images; see `augment.pad`)."""
+    crop_area: tuple[Share, Share] = (0.08, 1.0)
+    """Smallest and largest share of the image that a random-area crop covers."""
+    resize: Pixels = 256
+    """Evaluation: the short side is resized to this, and the center image_size square is taken."""
+    cache: Literal["none", "device"] = "none"
+    """Read training images batch by batch, or decode all of them once and keep their pixels on each device."""
+    mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
+    std: tuple[Spread, ...] = (0.229, 0.224, 0.225)
+    """Of each channel, or one for all, of values from 0 to 1: an image becomes (image - mean) / std."""
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
