@@ -114,6 +114,9 @@ class ModelConfig:
     batch; "ghost:K", every K consecutive images of it, so that they are the same on any number of devices."""
     zero_init_last_scale: bool = True
     weight_init: str = "he_normal"
+    drop_path: Annotated[float, Range(0, 1, below=True)] = 0.0
+    """Stochastic depth of the networks that have it: the probability that an example leaves out the last block, which
+    grows linearly from the first block's 0."""
 
     @property
     def batch_statistics(self) -> BatchStatistics:
