@@ -29,6 +29,7 @@ from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.engine.self_test import Mode
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
+from jaxddp.experiment.export import export_weights
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (
@@ -73,6 +74,7 @@ __all__ = [
     "RunSetup",
     "adapt",
     "evaluate",
+    "export_weights",
     "prepare_training",
     "resnet",
     "show_predictions",
@@ -87,6 +89,8 @@ __all__ = [
 _Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
 _OPTIONS = {
+    "model": ("freeze", "unfreeze", "weights"),
+    "optimizer": ("layer_decay", "rate_factors"),
     "train": ("accumulate", "gradient_precision", "max_bad_steps", "precision"),
     "parallel": ("buckets", "reproducible", "xla_options"),
 }
@@ -149,11 +153,12 @@ def prepare_training(
             as they are, and takes files through random-area crops and flips to 224 pixels.
         metrics: measured beside loss, top-1 and top-5: functions of (logits float[B, K], labels int32[B]) -> float[B].
         augmentation: a function of (key, image float32[H, W, C]) on the device, after those of `data`.
-        initialize: a transform of the fresh (params, model_state), such as pretrained weights; see `create_state`.
+        initialize: a transform of the fresh (params, model_state), before any weights; see `make_init`.
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
         options: `accumulate`, `precision` (of the input; the network has its own, and "float16" scales the loss),
             `gradient_precision` and `max_bad_steps` of a config's `train`; `reproducible`, `buckets` and `xla_options`
-            of its `parallel`. See `jaxddp.config`.
+            of its `parallel`; `weights` to start from, `freeze` and `unfreeze` of its `model`; `layer_decay` and
+            `rate_factors` of its `optimizer`. See `jaxddp.config`.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets. Its `with_seed` has another seed.
@@ -196,7 +201,7 @@ def _sections(options: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str,
     section_of = {key: section for section, keys in _OPTIONS.items() for key in keys}
     for key in options.keys() - section_of:
         raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, section_of)}")
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
     return changes | {"train": {**changes["train"], **train}}
 

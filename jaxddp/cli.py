@@ -11,6 +11,7 @@ from jaxddp.wording import choices
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
        jaxddp checkpoints RUN [--verify]
+       jaxddp export RUN --out FILE.safetensors [--step latest|best|N]
        jaxddp doctor [CONFIG] [--workdir DIR] [overrides]
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
@@ -21,7 +22,7 @@ CONFIG is a name ({names}), the path of a Python file with
 get_config(), or of the config.json of a run; RUN is a work directory; PATH is what data.path takes.
 `jaxddp train CONFIG --help` lists what can be overridden, with the config's values."""
 
-COMMANDS = ("train", "eval", "checkpoints", "doctor", "data", "launch")
+COMMANDS = ("train", "eval", "checkpoints", "export", "doctor", "data", "launch")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,6 +83,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.evaluate import run
     elif name == "checkpoints":
         from jaxddp.commands.list_checkpoints import run
+    elif name == "export":
+        from jaxddp.commands.export import run
     elif name == "doctor":
         from jaxddp.commands.doctor import run
     elif name == "data":

@@ -9,12 +9,14 @@ The settings are the recipe, never the machine: batch sizes are global, and the 
 where `model.batch_norm` is local, which slice of the batch is normalized together.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.duration import Duration
+from jaxddp.errors import about
+from jaxddp.layers import Layers, assignments, factor
 from jaxddp.overrides import check_values, plain, replaced
 from jaxddp.ranges import Range, Seconds, Share
 
@@ -117,11 +119,40 @@ class ModelConfig:
     drop_path: Annotated[float, Range(0, 1, below=True)] = 0.0
     """Stochastic depth of the networks that have it: the probability that an example leaves out the last block, which
     grows linearly from the first block's 0."""
+    weights: str | None = None
+    """Start from these: a .safetensors or a .pth file with the names of torchvision or timm, or a run's work directory,
+    of which the best checkpoint is taken. A head for other classes is left out."""
+    freeze: str | None = None
+    """Layers that are not trained, by how their names begin: "conv1,layer1", or "all but fc", a linear probe. Their
+    batch norms keep and use the running statistics."""
+    unfreeze: tuple[str, ...] = ()
+    """Layers that are trained only after so much of the run: "layer4=1 epoch,layer3=20%". Their batch norms keep and
+    use the running statistics throughout."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unfreeze", _names(self.unfreeze))
 
     @property
     def batch_statistics(self) -> BatchStatistics:
         """What `batch_norm` says. Raises: InputError; it says nothing."""
         return BatchStatistics.parse(self.batch_norm)
+
+    @property
+    def frozen(self) -> Layers:
+        """What `freeze` says. Raises: InputError; it says nothing."""
+        return Layers.parse(self.freeze or "", "model.freeze")
+
+    @property
+    def settled(self) -> Layers:
+        """Whose batch norms keep their running statistics."""
+        return replace(self.frozen, also=tuple(self.thawed))
+
+    @property
+    def thawed(self) -> dict[str, Duration]:
+        """When each layer of `unfreeze` is trained from. Raises: InputError; it says nothing."""
+        found = assignments(self.unfreeze, "model.unfreeze")
+        with about("model.unfreeze"):
+            return {layer: Duration.parse(value) for layer, value in found.items()}
 
 
 @dataclass(frozen=True)
@@ -170,6 +201,19 @@ class OptimizerConfig:
     step_factor: Share = 0.1
     end_factor: Share = 0.0
     """Schedule "linear": the share of the peak at which the run ends."""
+    rate_factors: tuple[str, ...] = ()
+    """What multiplies the learning rate of layers: "conv1=0.1,fc=10". Of several that begin a name, the longest."""
+    layer_decay: Annotated[float, Range(0, 1, above=True)] = 1.0
+    """Each layer's rate is this multiple of the next one's, the head's being the learning rate."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate_factors", _names(self.rate_factors))
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """What `rate_factors` says. Raises: InputError; it says nothing."""
+        found = assignments(self.rate_factors, "optimizer.rate_factors")
+        return {layer: factor(value, f"optimizer.rate_factors: {layer}") for layer, value in found.items()}
 
 
 @dataclass(frozen=True)
@@ -262,7 +306,8 @@ class Config:
 
     def __post_init__(self) -> None:
         check_values(self)
-        BatchStatistics.parse(self.model.batch_norm)
+        # What is written in a form of its own is read once here, so that a mistake is said before anything starts.
+        _ = self.model.batch_statistics, self.model.frozen, self.model.thawed, self.optimizer.factors
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with the given keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.

@@ -31,7 +31,7 @@ def digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """float64 arrays, of which none is zero or one throughout, and with which the logits are neither large nor small."""
+    """float64 arrays, none zero or one throughout, with which the logits are neither large nor small."""
     return {name: _values(name, tuple(shape)) for name, shape in shapes.items()}
 
 

@@ -29,7 +29,7 @@ class Room:
 
 HOUSE = (
     Room(0, "cache_folder errors ranges wording"),
-    Room(1, "batch_statistics config duration files hooks overrides recipe_file registry"),
+    Room(1, "batch_statistics config duration files hooks layers overrides recipe_file registry"),
     Room(1, "job", "jax"),
     Room(2, "mesh", "jax"),
     Room(2, "data"),
@@ -39,6 +39,7 @@ HOUSE = (
     Room(3, "augment", "jax"),
     Room(3, "measure", "jax"),
     Room(4, "engine", "jax flax optax"),
+    Room(4, "weights"),
     Room(5, "configs"),
     Room(5, "training", "jax"),
     Room(6, "experiment", "jax optax"),
@@ -66,6 +67,7 @@ FILES = {
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",
     "jaxddp/training/checkpoints.py": "orbax",
+    "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
     "jaxddp/experiment/results.py": "matplotlib",
     "jaxddp/training/pictures.py": "matplotlib",
     "jaxddp/training/listeners/parameters.py": "clu",

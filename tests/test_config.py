@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ilsvrc import write_tree
 from made import experiment_of
 
-from jaxddp.config import Config, ModelConfig, load
+from jaxddp.config import Config, ModelConfig, OptimizerConfig, load
 from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
 from jaxddp.overrides import flatten
@@ -164,7 +164,10 @@ def values(hint: typing.Any) -> st.SearchStrategy:
         return st.floats(least, most, exclude_min=args[1].above, exclude_max=args[1].below)
     if hint is ModelConfig:
         statistics = st.sampled_from(["local", "sync"]) | st.integers(1, 99_999_999).map("ghost:{}".format)
-        return fields_of(hint, batch_norm=statistics)
+        freeze = st.none() | st.sampled_from(["conv1,layer1", "all but fc"])
+        return fields_of(hint, batch_norm=statistics, freeze=freeze, unfreeze=layers_with("1 epoch", "5%"))
+    if hint is OptimizerConfig:
+        return fields_of(hint, rate_factors=layers_with("0", "0.5", "10"))
     if hint is str:
         return st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1)
     if dataclasses.is_dataclass(hint):
@@ -178,6 +181,12 @@ def values(hint: typing.Any) -> st.SearchStrategy:
     if origin is tuple:
         return st.tuples(*map(values, args))
     return st.from_type(hint)
+
+
+def layers_with(*values: str):
+    """Layers, each with one of these."""
+    pairs = st.dictionaries(st.sampled_from(["conv1", "layer1.0", "fc"]), st.sampled_from(values))
+    return pairs.map(lambda found: tuple(f"{layer}={value}" for layer, value in found.items()))
 
 
 def fields_of(kind: type, **given: st.SearchStrategy) -> st.SearchStrategy:

@@ -17,7 +17,9 @@ from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
+from jaxddp.layers import Layers
 from jaxddp.mesh import AXIS, Topology, varying
+from jaxddp.models.frozen import kept, trained, whole
 
 StepLoss = Callable[..., tuple[jax.Array, tuple[MetricSums, Any]]]
 """(params, model_state, part of a batch, random key) -> (sum of the losses, (sums of metrics, next model state))."""
@@ -46,12 +48,16 @@ class Gradients:
         reproducible: compute 8 fixed shards and sum them in a fixed order; see `jaxddp.engine.reproducible`.
         for_cpu: the program is for XLA's CPU compiler: see `jaxddp.engine.microbatches` and, of walls, the module named
             above.
+        frozen: layers whose parameters are not differentiated: None stands for their gradients.
+        kept: layers whose part of the model's state stays as it is.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
     accumulate: int = 1
     reproducible: bool = False
     for_cpu: bool = False
+    frozen: Layers = field(default_factory=Layers)
+    kept: Layers = field(default_factory=Layers)
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Gradients":
@@ -59,8 +65,14 @@ class Gradients:
         reproducible = config.parallel.reproducible
         if reproducible:
             _check_reproducible(config, topology)
-        averaging = Averaging.of(config, topology)
-        return cls(averaging, config.train.accumulate, reproducible, topology.platform == "cpu")
+        return cls(
+            averaging=Averaging.of(config, topology),
+            accumulate=config.train.accumulate,
+            reproducible=reproducible,
+            for_cpu=topology.platform == "cpu",
+            frozen=config.model.frozen,
+            kept=config.model.settled,
+        )
 
     def shares(self, topology: Topology) -> int:
         """How many equal shares of the global batch the mean is taken over."""
@@ -105,13 +117,16 @@ class Gradients:
             key: of the step; each share has its own fold of it.
         """
         # The gradient of replicated parameters comes out summed over the devices, N times too large: cast first.
-        params = lax.pcast(state.params, AXIS, to="varying")
+        all_params = lax.pcast(state.params, AXIS, to="varying")
 
         def total_loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
+            params = whole(params, all_params)
             sums, model_state = objective(params, model_state, batch, train=train, key=key, image_key=image_key)
             return sums.values[0, 0] * scale, (sums, model_state)
 
+        params = trained(all_params, self.frozen)
         grads, model_state, means, _ = self.mean(total_loss, params, state.model_state, batch, key)
+        model_state = kept(state.model_state, model_state, self.kept)
         # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that
         # count, however unevenly padding fell on the devices. Below what is normal, XLA takes it for 0.
         weight = jnp.maximum(means.values[0, 1] * scale, jnp.finfo(means.values.dtype).tiny)

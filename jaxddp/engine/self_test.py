@@ -157,7 +157,7 @@ class SelfTest:
 
     def _beside(self, in_slices: bool, device: Any) -> Any:
         """A jitted function of the averaged gradient and what it is of, on one device: float[leaves, 3]."""
-        alone = Topology.create([device])
+        alone, lone = Topology.create([device]), Gradients(frozen=self._gradients.frozen)
         device_of = np.arange(self._shares) * self._topology.num_devices // self._shares
         counting = np.flatnonzero(np.isin(device_of, self._counting))
 
@@ -167,7 +167,7 @@ class SelfTest:
             whole = jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:]), slices)
 
             def of(batch: Batch) -> tuple[Any, jax.Array]:
-                share = Gradients().of_batch(self._objective, state, batch, jax.random.key(0), train=False)
+                share = lone.of_batch(self._objective, state, batch, jax.random.key(0), train=False)
                 return share.grads, share.sums.values[0, 1]
 
             if not in_slices:

@@ -1,6 +1,6 @@
 """What training carries from step to step: arrays only, the same on every device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.struct
@@ -18,6 +18,8 @@ Transform = Callable[[Any, Any], tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) of the same names, shapes and dtypes."""
 
 
+PARAMS = "params/"
+"""How the path of a parameter begins, beside those of the model's state."""
 SMALL_LEAF = 1 << 20
 """Arrays of fewer elements are copied together before they are reduced: each reduction is a kernel, and takes 20 ms to
 compile."""
@@ -63,14 +65,16 @@ def make_init(
     *,
     parts: Sequence[Part] = (),
     transform: Transform | None = None,
-) -> Callable[[jax.Array], TrainState]:
-    """Compile (on first use) the initialization of a replicated state from the key of a seed.
+) -> Callable[..., TrainState]:
+    """Compile (on first use) the initialization of a replicated state from the key of a seed, and from weights.
+
+    The result takes the key and, by path, arrays of "params/…" and of the model's state in place of the fresh ones.
 
     It is one program, so that a deep network starts in seconds.
 
     Args:
         image_shape: (H, W, C) of the images that the network will see.
-        transform: of the fresh parameters, before optimizer and parts see them: pretrained weights, or an
+        transform: of the fresh parameters, before weights replace them and before optimizer and parts see them: an
             initialization from data. Traced by JAX; it must give every process the same, and keep names, shapes and
             dtypes.
 
@@ -78,7 +82,7 @@ def make_init(
         InputError: when it is first used; `transform` changes one, and the first is named.
     """
 
-    def init(key: jax.Array) -> TrainState:
+    def init(key: jax.Array, weights: Mapping[str, jax.Array] | None = None) -> TrainState:
         params, model_state = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
         if transform is not None:
             fresh = {"params": params, "model_state": model_state}
@@ -88,6 +92,7 @@ def make_init(
                 raise InputError(
                     f"initialize: {name} is {found}, and the network's is {wanted}; keep names, shapes and dtypes"
                 )
+        params, model_state = with_weights(params, model_state, weights or {})
         made = {part.name: part.init(params, model_state) for part in parts}
         own = {name: arrays for name, arrays in made.items() if arrays is not None}
         return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), own)
@@ -95,6 +100,18 @@ def make_init(
     # Every parameter has random numbers of its own to compile: half of a cold start.
     options = options_of_one_call(topology.platform)
     return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)
+
+
+def with_weights(params: Any, model_state: Any, weights: Mapping[str, jax.Array]) -> tuple[Any, Any]:
+    """The same with these arrays, given by path: "params/…", or the path of a model's state."""
+
+    def given(tree: Any, begin: str) -> Any:
+        def of(path: Any, leaf: jax.Array) -> jax.Array:
+            return weights.get(begin + jax.tree_util.keystr(path, simple=True, separator="/"), leaf).astype(leaf.dtype)
+
+        return jax.tree_util.tree_map_with_path(of, tree)
+
+    return (given(params, PARAMS), given(model_state, "")) if weights else (params, model_state)
 
 
 @jax.jit

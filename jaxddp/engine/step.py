@@ -21,6 +21,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.frozen import trained, whole
 
 TrainStep = Callable[..., tuple[TrainState, MetricSums]]
 """(state, batch, key of the run's seed, of seed 0 where there is none) -> the next state and the sums of this step."""
@@ -77,11 +78,12 @@ def make_local_step(
         for part in parts:
             grads = part.gradients(own[part.name], grads)
         params = gradients.averaging.parameters(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, params)
+        moving = trained(params, gradients.frozen)
+        updates, opt_state = optimizer.update(grads, state.opt_state, moving)
         if schedule is not None:
             factor = schedule(state.step)
             updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
-        params = optax.apply_updates(params, updates)
+        params = whole(optax.apply_updates(moving, updates), params)
         new = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
         sums = means.replace(values=means.values * gradients.shares(topology))
         for part in parts:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,9 @@ class Experiment:
     def config(self) -> Config:
         return self.recipe.config
 
-    def setup(self) -> RunSetup:
+    def setup(self, *, fresh: bool = True) -> RunSetup:
         """Initialize the network; see `jaxddp.experiment.prepare.initialize`."""
-        return initialize(self.recipe, self.resources, self.feed, self.preprocess)
+        return initialize(self.recipe, self.resources, self.feed, self.preprocess, fresh=fresh)
 
 
 def open_experiment(file: RecipeFile) -> Experiment:
@@ -89,20 +89,19 @@ def train(
         claim(directory, claimed, resuming=own.resume_step is not None)
         hook = file.hooks.get("get_listeners") if is_first() else None
         of_file = [] if hook is None else check_listeners(hook(config, directory), hook.name)
-        return fit(experiment.setup().run(own, listeners=[*listeners, *loggers, *of_file]))
+        setup = experiment.setup(fresh=own.resume_step is None)
+        return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file]))
 
 
 def evaluate(experiment: Experiment, directory: Path, which: str = "latest") -> dict[str, float]:
     """The validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`."""
-    # The parameters come from the checkpoint, so no training image is read for them.
-    experiment = replace(experiment, recipe=replace(experiment.recipe, initialize=None))
     kept, file = experiment.file.kept_digest, experiment.file
     if kept is not None and kept != file.digest():
         raise InputError(f"{file.root}: the run's copy of its recipe was changed since; restore it")
     # A missing or damaged one is an error before anything is compiled.
     with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
         _agreed_step(checkpoints, which)
-    setup, val = experiment.setup(), experiment.resources.val
+    setup, val = experiment.setup(fresh=False), experiment.resources.val
     assert val is not None  # a config names both
     # Looked up again after compiling, for a run may have gone on meanwhile.
     with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:

@@ -1,5 +1,8 @@
 """A recipe is laid out over its resources: what contradicts is said first, and the network is initialized last."""
 
+import dataclasses
+from pathlib import Path
+
 import jax
 
 from jaxddp.augment.mixing import check_mixing
@@ -7,8 +10,11 @@ from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import check_labelled
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.state import PARAMS
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
+from jaxddp.experiment.fine_tuning import fine_tuned
+from jaxddp.experiment.initial_weights import initial_weights, shapes_of
 from jaxddp.experiment.programs import Programs, settings
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources
@@ -16,6 +22,7 @@ from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import agree
 from jaxddp.measure.memory import named
 from jaxddp.models.adapt import for_platform
+from jaxddp.training.plan import Plan
 
 
 def prepare(recipe: Recipe, resources: Resources) -> RunSetup:
@@ -23,16 +30,30 @@ def prepare(recipe: Recipe, resources: Resources) -> RunSetup:
     return initialize(recipe, resources, make_feed(recipe, resources), make_preprocess(recipe, resources))
 
 
-def initialize(recipe: Recipe, resources: Resources, feed: Feed, preprocess: Preprocess) -> RunSetup:
-    """The last part of `prepare`: what compiles. Raises: InputError; the processes hold different data."""
+def initialize(
+    recipe: Recipe, resources: Resources, feed: Feed, preprocess: Preprocess, *, fresh: bool = True
+) -> RunSetup:
+    """The last part of `prepare`: what compiles.
+
+    Where the state is not to be `fresh` but restored, no weights and no images are read for it. Raises: InputError; the
+    weights are of another network, or the processes hold different data.
+    """
     order, source, topology = feed.order, feed.source, resources.topology
     agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
     # A program of other types would wait for that of another process.
     travel = {"gradients come from": str(Gradients.of(recipe.config, topology))}
     agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
+    plan, shape = Plan.of(recipe.config, len(source)), source.image_shape(feed.data)
+    shapes = shapes_of(recipe.model, shape)
+    recipe = fine_tuned(recipe, [path.removeprefix(PARAMS) for path in shapes if path.startswith(PARAMS)], plan)
+    if not fresh:
+        recipe = dataclasses.replace(recipe, initialize=None)
+    elif (start := recipe.config.model.weights) is not None:
+        weights = initial_weights(Path(start).expanduser(), recipe.model, shapes, source.num_classes, topology)
+        recipe = dataclasses.replace(recipe, weights=weights)
     model, programs = for_platform(recipe.model, topology.platform), Programs()
-    init = programs.init(model, recipe, source.image_shape(feed.data), topology)
+    init = programs.init(model, recipe, shape, topology)
     with named(lambda: "as the network was initialized", lambda: "choose a smaller network"):
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     return RunSetup(recipe, resources, model, feed, preprocess, state, programs)

@@ -55,13 +55,14 @@ class Programs:
     def init(
         self, model: Model, recipe: Recipe, image_shape: tuple[int, int, int], topology: Topology
     ) -> Callable[[jax.Array], TrainState]:
-        """See `make_init`."""
+        """See `make_init`; of a key, with the recipe's weights."""
         parts, transform = recipe.parts, recipe.initialize
-        return self._made(
+        init = self._made(
             f"init {image_shape}",
             (model, recipe.optimizer, parts, transform, topology),
             lambda: make_init(model, recipe.optimizer, image_shape, topology, parts=parts, transform=transform),
         )
+        return lambda key: init(key, topology.replicate(dict(recipe.weights)))
 
     def train(self, objective: Objective, recipe: Recipe, resources: Resources, *, resident: bool) -> Program:
         """The program of a run's steps, on placed batches or on images that are `resident` on the devices."""

@@ -43,6 +43,7 @@ class Recipe:
         metrics: measured beside the loss, by name.
         augmentation: of one image, after the config's.
         initialize: a transform of the fresh parameters.
+        weights: arrays by path, in place of fresh ones; see `jaxddp.experiment.fine_tuning`.
         learning_rate: what the optimizer follows, to be shown; None where that is unknown.
         schedule: multiplies the optimizer's updates, as a function of the step (0 first).
     """
@@ -56,6 +57,7 @@ class Recipe:
     augmentation: Augmentation | None = None
     parts: tuple[Part, ...] = ()
     initialize: Transform | None = None
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     learning_rate: optax.Schedule | None = None
     schedule: optax.Schedule | None = None
 
@@ -91,15 +93,9 @@ def recipe_of(
     metrics = configured_metrics(config, num_classes)
     if "get_metrics" in hooks:
         metrics |= check_metrics(hooks["get_metrics"](config), hooks["get_metrics"].name, num_classes)
-    if "get_model" in hooks:
-        network = hooks["get_model"](config, num_classes)
-        with about(hooks["get_model"].name):
-            model = adapt(network)
-    else:
-        model = adapt(MODELS.get(config.model.name)(config, num_classes))
     return Recipe(
         config=config,
-        model=model,
+        model=model_of(file, config, num_classes),
         optimizer=optimizer,
         loss=loss,
         eval_loss=eval_loss,
@@ -109,6 +105,16 @@ def recipe_of(
         initialize=_initialize(hooks.get("get_initialize"), config, images),
         learning_rate=learning_rate,
     )
+
+
+def model_of(file: RecipeFile, config: Config, num_classes: int) -> Model:
+    """The network of a recipe, by its hook or by name. Raises: InputError."""
+    hook = file.hooks.get("get_model")
+    if hook is None:
+        return adapt(MODELS.get(config.model.name)(config, num_classes))
+    network = hook(config, num_classes)
+    with about(hook.name):
+        return adapt(network)
 
 
 def configured_metrics(config: Config, num_classes: int) -> dict[str, Metric]:

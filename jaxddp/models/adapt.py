@@ -1,15 +1,18 @@
 """Every kind of network becomes a `Model`: Linen modules, NNX modules and pairs of functions."""
 
+import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import flax.linen as nn
 import jax
 
 from jaxddp.errors import InputError
+from jaxddp.layers import Layers
 from jaxddp.models.cpu_convolution import convolve
+from jaxddp.models.frozen import evaluating_norms
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.models.protocol import BY_POSITION, MODE_ARGUMENTS, Model, Tree, call_mode, name_of, require, signature
 
@@ -46,6 +49,8 @@ class LinenModel:
     """
 
     module: nn.Module
+    settled: Layers = field(default_factory=Layers)
+    """Whose batch norms use and keep their running statistics in training, too."""
 
     @property
     def takes_example_keys(self) -> bool:
@@ -65,15 +70,17 @@ class LinenModel:
         key: jax.Array | None,
         example_keys: jax.Array | None = None,
     ) -> tuple[jax.Array, Tree]:
-        keywords: dict[str, Any] = {"example_keys": example_keys} if self.takes_example_keys else {}
-        logits, updated = self.module.apply(
-            {"params": params, **model_state},
-            images,
-            **call_mode(self.module.__call__, train),
-            **keywords,
-            rngs=_linen_streams(key),
-            mutable=list(model_state),
-        )
+        keywords: dict[str, Any] = call_mode(self.module.__call__, train)
+        if self.takes_example_keys:
+            keywords["example_keys"] = example_keys
+        with evaluating_norms(self.settled) if self.settled else contextlib.nullcontext():
+            logits, updated = self.module.apply(
+                {"params": params, **model_state},
+                images,
+                **keywords,
+                rngs=_linen_streams(key),
+                mutable=list(model_state),
+            )
         return logits, {**model_state, **updated} if train else model_state
 
 
@@ -130,6 +137,14 @@ class FunctionModel:
             return self.apply_function(params, images, **keywords), model_state
         logits, updated = self.apply_function(params, model_state, images, **keywords)
         return logits, updated if train else model_state
+
+
+def with_settled_norms(model: Model, layers: Layers) -> Model:
+    """The model with the batch norms of these layers using and keeping their running statistics in training, too.
+
+    Of Linen and NNX modules; what a pair of functions does with its state is its own affair.
+    """
+    return replace(model, settled=layers) if layers and isinstance(model, LinenModel | NNXModel) else model
 
 
 def for_platform(model: Any, platform: str) -> Any:

@@ -1,13 +1,14 @@
 """NNX modules as models. NNX takes as long to import as all the rest of Flax, so it is imported on first use."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from jaxddp.layers import Layers
 from jaxddp.models.protocol import Tree, call_mode
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class NNXModel:
     state: dict[Path, jax.Array]
     streams: dict[Path, tuple[bool, tuple[int, ...]]]
     """Of each array of a random stream: whether it holds keys (else counts), and its shape."""
+    settled: Layers = field(default_factory=Layers)
+    """Whose batch norms use and keep their running statistics in training, too."""
 
     @classmethod
     def of(cls, module: "nnx.Module") -> "NNXModel":
@@ -53,6 +56,10 @@ class NNXModel:
         leaves = _pick(params, self.params) | _pick(model_state, self.state) | self._seeded(key)
         module = nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))
         (module.train if train else module.eval)()
+        if train and self.settled:
+            for path, layer in nnx.iter_modules(module):
+                if hasattr(layer, "use_running_average") and "/".join(map(str, path)) in self.settled:
+                    layer.set_attributes(use_running_average=True)
         logits = module(images, **call_mode(module.__call__, train))
         if not train:
             return logits, model_state

@@ -146,10 +146,7 @@ class Checkpoints:
             InputError: the checkpoint is damaged, no longer there, or of another architecture or optimizer.
         """
         self.verify(step)
-        place = self.directory / str(step)
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
-        try:
+        with self._restoring(step) as place:
             saved = self._manager.item_metadata(step)["state"]
             if differs := first_difference(saved, like):
                 name, there, here = differs
@@ -157,7 +154,30 @@ class Checkpoints:
                     f"{place}: a checkpoint of another architecture or optimizer: {name} is "
                     f"{there} there and {here} here; use the config that wrote it, or another --workdir"
                 )
+            abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+            items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
             restored = self._manager.restore(step, args=items)
+        return restored["state"], restored["progress"]
+
+    def restore_as_saved(self, step: int, sharding: jax.sharding.Sharding) -> TrainState:
+        """The state of a step, whatever its architecture, each array laid out as `sharding`. Raises: as `restore`."""
+        self.verify(step)
+        with self._restoring(step):
+            saved = self._manager.item_metadata(step)["state"]
+            abstract = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                {key: saved[key] for key in saved},
+                is_leaf=lambda leaf: hasattr(leaf, "shape"),
+            )
+            restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
+        return TrainState(**restored["state"])
+
+    @contextmanager
+    def _restoring(self, step: int) -> Iterator[Path]:
+        """Turns what Orbax raises of a checkpoint, whose place it gives, into an InputError."""
+        place = self.directory / str(step)
+        try:
+            yield place
         except InputError:
             raise
         except _UNREADABLE as error:
@@ -170,7 +190,6 @@ class Checkpoints:
                 f"{place}: step {step} cannot be restored ({type(error).__name__}: {reason}); move it away, and the "
                 "step before it is taken"
             ) from error
-        return restored["state"], restored["progress"]
 
     def wait(self) -> None:
         """Return when all that was saved is on disk; an `InputError` of the background writing shows here."""

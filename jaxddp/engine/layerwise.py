@@ -1,0 +1,63 @@
+"""An optimizer that treats the layers of a network apart: some not at all, some later, some at a rate of their own."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxddp.layers import Layers
+from jaxddp.models.frozen import path_of, trained
+
+
+class Thawing(NamedTuple):
+    """The state of an optimizer that trains some parameters later."""
+
+    updates: jax.Array
+    """int32[], how many updates there were."""
+    inner: Any
+
+
+def only_trained(optimizer: optax.GradientTransformation, frozen: Layers) -> optax.GradientTransformation:
+    """Keeps nothing for frozen parameters, and has None for their updates."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return optimizer.update(trained(updates, frozen), state, trained(params, frozen))
+
+    return optax.GradientTransformation(lambda params: optimizer.init(trained(params, frozen)), update)
+
+
+def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, float]) -> optax.GradientTransformation:
+    """Multiplies updates by factors, given by path: the learning rate of these parameters, with their weight decay."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = optimizer.update(updates, state, params)
+        return jax.tree_util.tree_map_with_path(lambda path, u: u * factors.get(path_of(path), 1), updates), state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) -> optax.GradientTransformation:
+    """Trains parameters, given by path, from a step on; until then they keep their bits, and the optimizer sees zeros.
+
+    The steps are those that the optimizer was asked for, as those of its learning rate are.
+    """
+
+    def init(params: Any) -> Thawing:
+        return Thawing(jnp.zeros((), jnp.int32), optimizer.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Thawing]:
+        def until(zero: float) -> Any:
+            def of(path: Any, leaf: jax.Array) -> jax.Array:
+                step = begins.get(path_of(path), 0)
+                return leaf if not step else jnp.where(state.updates < step, jnp.asarray(zero, leaf.dtype), leaf)
+
+            return of
+
+        updates = jax.tree_util.tree_map_with_path(until(0.0), updates)
+        updates, inner = optimizer.update(updates, state.inner, params)
+        # Minus zero: x + -0 has the bits of x, and -0 + 0 has not those of -0.
+        return jax.tree_util.tree_map_with_path(until(-0.0), updates), Thawing(state.updates + 1, inner)
+
+    return optax.GradientTransformation(init, update)

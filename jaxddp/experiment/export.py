@@ -1,0 +1,59 @@
+"""The weights of a run as other libraries read them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+import jaxddp.files as files
+from jaxddp.engine.state import TrainState
+from jaxddp.errors import InputError
+from jaxddp.experiment.initial_weights import by_path, read_run
+from jaxddp.experiment.recipe import model_of
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.mesh import Topology
+from jaxddp.models.protocol import Model
+from jaxddp.recipe_file import CONFIG_FILE, read_recipe
+from jaxddp.weights.layout import namings_of, published
+from jaxddp.weights.state_dict import write
+
+_ANY_CLASSES = 2
+"""The names of a network's arrays are the same for any number of classes."""
+
+
+def export_run(directory: Path, which: str, out: Path) -> str:
+    """Write the weights of a run's checkpoint ("latest", "best" or a step) as .safetensors; returns what it did.
+
+    Raises:
+        InputError: there is no such checkpoint, the run's config does not say its network, or `out` cannot be written.
+    """
+    config_file = directory / CONFIG_FILE
+    with files.reading(config_file, "give a run's work directory", missing="no such file; give a run's work directory"):
+        content = files.read(config_file)
+    file = read_recipe(config_file)
+    if "model" not in json.loads(content):
+        raise InputError(
+            f"{config_file}: the run came from Python and does not say its network; there, write its weights with "
+            "jaxddp.export_weights(state, setup, FILE)"
+        )
+    step, arrays = read_run(directory, which, Topology.create(1))
+    count = _write(out, model_of(file, file.config, _ANY_CLASSES), arrays)
+    return f"{out}: {count} arrays of step {step} of {directory}"
+
+
+def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
+    """Write the weights that evaluation measures as a .safetensors file.
+
+    A network that torchvision or timm published has their names and layout, and any other its own paths with dots.
+    `prepare_training(..., weights=out)` starts from them. Raises: InputError; the file cannot be written.
+    """
+    arrays = by_path(state.eval_params, state.model_state)
+    _write(Path(out), setup.recipe.model, {path: np.asarray(leaf) for path, leaf in arrays.items()})
+
+
+def _write(out: Path, model: Model, arrays: dict[str, np.ndarray]) -> int:
+    if out.suffix != ".safetensors":
+        raise InputError(f"{out}: the format is known by its name; give one that ends in .safetensors")
+    named = published(arrays, namings_of(model)[0])
+    write(out, named)
+    return len(named)

@@ -1,0 +1,89 @@
+"""The weights that a run starts from, of a file or of another run."""
+
+import logging
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxddp.engine.state import PARAMS
+from jaxddp.errors import InputError, about
+from jaxddp.job.membership import agree, is_first
+from jaxddp.mesh import Topology
+from jaxddp.models.frozen import path_of
+from jaxddp.models.protocol import Model
+from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.manifest import CHECKPOINTS
+from jaxddp.weights.fit import Shapes, fit, listed
+from jaxddp.weights.layout import namings_of, own_name
+from jaxddp.weights.state_dict import FORMS, read
+
+_log = logging.getLogger("jaxddp.experiment")
+
+
+def shapes_of(model: Model, image_shape: tuple[int, int, int]) -> Shapes:
+    """The shapes of a network's arrays for images [H, W, C], by path; none is made."""
+    example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    params, model_state = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), example)
+    return {path: leaf.shape for path, leaf in by_path(params, model_state).items()}
+
+
+def by_path(params: Any, model_state: Any) -> dict[str, Any]:
+    """The arrays of a network by path: "params/fc/kernel", "batch_stats/bn1/mean"."""
+    return {
+        begin + path_of(path): leaf
+        for begin, tree in ((PARAMS, params), ("", model_state))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def initial_weights(
+    path: Path, model: Model, shapes: Shapes, num_classes: int, topology: Topology
+) -> dict[str, np.ndarray]:
+    """Arrays by path, from a file or from a run's work directory, for a network of these shapes.
+
+    Where part of the network stays fresh, or part of the file has no place in it, a line says so.
+
+    Raises:
+        InputError: they cannot be read, or are of another network; lists what is missing or of another shape. Or the
+            processes read different ones.
+    """
+    if path.is_dir():
+        _, arrays = read_run(path, "best", topology)
+        found, namings = {own_name(each): array for each, array in arrays.items()}, (own_name,)
+    else:
+        found, namings = read(path), namings_of(model)
+    with about(path):
+        fitted = fit(shapes, found, namings, num_classes)
+    agree({"the weights to start from": _checksum(fitted.arrays)})
+    said = [f"{len(fitted.arrays)} of the network's {len(shapes)} arrays"]
+    if fitted.fresh:
+        said.append(f"new for {num_classes} classes: {listed(fitted.fresh)}")
+    if fitted.left_over:
+        said.append(f"left over: {listed(fitted.left_over)}")
+    if is_first() and len(said) > 1:
+        _log.warning(f"{path}: {'; '.join(said)}")
+    return fitted.arrays
+
+
+def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:
+    """The step of a run's checkpoint ("latest", "best" or a number), and what evaluation measures there, by path.
+
+    "best" is the latest where nothing was validated. Raises: InputError; there is none, or it is damaged.
+    """
+    if not (directory / CHECKPOINTS).is_dir():
+        raise InputError(f"{directory}: no work directory of a run, which has {CHECKPOINTS}/; give {FORMS}")
+    with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
+        step = checkpoints.step("latest" if which == "best" and checkpoints.best() is None else which)
+        state = checkpoints.restore_as_saved(step, topology.replicated)
+    return step, {path: np.asarray(leaf) for path, leaf in by_path(state.eval_params, state.model_state).items()}
+
+
+def _checksum(arrays: dict[str, np.ndarray]) -> str:
+    crc = 0
+    for path, array in sorted(arrays.items()):
+        crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(path.encode(), crc))
+    return f"{crc:08x}"

@@ -1,0 +1,83 @@
+"""Layers of a network by how their names begin: what a config freezes, thaws later, or gives a rate of its own."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jaxddp.errors import InputError
+from jaxddp.ranges import Range
+from jaxddp.wording import choices, show
+
+_OTHERS = "all but "
+_FACTORS = Range(0, 1_000_000)
+_SEPARATOR = re.compile("[/._]")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers whose names begin so; or, with `others`, all others. And those that begin as `also` says.
+
+    A name is compared word by word, and "/", "." and "_" separate words: "layer1" begins "layer1_0/conv1/kernel" and
+    does not begin "layer10/kernel"; "layer1.0" begins it, too.
+    """
+
+    prefixes: tuple[str, ...] = ()
+    others: bool = False
+    also: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, key: str) -> "Layers":
+        """Read "conv1,layer1" or "all but layer4,fc"; of an empty text none. Raises: InputError; names the key."""
+        others = text.startswith(_OTHERS)
+        names = tuple(name.strip() for name in text.removeprefix(_OTHERS).split(",")) if text.strip() else ()
+        if not all(names):
+            form = "'conv1,layer1' or 'all but fc'"
+            raise InputError(f"{key}={show(text)}: expected how names of layers begin, as in {form}")
+        return cls(names, others)
+
+    def __bool__(self) -> bool:
+        return bool(self.prefixes or self.also)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a variable's path within its collection, such as "layer1_0/conv1/kernel", is one of theirs."""
+        chosen = any(begins(prefix, name) for prefix in self.prefixes) != self.others
+        return (bool(self.prefixes) and chosen) or any(begins(prefix, name) for prefix in self.also)
+
+    def check(self, names: Iterable[str], key: str) -> None:
+        """Raises `InputError` where a prefix begins none of the parameters' names."""
+        known = list(names)
+        for prefix in self.prefixes:
+            if not any(begins(prefix, name) for name in known):
+                tops = dict.fromkeys(name.partition("/")[0] for name in known)
+                raise InputError(f"{key}: no layer's name begins with {show(prefix)}; {choices(prefix, tops)}")
+
+
+def begins(prefix: str, name: str) -> bool:
+    """Whether a name begins with these words."""
+    words = _SEPARATOR.split(prefix)
+    return _SEPARATOR.split(name)[: len(words)] == words
+
+
+def assignments(pairs: Iterable[str], key: str) -> dict[str, str]:
+    """Of "layer4=0.1" and its like, the value by layer. Raises: InputError; another form, or a layer twice."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        layer, equals, value = (part.strip() for part in pair.partition("="))
+        if not layer or not equals or not value:
+            raise InputError(f"{key}: {show(pair)}: expected LAYER=VALUE")
+        if layer in found:
+            raise InputError(f"{key}: {show(layer)} has two values, {found[layer]} and {value}; give one")
+        found[layer] = value
+    return found
+
+
+def factor(text: str, key: str) -> float:
+    """A number from 0 on. Raises: InputError; names the key."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if value not in _FACTORS:
+        raise InputError(f"{key}={show(text)}: expected a number, {_FACTORS}")
+    return value

@@ -1,0 +1,64 @@
+"""Parameters and statistics that training leaves as they are.
+
+In a tree of what is trained the others are None, which for JAX is a place without an array: they have no gradient, and
+an optimizer keeps nothing for them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from jaxddp.layers import Layers
+from jaxddp.models.protocol import Tree
+
+
+def trained(params: Tree, frozen: Layers) -> Tree:
+    """The parameters with None in place of the frozen ones."""
+    return _chosen(params, lambda path: path not in frozen) if frozen else params
+
+
+def whole(part: Tree, params: Tree) -> Tree:
+    """What `trained` made, or what came of it, with `params` in place of None."""
+    return jax.tree.map(lambda own, other: other if own is None else own, part, params, is_leaf=_is_none)
+
+
+def kept(before: Tree, after: Tree, frozen: Layers) -> Tree:
+    """The model's state of `after`, but that of frozen layers of `before`; a path may begin with a collection's name.
+
+    A mean over devices of equal numbers may differ from them in the last bit.
+    """
+    if not frozen:
+        return after
+    return whole(_chosen(after, lambda path: path not in frozen and path.partition("/")[2] not in frozen), before)
+
+
+def path_of(path: Any) -> str:
+    """A variable's path, "layer1_0/conv1/kernel"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def evaluating_norms(frozen: Layers) -> Any:
+    """A context in which the batch norms of frozen Linen layers use their running statistics, and keep them."""
+
+    def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        module = context.module
+        if context.method_name != "__call__" or "/".join(module.path) not in frozen:
+            return function(*args, **kwargs)
+        if kwargs.get("use_running_average") is not None:
+            kwargs = {**kwargs, "use_running_average": True}
+        elif getattr(module, "use_running_average", None) is not None:
+            # A module's attributes cannot be set, but this one is a copy that Linen made for this call.
+            object.__setattr__(module, "use_running_average", True)
+        return function(*args, **kwargs)
+
+    return nn.intercept_methods(call)
+
+
+def _chosen(tree: Tree, chosen: Callable[[str], bool]) -> Tree:
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if chosen(path_of(path)) else None, tree)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None

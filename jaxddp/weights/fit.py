@@ -1,0 +1,90 @@
+"""Which arrays of a state dict go where in a network, and what does not fit."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxddp.errors import InputError
+from jaxddp.models.published import Naming
+from jaxddp.weights.layout import from_published, to_published
+from jaxddp.wording import nearest
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of a network's arrays by path: "params/fc/kernel", "batch_stats/bn1/mean"."""
+_LISTED = 6
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a state dict gives to a network.
+
+    Attributes:
+        arrays: by path; every array of the network but those of `fresh`.
+        fresh: paths of the head, where the file has one for other classes, or none.
+        left_over: names of the file that the network has no place for.
+    """
+
+    arrays: dict[str, np.ndarray]
+    fresh: tuple[str, ...]
+    left_over: tuple[str, ...]
+
+
+def fit(
+    shapes: Shapes,
+    state_dict: Mapping[str, np.ndarray],
+    namings: Sequence[Naming],
+    num_classes: int,
+) -> Fit:
+    """Match the arrays of a network, by path, with those of a state dict, in the naming that most of them fit.
+
+    Raises:
+        InputError: any but those of the head is missing, or of another shape; lists them.
+    """
+    naming = max(namings, key=lambda each: sum(each(path) in state_dict for path in shapes))
+    names = {path: naming(path) for path in shapes}
+    arrays = {path: from_published(path, name, state_dict[name]) for path, name in names.items() if name in state_dict}
+    unfit = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
+    fresh = _head(shapes, unfit, num_classes)
+    if faults := [path for path in unfit if path not in fresh]:
+        raise InputError(_told(faults, names, shapes, state_dict))
+    used = set(names.values())
+    left_over = tuple(sorted(name for name in state_dict if name not in used))
+    return Fit({path: array for path, array in arrays.items() if path not in fresh}, fresh, left_over)
+
+
+def _head(shapes: Shapes, unfit: Sequence[str], num_classes: int) -> tuple[str, ...]:
+    """Kernel and bias of the one layer that makes as many logits as there are classes, if it is among the unfit."""
+    layers = dict.fromkeys(path.rpartition("/")[0] for path in unfit)
+    heads = [layer for layer in layers if shapes.get(f"{layer}/kernel", ())[1:] == (num_classes,)]
+    # Half of a head of other weights is no head: its bias belongs to its kernel.
+    return tuple(path for path in shapes if path.rpartition("/")[0] == heads[0]) if len(heads) == 1 else ()
+
+
+def _told(
+    faults: Sequence[str],
+    names: Mapping[str, str],
+    shapes: Shapes,
+    state_dict: Mapping[str, np.ndarray],
+) -> str:
+    missing = [names[path] for path in faults if names[path] not in state_dict]
+    other = [path for path in faults if names[path] in state_dict]
+    parts = []
+    if missing:
+        near = nearest(missing[0], set(state_dict) - set(names.values()))
+        parts.append(f"{len(missing)} of the network's {len(shapes)} arrays are missing: {listed(missing)}{near}")
+    if other:
+        shown = []
+        for path in other:
+            name = names[path]
+            ours = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
+            shown.append(f"{name} is {list(state_dict[name].shape)} there and {list(ours)} here")
+        parts.append(f"{len(other)} are of another shape: {listed(shown, '; ')}")
+    return f"{'; '.join(parts)}; give weights of this network, or the network's name (model.name) of these weights"
+
+
+def listed(names: Iterable[str], between: str = ", ") -> str:
+    """The first few of them, and how many more there are."""
+    every = list(names)
+    more = f" and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
+    return between.join(every[:_LISTED]) + more

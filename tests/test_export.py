@@ -1,0 +1,101 @@
+"""`jaxddp export`, and a run that starts from what it wrote, by the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from small import SMALL, random_table, write_arrays
+
+from jaxddp.cli import main
+from jaxddp.experiment.initial_weights import read_run
+from jaxddp.mesh import Topology
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "images.npz"
+    return write_arrays(file, random_table(24, image=16), random_table(8, seed=1, image=16))
+
+
+def train(data: Path, workdir: Path, *more: str) -> list[str]:
+    return ["train", "digits", *SMALL, "--data.path", str(data), "--workdir", str(workdir), *more]
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory) -> Path:
+    workdir = tmp_path_factory.mktemp("run") / "first"
+    arguments = train(data, workdir, "--train.duration", "6 steps", "--eval.every", "3 steps")
+    done = subprocess.run([sys.executable, "-m", "jaxddp", *arguments], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return workdir
+
+
+def last_line(capfd) -> str:
+    return capfd.readouterr().err.rstrip("\n").split("\n")[-1]
+
+
+def test_a_run_is_exported_and_another_starts_from_it(data, run, tmp_path, capfd):
+    file = tmp_path / "w.safetensors"
+    assert main(["export", str(run), "--out", str(file), "--step", "latest"]) == 0
+    assert capfd.readouterr().out == f"{file}: 62 arrays of step 6 of {run}\n"
+    arrays = safetensors.numpy.load_file(file)
+    _, ours = read_run(run, "latest", Topology.create(1))
+    kernel = ours["params/layer1_0/conv1/kernel"]
+    assert np.array_equal(arrays["layer1.0.conv1.weight"], kernel.transpose(3, 2, 0, 1))
+    assert np.array_equal(arrays["layer2.0.downsample.1.running_var"], ours["batch_stats/layer2_0/downsample_bn/var"])
+
+    more = ["--model.weights", str(file), "--model.freeze", "all but fc", "--train.duration", "2 steps"]
+    assert main(train(data, tmp_path / "probe", *more)) == 0
+    _, probed = read_run(tmp_path / "probe", "latest", Topology.create(1))
+    assert {path for path in ours if not np.array_equal(ours[path], probed[path])} == {
+        "params/fc/bias",
+        "params/fc/kernel",
+    }
+    # What was read once is not read again: a run resumes, and is evaluated, without the file.
+    file.unlink()
+    more = [*more[:-1], "3 steps"]
+    assert main(train(data, tmp_path / "probe", *more)) == 0
+    assert main(["eval", str(tmp_path / "probe" / "config.json"), "--workdir", str(tmp_path / "probe")]) == 0
+    capfd.readouterr()
+    assert main(train(data, tmp_path / "other", *more)) == 2
+    assert last_line(capfd).startswith(f"jaxddp: {file}: no such file; give a .safetensors file")
+
+
+def test_a_run_starts_from_another_run(data, run, tmp_path):
+    more = ["--model.weights", str(run), "--optimizer.learning-rate", "0", "--train.duration", "1 step"]
+    assert main(train(data, tmp_path / "w", *more)) == 0
+    best = max(json.loads((run / "checkpoints/validation.json").read_text()).items(), key=lambda each: each[1]["top1"])
+    step, ours = read_run(run, "best", Topology.create(1))
+    _, found = read_run(tmp_path / "w", "latest", Topology.create(1))
+    assert len(ours) == 62 and best[1]["top1"] >= 0 and step in (3, 6)
+    assert all(np.array_equal(found[path], ours[path]) for path in ours if path.startswith("params/"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{tmp}/absent", "--out", "w.safetensors"], "{tmp}/absent: no such work directory"),
+        (["{tmp}", "--out", "w.safetensors"], "{tmp}/config.json: no such file; give a run's work directory"),
+        (["{run}", "--out", "{tmp}/w.pth"], "{tmp}/w.pth: the format is known by its name"),
+        (["{run}", "--out", "{tmp}/none/w.safetensors"], "{tmp}/none/w.safetensors: cannot be written (No such file"),
+        (["{run}", "--out", "w.safetensors", "--step", "5"], "{run}/checkpoints: no checkpoint '5'; there are steps"),
+    ],
+)
+def test_a_mistake_is_one_line(run, tmp_path, capfd, arguments, message):
+    places = {"tmp": tmp_path, "run": run}
+    assert main(["export", *(argument.format(**places) for argument in arguments)]) == 2
+    assert last_line(capfd).startswith(f"jaxddp: {message.format(**places)}")
+
+
+def test_a_run_from_python_says_so(run, tmp_path, capfd):
+    content = json.loads((run / "config.json").read_text())
+    del content["model"]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert main(["export", str(tmp_path), "--out", "w.safetensors"]) == 2
+    assert "the run came from Python and does not say its network" in last_line(capfd)

@@ -1,0 +1,261 @@
+"""Frozen layers, layers that are trained later, rates by layer."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from made import setup_of, train
+from small import CLASSES, largest_difference, random_table, randomized
+
+from jaxddp.api import prepare_training
+from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
+from jaxddp.engine.layerwise import thawing, with_factors
+from jaxddp.errors import InputError, Preempted
+from jaxddp.experiment.initial_weights import by_path
+from jaxddp.layers import Layers
+from jaxddp.models.adapt import adapt
+from jaxddp.models.resnet import build
+from jaxddp.training.checkpoints import Checkpoints
+
+QUIET = {"parallel": {"self_test": "never"}}
+FOUR_STEPS = {"train": {"duration": "4 steps"}, "log": {"every": "4 steps"}}
+
+
+def resnet(dtype="float32", **options):
+    return build(ModelConfig("resnet10", width=2, stem="small", **options), CLASSES, dtype, dtype)
+
+
+def made(config=None, *, model=None, optimizer=None, devices=1, **more):
+    config = Config().replace(**(QUIET | (config or {})))
+    optimizer = optimizer or optax.adamw(0.05)
+    setup = setup_of(model or resnet(), optimizer, devices=devices, config=config, batch_size=12, **more)
+    # A scale of zero would hide a gradient that is not there.
+    state = setup.state.replace(params=randomized(setup.state.params))
+    return dataclasses.replace(setup, state=setup.topology.replicate(state))
+
+
+def arrays(state):
+    return {
+        path: np.asarray(leaf) for path, leaf in by_path(*jax.device_get((state.params, state.model_state))).items()
+    }
+
+
+def changed_between(before, after):
+    return {path for path in before if before[path].tobytes() != after[path].tobytes()}
+
+
+@pytest.mark.parametrize(
+    ("freeze", "trained"),
+    [("all but fc", {"fc"}), ("conv1,bn1,layer1,layer2.0", {"layer3_0", "layer4_0", "fc"})],
+)
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_frozen_layers_keep_every_bit(freeze, trained, devices, accumulate):
+    config = {"model": {"freeze": freeze}, "train": {"accumulate": accumulate}}
+    setup = made(config, devices=devices)
+    before = arrays(setup.state)
+    after = arrays(train(setup, FOUR_STEPS))
+    moved = {path for path in before if path.split("/")[1] in trained}
+    assert changed_between(before, after) == moved
+
+
+def test_frozen_parameters_have_no_place_in_the_optimizer_and_no_gradient():
+    setup = made({"model": {"freeze": "all but layer4,fc"}})
+    moving = [path for path in arrays(setup.state) if path.startswith(("params/layer4", "params/fc"))]
+    held = [leaf for leaf in jax.tree.leaves(setup.state.opt_state) if leaf.ndim]
+    assert len(held) == 2 * len(moving)
+    plain = made()
+    assert setup.step().lower(setup.state, next(setup.batches(0, 1))).cost_analysis()["flops"] < (
+        0.6 * plain.step().lower(plain.state, next(plain.batches(0, 1))).cost_analysis()["flops"]
+    )
+
+
+def test_a_linear_probe_is_the_regression_on_features():
+    """Its loss goes down by its own gradient, that of the head on what the frozen network gives in evaluation."""
+    data = DataConfig(augment=AugmentConfig(flip=False))
+    setup = made({"model": {"freeze": "all but fc"}}, optimizer=optax.sgd(0.5), data=data)
+    params, state, batch = setup.state.params, setup.state.model_state, next(setup.batches(0, 1))
+
+    def loss(head):
+        sums, _ = setup.objective({**params, "fc": head}, state, batch, train=False)
+        return sums.values[0, 0] / sums.values[0, 1]
+
+    grads = jax.grad(loss)(params["fc"])
+    expected = jax.tree.map(lambda p, g: np.asarray(p - 0.5 * g), params["fc"], grads)
+    after, _ = setup.step()(setup.state, batch)
+    assert largest_difference(after.params["fc"], expected) < 1e-6
+    assert np.abs(grads["kernel"]).max() > 1e-3
+
+
+def test_any_number_of_devices_equals_one():
+    with jax.enable_x64(True):
+        states = [
+            train(
+                made(
+                    {"model": {"freeze": "conv1,bn1,layer1", "batch_norm": "sync"}},
+                    model=resnet("float64", batch_norm="sync"),
+                    optimizer=optax.sgd(0.05),
+                    devices=n,
+                ),
+                FOUR_STEPS,
+            )
+            for n in (1, 2, 4)
+        ]
+    one, *others = (arrays(state) for state in states)
+    for other in others:
+        assert largest_difference(one, other) < 1e-9
+
+
+@pytest.mark.slow
+def test_frozen_layers_in_a_reproducible_step():
+    config = {"model": {"freeze": "layer1,layer2"}, "parallel": {"reproducible": True, "self_test": "never"}}
+    config = Config().replace(**config)
+    table = random_table(40)
+    states = [
+        train(setup_of(resnet(), optax.adamw(0.05), table, devices=n, config=config, batch_size=16), FOUR_STEPS)
+        for n in (1, 8)
+    ]
+    assert not changed_between(*map(arrays, states))
+
+
+class NNXNet(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.conv, self.norm = nnx.Conv(3, 4, (3, 3), rngs=rngs), nnx.BatchNorm(4, rngs=rngs)
+        self.fc = nnx.Linear(4, CLASSES, rngs=rngs)
+
+    def __call__(self, images):
+        return self.fc(jax.nn.relu(self.norm(self.conv(images))).mean((1, 2)))
+
+
+class LinenNet(nn.Module):
+    """Says its mode to the norm by a call, where `resnet` says it by an attribute."""
+
+    @nn.compact
+    def __call__(self, images, train: bool):
+        x = nn.Conv(4, (3, 3), name="conv")(images)
+        x = nn.BatchNorm(name="norm")(x, use_running_average=not train)
+        return nn.Dense(CLASSES, name="fc")(nn.relu(x).mean((1, 2)))
+
+
+@pytest.mark.parametrize("network", [NNXNet, LinenNet])
+def test_a_frozen_norm_of_any_module_evaluates(network):
+    setup = made({"model": {"freeze": "conv,norm"}}, model=network(), optimizer=optax.sgd(0.1))
+    before = arrays(setup.state)
+    _, params, state = setup.objective, setup.state.params, setup.state.model_state
+    images = jax.random.normal(jax.random.key(1), (4, 6, 6, 3))
+    frozen, plain = setup.model, adapt(network())
+    told = [model.apply(params, state, images, train=True, key=None)[0] for model in (frozen, plain)]
+    expected = plain.apply(params, state, images, train=False, key=None)[0]
+    assert largest_difference(told[0], expected) == 0 and largest_difference(told[1], expected) > 1e-2
+    assert {path.split("/")[-2] for path in changed_between(before, arrays(train(setup, FOUR_STEPS)))} == {"fc"}
+
+
+def test_rates_by_layer():
+    factors = ("layer1=0.5", "layer1_0.conv2=0", "fc=10")
+    setup = made({"optimizer": {"rate_factors": factors}}, optimizer=optax.sgd(0.1, momentum=0.9))
+    plain = made(optimizer=optax.sgd(0.1, momentum=0.9))
+    batch = next(setup.batches(0, 1))
+    before = arrays(setup.state)
+    one, other = (arrays(each.step()(each.state, batch)[0]) for each in (setup, plain))
+    expected = {"layer1_0/bn1/scale": 0.5, "layer1_0/conv2/kernel": 0, "fc/bias": 10, "conv1/kernel": 1}
+    for name, factor in expected.items():
+        path = f"params/{name}"
+        moved, plainly = one[path] - before[path], other[path] - before[path]
+        assert np.abs(plainly).max() > 1e-4
+        assert np.allclose(moved, factor * plainly, atol=1e-6)
+
+
+def test_rates_that_decay_by_layer():
+    setup = made({"optimizer": {"layer_decay": 0.5}}, optimizer=optax.sgd(1.0))
+    ones = jax.tree.map(jnp.ones_like, setup.state.params)
+    updates, _ = setup.optimizer.update(ones, setup.state.opt_state, setup.state.params)
+    # A ResNet-10 has a stem, four blocks and a head.
+    rates = {"conv1": 1 / 32, "bn1": 1 / 32, "layer1_0": 1 / 16, "layer3_0": 1 / 4, "layer4_0": 1 / 2, "fc": 1}
+    for name, rate in rates.items():
+        assert all(np.all(leaf == -rate) for leaf in jax.tree.leaves(updates[name]))
+
+
+def test_layers_are_trained_from_their_step_on(tmp_path):
+    model = {"unfreeze": ("layer4=2 steps", "conv1=50%"), "freeze": "layer2"}
+    config = {"model": model, "train": {"duration": "6 steps"}}
+    six = {"train": {"duration": "6 steps"}, "log": {"every": "6 steps"}}
+    setup = made(config)
+    begin = arrays(setup.state)
+    moved, state = [], jax.tree.map(jnp.copy, setup.state)
+    for batch in setup.batches(0, 4):
+        before, (state, _) = arrays(state), setup.step()(state, batch)
+        params = {path for path in changed_between(before, arrays(state)) if path.startswith("params")}
+        moved.append({path.split("/")[1] for path in params})
+    always = {"bn1", "layer1_0", "layer3_0", "fc"}
+    assert moved == [always, always, always | {"layer4_0"}, always | {"layer4_0", "conv1"}]
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        whole = train(made(config), six)
+        with pytest.raises(Preempted):
+            train(made(config), six, checkpoints=checkpoints, should_stop=lambda step: step >= 1)
+        resumed = train(made(config), six, checkpoints=checkpoints, resume_step=checkpoints.latest())
+    assert not changed_between(arrays(whole), arrays(resumed))
+    # The statistics of layers that are to be trained later stay, since their scales were made for them.
+    statistics = {path for path in changed_between(begin, arrays(whole)) if path.startswith("batch_stats")}
+    assert {path.split("/")[1] for path in statistics} == {"bn1", "layer1_0", "layer3_0"}
+
+
+def test_a_minus_zero_keeps_its_sign_until_it_is_trained():
+    optimizer = thawing(optax.sgd(1.0), {"x": 1})
+    params = {"x": jnp.array([-0.0, 0.0, 1.0])}
+    updates, _ = optimizer.update({"x": jnp.ones(3)}, optimizer.init(params), params)
+    assert np.signbit(optax.apply_updates(params, updates)["x"]).tolist() == [True, False, False]
+
+
+def test_factors_leave_other_updates_as_they_are():
+    optimizer = with_factors(optax.sgd(1.0), {"a/kernel": 2.0})
+    grads = {"a": {"kernel": jnp.ones(2), "bias": None}, "b": jnp.ones(2)}
+    updates, _ = optimizer.update(grads, optimizer.init(grads), grads)
+    assert updates["a"]["kernel"].tolist() == [-2, -2] and updates["b"].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("layer1", ["layer1_0/conv1/kernel", "layer1"], ["layer10/kernel", "fc/layer1", "layer"]),
+        ("layer1.0,fc/bias", ["layer1_0/bn1", "fc/bias"], ["layer1_1/bn1", "fc/kernel"]),
+        ("all but fc, layer4", ["conv1/kernel", "layer3_0/bn1"], ["fc/kernel", "layer4_0/bn1"]),
+        ("", [], ["fc", ""]),
+    ],
+)
+def test_layers_by_how_their_names_begin(text, inside, outside):
+    layers = Layers.parse(text, "model.freeze")
+    assert all(name in layers for name in inside) and not any(name in layers for name in outside)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"freeze": "conv2"},
+            "model.freeze: no layer's name begins with 'conv2'; did you mean 'conv1'\\?",
+        ),
+        ({"freeze": "conv1,,fc"}, "model.freeze='conv1,,fc': expected how names of layers begin"),
+        ({"freeze": "conv1,bn1,layer1,layer2,layer3,layer4,fc"}, "model.freeze=.*: no layer is left to train"),
+        ({"unfreeze": ["layer4"]}, "model.unfreeze: 'layer4': expected LAYER=VALUE"),
+        ({"unfreeze": ["layer4=soon"]}, "model.unfreeze: 'soon' is not a duration"),
+        ({"unfreeze": ["layer5=1 step"]}, "model.unfreeze: no layer's name begins with 'layer5'"),
+        ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "model.unfreeze: 'fc' is frozen for good by model.freeze=fc"),
+        ({"rate_factors": ["fc=-1"]}, "optimizer.rate_factors: fc='-1': expected a number, 0 to 1,000,000"),
+        ({"rate_factors": ["fc=1", "fc=2"]}, "optimizer.rate_factors: 'fc' has two values, 1 and 2; give one"),
+        ({"rate_factors": ["head=2"]}, "optimizer.rate_factors: no layer's name begins with 'head'"),
+    ],
+)
+def test_a_mistake_is_one_line(changes, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        prepare_training(resnet(), random_table(20), 1, optax.sgd(0.1), 4, **changes)
+
+
+def test_a_network_that_does_not_say_its_depths():
+    with pytest.raises(InputError, match="^optimizer.layer_decay=0.5: LinenNet does not say how deep its layers lie"):
+        prepare_training(LinenNet(), random_table(20), 1, optax.sgd(0.1), 4, layer_decay=0.5)

@@ -1,0 +1,204 @@
+"""Weights of torchvision's and timm's networks come in and go out; `torch_logits.py` is their side of it."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+import safetensors.numpy
+from made import setup_of
+from published import CLASSES, golden, image, weights
+from small import SmallNet, largest_difference, random_table
+
+from jaxddp.api import export_weights, prepare_training, train
+from jaxddp.config import ModelConfig
+from jaxddp.errors import InputError
+from jaxddp.experiment.initial_weights import by_path, initial_weights, shapes_of
+from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt
+from jaxddp.models.resnet import build
+from jaxddp.weights.fit import fit
+from jaxddp.weights.layout import namings_of, own_name, published
+from jaxddp.weights.state_dict import read, write
+
+RESNETS = tuple(name for name in golden() if name.startswith("resnet"))
+
+
+def small_resnet(classes=CLASSES):
+    return adapt(build(ModelConfig("resnet10", width=4, stem="small"), classes))
+
+
+def state_dict_of(model, image_shape=(64, 64, 3), naming=0):
+    """What its publisher would have, by the formula, float64."""
+    zeros = {path: np.zeros(shape) for path, shape in shapes_of(model, image_shape).items()}
+    return weights({name: each.shape for name, each in published(zeros, namings_of(model)[naming]).items()})
+
+
+def logits(model, file, size, dtype):
+    height, width = map(int, size.split("x"))
+    shapes = shapes_of(model, (height, width, 3))
+    arrays = initial_weights(file, model, shapes, CLASSES, Topology.create(1))
+    variables = {}
+    for path, array in arrays.items():
+        *parents, name = path.split("/")
+        inner = variables
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[name] = jnp.asarray(array, dtype)
+    apply = jax.jit(lambda variables, images: model.module.apply(variables, images))
+    return np.asarray(apply(variables, jnp.asarray(image(height, width), dtype)))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESNETS)
+def test_logits_are_those_of_torchvision(tmp_path, name, request):
+    """At an odd size, 97 by 131 pixels; for two of them at 224, too."""
+    write(tmp_path / "w.safetensors", state_dict_of(adapt(build(ModelConfig(name), CLASSES))))
+    cases = [("97x131", "float64")]
+    if name in ("resnet18", "resnet50"):
+        cases += [("224x224", "float64"), ("97x131", "float32")]
+    for size, precision in cases:
+        with jax.enable_x64(precision == "float64"):
+            model = adapt(build(ModelConfig(name), CLASSES, precision, precision))
+            found = logits(model, tmp_path / "w.safetensors", size, precision)
+        difference = np.abs(found - golden()[name]["logits"][size]).max()
+        assert difference < {"float64": 1e-9, "float32": 1e-4}[precision]
+
+
+@pytest.mark.parametrize("make", [lambda: small_resnet(), lambda: adapt(SmallNet())], ids=["published", "own names"])
+def test_what_is_exported_comes_back_bit_for_bit(tmp_path, make):
+    setup = setup_of(make(), optax.adamw(0.01), random_table(20), devices=2)
+    export_weights(setup.state, setup, tmp_path / "w.safetensors")
+    names = safetensors.numpy.load_file(tmp_path / "w.safetensors")
+    assert ("layer1.0.conv1.weight" in names) == hasattr(setup.model.module, "published_names")
+    again = prepare_training(
+        make(), random_table(20), 1, optax.adamw(0.01), 8, seed=1, weights=tmp_path / "w.safetensors"
+    )
+    assert largest_difference(again.state.params, setup.state.params) == 0
+    assert largest_difference(again.state.model_state, setup.state.model_state) == 0
+    # The optimizer's state is of the parameters that it was initialized with.
+    other = prepare_training(make(), random_table(20), 1, optax.adamw(0.01), 8, seed=1)
+    assert largest_difference(other.state.params, setup.state.params) > 0
+
+
+def test_a_new_seed_keeps_the_weights(tmp_path):
+    write(tmp_path / "w.safetensors", state_dict_of(small_resnet(), (6, 6, 3)))
+    setup = prepare_training(
+        small_resnet(5), random_table(20), 2, optax.sgd(0.1), 4, weights=tmp_path / "w.safetensors"
+    )
+    other = setup.with_seed(3)
+    one, two = (by_path(each.state.params, each.state.model_state) for each in (setup, other))
+    assert {path for path in one if not np.array_equal(one[path], two[path])} == {"params/fc/kernel"}
+
+
+def test_a_head_for_other_classes_is_new(tmp_path, caplog):
+    model = small_resnet(5)
+    write(tmp_path / "w.safetensors", {**state_dict_of(small_resnet()), "extra.weight": np.zeros(3)})
+    found = initial_weights(tmp_path / "w.safetensors", model, shapes_of(model, (6, 6, 3)), 5, Topology.create(1))
+    assert set(shapes_of(model, (6, 6, 3))) - set(found) == {"params/fc/kernel", "params/fc/bias"}
+    assert caplog.messages == [
+        f"{tmp_path / 'w.safetensors'}: 60 of the network's 62 arrays; new for 5 classes: params/fc/bias, "
+        "params/fc/kernel; left over: extra.weight"
+    ]
+
+
+def test_a_file_without_a_head_gives_the_rest(tmp_path):
+    model = small_resnet(5)
+    arrays = {name: each for name, each in state_dict_of(model).items() if not name.startswith("fc.")}
+    fitted = fit(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), 5)
+    assert sorted(fitted.fresh) == ["params/fc/bias", "params/fc/kernel"] and len(fitted.arrays) == 60
+
+
+def test_what_does_not_fit_is_listed():
+    model = small_resnet()
+    arrays = state_dict_of(model)
+    arrays["layer1.0.conv1.weights"] = arrays.pop("layer1.0.conv1.weight")
+    arrays["conv1.weight"] = np.zeros((4, 3, 7, 7))
+    with pytest.raises(InputError) as error:
+        fit(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), CLASSES)
+    assert str(error.value) == (
+        "1 of the network's 62 arrays are missing: layer1.0.conv1.weight, did you mean 'layer1.0.conv1.weights'?; 1 "
+        "are of another shape: conv1.weight is [4, 3, 7, 7] there and [4, 3, 3, 3] here; give weights of this network, "
+        "or the network's name (model.name) of these weights"
+    )
+
+
+def test_another_network_is_one_line(tmp_path):
+    write(tmp_path / "w.safetensors", state_dict_of(small_resnet()))
+    with pytest.raises(
+        InputError, match=r"^\S+w.safetensors: 2 of the network's 4 arrays are missing: params.Conv_0.bias, params"
+    ):
+        prepare_training(SmallNet(), random_table(20), 1, optax.sgd(0.1), 8, weights=tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_arrays_of_any_precision(tmp_path, dtype):
+    model = small_resnet()
+    arrays = {name: each.astype(dtype) for name, each in state_dict_of(model, (6, 6, 3)).items()}
+    file = tmp_path / "w.safetensors"
+    write(file, arrays)
+    assert read(file)["conv1.weight"].dtype == dtype
+    setup = prepare_training(model, random_table(20), 1, optax.sgd(0.1), 4, weights=file)
+    bias = setup.state.params["bn1"]["bias"]
+    assert bias.dtype == jnp.float32 and np.array_equal(bias, arrays["bn1.bias"].astype(np.float32))
+
+
+def test_what_wraps_a_state_dict_is_taken_off(tmp_path):
+    write(tmp_path / "w.safetensors", {f"module.{name}": each for name, each in state_dict_of(small_resnet()).items()})
+    assert "conv1.weight" in read(tmp_path / "w.safetensors")
+
+
+def test_a_run_gives_the_weights_of_its_checkpoint(tmp_path, caplog):
+    table = random_table(24)
+    setup = prepare_training(SmallNet(), table, 2, optax.adamw(0.1), 4, epochs=3)
+    state, _ = train(softmax_cross_entropy, setup, workdir=tmp_path / "w", listeners=(), save_every="3 epochs")
+    again = prepare_training(SmallNet(), table, 1, optax.sgd(0.1), 8, seed=5, weights=tmp_path / "w")
+    assert largest_difference(again.state.params, state.params) == 0 and int(again.state.step) == 0
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("w.safetensors", b"no", "w.safetensors: not a whole .safetensors file (.*); download it again"),
+        ("w.npz", b"no", "w.npz: not a kind of file that weights are read from; give a .safetensors file, a .pth"),
+        ("absent.safetensors", None, "absent.safetensors: no such file; give a .safetensors file"),
+        ("absent.pth", None, "absent.pth: no such file; give a .safetensors file"),
+        (".", None, "no work directory of a run, which has checkpoints/; give a .safetensors"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        prepare_training(SmallNet(), random_table(20), 1, optax.sgd(0.1), 8, weights=tmp_path / name)
+
+
+def test_a_pth_file_needs_torch_or_says_how_to_convert(tmp_path):
+    (tmp_path / "w.pth").write_bytes(b"no")
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        message = r"w.pth: reading it takes PyTorch, .* safetensors.torch.save_file\(torch.load\('w.pth', weights_only"
+    else:
+        message = "w.pth: PyTorch cannot load it as plain weights"
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / "w.pth")
+
+
+def test_a_pth_file(tmp_path):
+    torch = pytest.importorskip("torch")
+    arrays = state_dict_of(small_resnet())
+    tensors = {f"module.{name}": torch.from_numpy(each) for name, each in arrays.items()}
+    torch.save(
+        {"epoch": 3, "state_dict": {**tensors, "module.bn1.num_batches_tracked": torch.tensor(7)}}, tmp_path / "w.pth"
+    )
+    found = read(tmp_path / "w.pth")
+    assert found.keys() == arrays.keys() and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+
+
+def test_own_names_need_no_network():
+    assert own_name("params/fc/kernel") == "params.fc.kernel"
+    assert len(namings_of(adapt(SmallNet()))) == 1
