@@ -22,6 +22,7 @@ from jaxddp.ranges import Range, Seconds, Share
 
 Pixels = Annotated[int, Range(1, 10_000)]
 BatchSize = Annotated[int, Range(1, 2**24)]
+HeldOut = Annotated[float, Range(0, 1, above=True, below=True)]
 Strength = Annotated[float, Range(0, 1000)]
 Spread = Annotated[float, Range(0, 1, above=True)]
 Decay = Annotated[float, Range(0, 1, below=True)]
@@ -69,8 +70,8 @@ class DataConfig:
     """Which examples, and how an image becomes a square of pixels."""
 
     path: str | None = None
-    """Where the data lie: a folder with solution files, packed records, a folder a class, IDX, CIFAR or NumPy files; a
-    URL (s3://, gs://, https://) of solution files; or tfds:NAME. Or give `name`."""
+    """Where the data lie: a folder with solution files, a CSV file, Parquet, packed records, a folder a class, IDX,
+    CIFAR or NumPy files; a URL (s3://, gs://, https://) of solution files; or tfds:NAME. Or give `name`."""
     name: str | None = None
     """Name of a data set in datasets.toml (the file JAXDDP_DATASETS names, or the one in the working directory)."""
     train: str | None = None
@@ -80,6 +81,8 @@ class DataConfig:
     """Where tensorflow-datasets keeps its prepared sets; its own default where absent."""
     local_cache: str | None = None
     """Folder that keeps what was fetched from a URL, for later epochs and runs."""
+    val_share: HeldOut | None = None
+    """Where there is no validation split: validate on this share of each class, chosen by a hash of the names."""
     classes: str | None = None
     """A range of the synset mapping ("0:200") or synset names ("n01440764,n01443537"); all where absent."""
     limit: Annotated[int, Range(1, 2**31 - 1)] | None = None
@@ -89,6 +92,10 @@ class DataConfig:
     max_bad_images: Share = 0.001
     """The share of an epoch's images that may be substituted, rounded to the nearest number, but at least one."""
     image_size: Pixels = 224
+    channels: Literal[1, 3, 4] = 3
+    """What files are decoded to: 1 gray, 3 RGB, 4 RGBA. Arrays keep theirs."""
+    bits: Literal[8, 16] = 8
+    """Of a decoded value. Of files with 16, 8 keep the upper half, which is said once. Arrays keep theirs."""
     crop: Literal["random_area", "whole"] = "random_area"
     """Training crops: a random area resized to image_size, or the whole image (small images; see `augment.pad`)."""
     crop_area: tuple[Share, Share] = (0.08, 1.0)
@@ -96,10 +103,10 @@ class DataConfig:
     resize: Pixels = 256
     """Evaluation: the short side is resized to this, and the center image_size square is taken."""
     cache: Literal["none", "device"] = "none"
-    """Read training images batch by batch, or decode all of them once and keep them on each device as uint8."""
+    """Read training images batch by batch, or decode all of them once and keep their pixels on each device."""
     mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
     std: tuple[Spread, ...] = (0.229, 0.224, 0.225)
-    """Of each channel, whose values are 0 to 1: an image becomes (image - mean) / std."""
+    """Of each channel, or one for all, of values from 0 to 1: an image becomes (image - mean) / std."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
 

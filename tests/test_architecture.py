@@ -62,6 +62,7 @@ FILES = {
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
     "jaxddp/curate/progress_bar.py": "rich",
     "jaxddp/data/images/jpeg.py": "PIL simplejpeg",
+    "jaxddp/data/images/pillow.py": "PIL",
     "jaxddp/data/images/verify.py": "PIL",
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",

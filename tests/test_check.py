@@ -35,7 +35,7 @@ FAULTS: dict[str, tuple[bytes | None, str]] = {
         (progressive := encode(picture(40, 48), progressive=True))[: progressive.rindex(b"\xff\xda")] + EOI,
         "cut short: the scans of its finer detail are missing",
     ),
-    "gif": (encode(picture(8, 8), "GIF"), "neither JPEG nor PNG but a GIF"),
+    "gif": (encode(picture(8, 8), "GIF"), "none of JPEG, PNG, WebP, TIFF and BMP but a GIF"),
     "bomb": (BOMB, "12000x12000 pixels, more than the limit"),
     "png cut": (encode(picture(40, 48), "PNG")[:-40], "cut short: no IEND chunk"),
 }

@@ -343,9 +343,12 @@ BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "png cut": (lambda: encode(picture(5), "PNG")[:-12], "cut short: no IEND chunk at the end"),
     "jpeg bomb": (bomb, "12000x12000 pixels, more than the limit of 100,000,000"),
     "png bomb": (lambda: png_header(60_000, 50_000), "60000x50000 pixels, more than the limit of 100,000,000"),
-    "gif": (lambda: encode(picture(5), "GIF"), "neither JPEG nor PNG but a GIF; convert it or remove its row"),
-    "text": (lambda: b"<html>404</html>", "neither JPEG nor PNG but a file that starts with b'<htm'"),
-    "one byte": (lambda: b"\xff", "neither JPEG nor PNG but a file that starts with b'\\xff'"),
+    "gif": (
+        lambda: encode(picture(5), "GIF"),
+        "none of JPEG, PNG, WebP, TIFF and BMP but a GIF; convert it or remove its row",
+    ),
+    "text": (lambda: b"<html>404</html>", "none of JPEG, PNG, WebP, TIFF and BMP but a file that starts with b'<htm'"),
+    "one byte": (lambda: b"\xff", "none of JPEG, PNG, WebP, TIFF and BMP but a file that starts with b'\\xff'"),
     "png without pixels": (lambda: png_header(60, 50), "damaged"),
 }
 

@@ -1,4 +1,4 @@
-"""From uint8 pixels to the network's input, on the device; whatever is random is a function of (seed, epoch, row)."""
+"""From pixels to the network's input, on the device; whatever is random is a function of (seed, epoch, row)."""
 
 import zlib
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 # One stream of random numbers per use of a seed: initialization takes the seed itself, others fold a word of theirs.
 _AUGMENT = 0x696D67
-# The augmentations that have a setting, of uint8 pixels and of normalized images, in their order.
+# The augmentations that have a setting, of pixels and of normalized images, in their order.
 _OF_PIXELS, _OF_NORMALIZED = ("flip", "pad", "rand_augment", "cutout"), ("erase",)
 # And one stream per use of an example's key.
 *_SET, _MIX, _THEN, _EXTRA = range(8)
@@ -40,22 +40,22 @@ class Inputs(NamedTuple):
 class Preprocess:
     """Augment and normalize.
 
-    In training, in this order: flip or alternate flip, padded crop, RandAugment, cutout (on uint8 pixels); normalize;
-    erase (zeros are the mean colour here); the augmentations that `augment.then` names; `extra`; mixup or cutmix. In
+    In training, in this order: flip or alternate flip, padded crop, RandAugment, cutout (on pixels); normalize; erase
+    (zeros are the mean colour here); the augmentations that `augment.then` names; `extra`; mixup or cutmix. In
     evaluation, normalize alone. What one of them draws does not depend on which others there are.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    """Per channel, of pixel values in 0..1; grayscale images take the first."""
+    """Per channel, of pixel values in 0..1; of more values than channels the first are taken, and one is for all."""
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     dtype: Any = jnp.float32
-    """Of the result; after the uint8 pixels everything is computed in float32 or wider."""
+    """Of the result; after the pixels everything is computed in float32 or wider."""
     extra: Augmentation | None = None
     """A further augmentation of normalized images, a recipe file's own."""
 
     def __call__(self, batch: Batch, *, train: bool, key: jax.Array | None = None) -> Inputs:
-        """The images in this instance's dtype, for a batch of uint8[B, H, W, C] images; B even where any are mixed.
+        """The images in this instance's dtype, for a batch of images [B, H, W, C]; B even where any are mixed.
 
         `key` is that of the run's seed; of seed 0 where there is none. Evaluation draws nothing.
         """
@@ -81,7 +81,7 @@ class Preprocess:
         return Inputs(images.astype(self.dtype), mixing)
 
     def augmented(self, key: jax.Array, image: jax.Array) -> jax.Array:
-        """One image, uint8[H, W, C], before any is mixed: float[H, W, C]. Raises: as `check_augmentation`."""
+        """One image [H, W, C] of pixels, before any is mixed: float[H, W, C]. Raises: as `check_augmentation`."""
         image = self._normalize(self._set(_OF_PIXELS, key, image))
         image = self._set(_OF_NORMALIZED, key, image)
         names = self.augment.then
@@ -101,19 +101,22 @@ class Preprocess:
         return image
 
     def _normalize(self, images: jax.Array) -> jax.Array:
-        """(pixels / 255 - mean) / std, as one multiplication and one addition; float32, or float64 where asked for."""
-        channels = images.shape[-1]
+        """(pixels / white - mean) / std, as one multiplication and one addition; float32, or float64 where asked for.
+
+        White is 65535 in uint16, and else 255.
+        """
+        channels, white = images.shape[-1], 65535 if images.dtype == jnp.uint16 else 255
         mean, std = jnp.array(self.mean[:channels]), jnp.array(self.std[:channels])
         wide = jnp.promote_types(self.dtype, jnp.float32)
-        return images.astype(wide) * (1 / (255 * std)).astype(wide) - (mean / std).astype(wide)
+        return images.astype(wide) * (1 / (white * std)).astype(wide) - (mean / std).astype(wide)
 
 
-def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]) -> None:
+def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int], dtype: Any = jnp.uint8) -> None:
     """Trace the augmentation of one image, (H, W, C), so that errors in it are found before a run is compiled."""
     augment = preprocess.augment
     if augment.alternate_flip and (augment.flip or "flip" in augment.then):
         raise InputError("data.augment: flip and alternate_flip are both set; set one of them to false")
-    image = jax.ShapeDtypeStruct(image_shape, jnp.uint8)
+    image = jax.ShapeDtypeStruct(image_shape, dtype)
     jax.eval_shape(lambda image: preprocess.augmented(jax.random.key(0), image), image)
 
 

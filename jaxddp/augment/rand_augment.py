@@ -66,6 +66,10 @@ def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], j
                 f"data.augment.rand_augment={layers}: its colours are defined for 1 or 3 channels, and the "
                 f"images have {image.shape[-1]}; give 0"
             )
+        if image.dtype == jnp.uint16:
+            raise InputError(
+                f"data.augment.rand_augment={layers}: takes pixels of 8 bits, and the images have 16; give 0"
+            )
         if image.dtype != jnp.uint8:
             raise InputError(
                 f"rand_augment takes uint8 pixels, and the images are {image.dtype} here; "

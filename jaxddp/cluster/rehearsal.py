@@ -11,7 +11,7 @@ from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.source import Source, columns
+from jaxddp.data.source import Source, columns, image_dtype
 from jaxddp.engine.state import TrainState
 from jaxddp.experiment.experiment import open_experiment
 from jaxddp.experiment.setup import RunSetup
@@ -76,7 +76,8 @@ def step(setup: RunSetup) -> Finding:
 def abstract_batch(setup: RunSetup) -> Batch:
     """The shape of a placed training batch, without its memory."""
     batch = columns(setup.table.labels, setup.order, 0)
-    image = np.broadcast_to(np.uint8(0), (len(batch.row), *setup.table.image_shape(setup.data)))
+    pixel = np.zeros((), image_dtype(setup.table, setup.data))
+    image = np.broadcast_to(pixel, (len(batch.row), *setup.table.image_shape(setup.data)))
     batch = batch._replace(image=image, substituted=batch.mask if setup.feed.substitutes else None)
     sharded = setup.topology.sharded
     return jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=sharded), batch)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
-from jaxddp.config import DataConfig
+from jaxddp.config import DataConfig, HeldOut
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.errors import InputError
 from jaxddp.ranges import Range
@@ -30,6 +30,8 @@ class DataPlace:
     """The solution file of the training split; LOC_train_solution.csv unless given."""
     val: str | None = None
     """The solution file of the validation split; LOC_val_solution.csv unless given."""
+    val_share: HeldOut | None = None
+    """Where there is no validation split: the share of each class to take for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,4 +122,5 @@ def _pack(arguments: list[str]) -> int:
 def _open(options: DataPlace) -> "dict[str, Source]":
     from jaxddp.data.opening import open_splits
 
-    return open_splits(DataConfig(path=options.path, data_dir=options.data_dir, train=options.train, val=options.val))
+    given = {key: getattr(options, key) for key in ("path", "data_dir", "train", "val", "val_share")}
+    return open_splits(DataConfig(**given))

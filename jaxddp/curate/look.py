@@ -9,14 +9,15 @@ import numpy as np
 
 from jaxddp.data.images.header import EOI, SOS, Segment, parse_header, segments
 from jaxddp.data.images.verify import open_sound, verify
-from jaxddp.data.source import Source
+from jaxddp.data.source import Source, image_dtype
 from jaxddp.errors import InputError
 
 LARGE = 20_000_000
 """Images of more pixels are decoded one at a time, on any number of threads, which bounds the memory."""
 
 _ORIENTATION = 0x0112
-_SUFFIXES = {".jpeg": "jpeg", ".jpg": "jpeg", ".png": "png"}
+_KINDS = {"jpeg": (".jpeg", ".jpg"), "png": (".png",), "webp": (".webp",), "tiff": (".tif", ".tiff"), "bmp": (".bmp",)}
+_SUFFIXES = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes}
 _large = threading.Lock()
 
 
@@ -29,7 +30,7 @@ class Look:
     size: int = 0
     """Of the file, in bytes."""
     kind: str | None = None
-    """jpeg, png, or array; None where the header is unusable, and so are height and width."""
+    """jpeg, png, webp, tiff, bmp, or array; None where the header is unusable, and so are height and width."""
     height: int | None = None
     width: int | None = None
     mode: str | None = None
@@ -49,7 +50,7 @@ def look_at(source: Source, row: int) -> Look:
         return Look(fault=str(error).removeprefix(f"{name}: "))
     if source.pixel_shape is None:
         return look_at_file(data, name)
-    image = np.frombuffer(data, np.uint8).reshape(source.pixel_shape)
+    image = np.frombuffer(data, image_dtype(source, source.default_data())).reshape(source.pixel_shape)
     height, width, channels = image.shape
     notes = ("constant: every pixel is the same",) if (image == image[0, 0]).all() else ()
     return Look(hashlib.sha256(data).digest(), len(data), "array", height, width, str(channels), notes)

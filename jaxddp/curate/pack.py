@@ -21,6 +21,7 @@ from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
+from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError, about
 from jaxddp.ranges import Range
 
@@ -52,6 +53,9 @@ def pack(
     """
     if any(source.pixel_shape is not None for source in sources.values()):
         raise InputError("the images of this data set are arrays in few files already; train on it as it is")
+    for source in sources.values():
+        if isinstance(source, ExampleTable) and source.label_sets is not None:
+            source.label_sets.check_single(source.class_names)
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
     making = files.create(out.parent) / f".{out.name}.{os.getpid()}.tmp"

@@ -24,8 +24,8 @@ class ArrayTable:
     """Images and labels held in memory.
 
     Args:
-        images: uint8[N, H, W, C], as decoded; normalizing happens on the device. They may be mapped into memory
-            (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all.
+        images: uint8 or uint16 [N, H, W, C], as decoded; normalizing happens on the device. They may be mapped into
+            memory (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all.
         labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32.
 
     Raises `InputError` as `check_images` and `check_labels`.
@@ -91,8 +91,17 @@ class ArrayTable:
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
         return self.pixel_shape
 
+    def image_dtype(self, data: DataConfig) -> np.dtype:
+        return self.images.dtype
+
     def check(self, data: DataConfig) -> None:
-        height, width, _ = self.pixel_shape
+        height, width, channels = self.pixel_shape
+        for key, own in {"channels": channels, "bits": 8 * self.images.dtype.itemsize}.items():
+            wanted = getattr(data, key)
+            if wanted not in (own, getattr(DataConfig(), key)):
+                raise InputError(
+                    f"data.{key}={wanted}: these images have {own} and, in memory, keep them; leave data.{key} out"
+                )
         if height != width:
             raise InputError(f"these images are {height}x{width}, in memory; make them square, or put them into files")
         if (height, width) != (data.image_size, data.image_size):
@@ -147,11 +156,14 @@ class ArrayTable:
 
 
 def check_images(images: np.ndarray) -> None:
-    """Raises `InputError` where images are not uint8[N, H, W, C], or none; no pixel is read."""
+    """Raises `InputError` where images are not uint8 or uint16 [N, H, W, C], or none; no pixel is read."""
     if images.ndim != 4:
         raise InputError(f"images of shape {images.shape}: give [N, H, W, C], with C = 1 for gray")
-    if images.dtype != np.uint8:
-        raise InputError(f"images of {images.dtype}: give uint8 from 0 to 255; normalizing happens on the device")
+    if images.dtype not in (np.uint8, np.uint16):
+        raise InputError(
+            f"images of {images.dtype}: give uint8 from 0 to 255, or uint16 from 0 to 65535 in this machine's order of "
+            "bytes; normalizing happens on the device"
+        )
     if 0 in images.shape:
         raise InputError(f"images of shape {images.shape}: a data set needs at least one example and one pixel")
 

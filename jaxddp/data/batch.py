@@ -12,7 +12,7 @@ class Batch(NamedTuple):
     """
 
     image: Any
-    """uint8[B, H, W, C], as decoded; normalizing happens on the device."""
+    """uint8 or uint16 [B, H, W, C], as decoded; normalizing happens on the device."""
     label: Any
     """int32[B], dense class indices."""
     mask: Any

@@ -52,6 +52,10 @@ class Format(Protocol):
         """Whether the place holds such a data set. It is asked of every place, so it must be quick."""
         ...
 
+    def divided(self, place: Place) -> bool:
+        """Whether it has a validation split. Where not, "train" is all examples, and `data.val_share` divides them."""
+        ...
+
     def open(self, place: Place, split: Split) -> Source:
         """The examples of a split, of the classes `place.data.classes`. No image of a file is opened.
 
@@ -66,11 +70,18 @@ class LocalFormat:
     """A format of data sets on this machine: whether a path holds one, and the reader of a split."""
 
     description: str
-    holds: Callable[[Path], bool]
+    holds: Callable[[Path], bool | Match]
+    """Whether a path holds one, wholly where it says no more."""
     read: Callable[[Path, Split], Source]
+    is_divided: Callable[[Path], bool] = lambda path: True
+    """Whether a path has a validation split of its own, as `Format.divided`."""
 
     def match(self, place: Place) -> Match:
-        return Match.WHOLE if place.local is not None and self.holds(place.local) else Match.NONE
+        held = place.local is not None and self.holds(place.local)
+        return held if isinstance(held, Match) else Match.WHOLE if held else Match.NONE
+
+    def divided(self, place: Place) -> bool:
+        return place.local is None or self.is_divided(place.local)
 
     def open(self, place: Place, split: Split) -> Source:
         assert place.local is not None

@@ -8,6 +8,7 @@ import dataclasses
 from jaxddp.config import DataConfig
 from jaxddp.data import catalog
 from jaxddp.data.format import Format, Match, Place
+from jaxddp.data.held_out import held_out
 from jaxddp.data.source import Source, Split
 from jaxddp.data.storage.home import nearest_beside, permitted
 from jaxddp.errors import InputError
@@ -28,12 +29,24 @@ def open_tables(data: DataConfig) -> tuple[Source, Source]:
 def open_splits(data: DataConfig) -> dict[str, Source]:
     """The sources of "train" and "val", with the selected classes; images are not checked.
 
-    Raises `InputError` for neither a path nor a name, both, or whatever is wrong with the data.
+    Raises `InputError` for neither a path nor a name, both, no validation split and no `data.val_share` that makes one,
+    both of these, or whatever is wrong with the data.
     """
     place = _place(data)
-    known = _format_of(place)
-    splits: tuple[Split, Split] = ("train", "val")
-    return {split: known.open(place, split) for split in splits}
+    known, where = _format_of(place), place.local or place.address
+    if known.divided(place):
+        if data.val_share is not None:
+            raise InputError(
+                f"data.val_share={data.val_share:g}: {where} has a validation split of its own; leave data.val_share "
+                "out"
+            )
+        splits: tuple[Split, Split] = ("train", "val")
+        return {split: known.open(place, split) for split in splits}
+    if data.val_share is None:
+        raise InputError(
+            f"{where}: has no validation split; give data.val_share, such as 0.1 to hold out a tenth of each class"
+        )
+    return dict(held_out(known.open(place, "train"), data.val_share, str(where)))
 
 
 def _place(data: DataConfig) -> Place:

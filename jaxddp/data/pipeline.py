@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.decode import decodes, verified
+from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import example_keys
 from jaxddp.data.order import Order, Shard
@@ -45,8 +46,9 @@ class Pipeline:
     order: Order
     """Its seed is also that of the keys from which crops are drawn."""
     image_size: int
+    pixels: PixelFormat
     load: Callable[[Any, Any], Any]
-    """From an encoded image, a string scalar, and a key, int64[2], to uint8[S, S, 3], in TensorFlow ops."""
+    """From an encoded image, a string scalar, and a key, int64[2], to pixels [S, S, C], in TensorFlow ops."""
     steps: range
     shard: Shard
     substitutes: Substitutes | None = None
@@ -79,7 +81,7 @@ class Pipeline:
         return batches
 
     def _images(self, load: Any, steps: range) -> Iterator[np.ndarray]:
-        """The pixels of one shard's batches, uint8[b, S, S, 3], b being the number of its real examples."""
+        """The pixels of one shard's batches, [b, S, S, C], b being the number of its real examples."""
         # A scheduler or `taskset` may have left this process fewer cores than the machine has.
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         options = tf.data.Options()
@@ -136,7 +138,7 @@ class Pipeline:
     def _next(self, images: Iterator[np.ndarray], batch: Batch) -> np.ndarray | None:
         """The pixels of a batch's real examples; None after bad images were found and substituted."""
         if not batch.mask.any():
-            return np.zeros((0, self.image_size, self.image_size, 3), np.uint8)
+            return np.zeros((0, self.image_size, self.image_size, self.pixels.channels), self.pixels.dtype)
         try:
             pixels = next(images)
         except (tf.errors.OpError, UnicodeDecodeError):
@@ -158,7 +160,7 @@ class Pipeline:
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
         """The batch with its pixels, zeros where it is padded."""
-        padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), np.uint8)
+        padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), pixels.dtype)
         image = np.concatenate([pixels, padding]) if len(padding) else pixels
         if self.substitutes is None:
             return batch._replace(image=image)
@@ -177,7 +179,7 @@ class Pipeline:
                 continue
             try:
                 verify(data)
-                decodes(data)
+                decodes(data, self.pixels)
             except InputError as error:
                 yield row, f"{self.table.name(row)}: {error}"
 

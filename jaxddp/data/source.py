@@ -144,7 +144,7 @@ class Source(Protocol):
         ...
 
     def read(self, row: int) -> bytes:
-        """A row's image as it is stored: an encoded file, or uint8 pixels.
+        """A row's image as it is stored: an encoded file, or pixels of `image_dtype`.
 
         Raises:
             InputError: it is missing or cannot be read; names it.
@@ -159,6 +159,12 @@ class Source(Protocol):
     def record(self, row: int) -> Record:
         """What identifies a row in a manifest."""
         ...
+
+
+def image_dtype(source: Source, data: DataConfig) -> np.dtype:
+    """Of the pixels in a source's batches, uint8 or uint16: what its `image_dtype(data)` says; uint8 without one."""
+    told = getattr(source, "image_dtype", None)
+    return np.dtype(np.uint8) if told is None else told(data)
 
 
 def check_labelled(source: Source, what: str) -> None:
@@ -177,7 +183,7 @@ def check_labelled(source: Source, what: str) -> None:
 
 
 def sample_images(source: Source, data: DataConfig, count: int) -> np.ndarray:
-    """Training images without random crops, uint8[count, H, W, C], of each class its share; all if there are fewer.
+    """Training images without random crops, [count, H, W, C], of each class its share; all if there are fewer.
 
     Raises `InputError` for an image that cannot be used.
     """

@@ -11,10 +11,12 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.images.pixel_format import PixelFormat
+from jaxddp.data.label_sets import LabelSets
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.source import Record
 from jaxddp.data.storage.store import Store
-from jaxddp.data.subset import ClassSelection, balanced_rows, selected
+from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes, selected
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.verified import Verified
 from jaxddp.errors import InputError
@@ -36,6 +38,8 @@ class ExampleTable:
     class_indices: tuple[int, ...]
     offset: np.ndarray | None = None
     """int64[N], where in its file an image's record is, for stores whose files hold many."""
+    label_sets: LabelSets | None = None
+    """The classes of each example, where some are of several, whose label is then -1."""
 
     pixel_shape = None
 
@@ -59,6 +63,8 @@ class ExampleTable:
         digest.update(self.labels.astype("<i4").tobytes())
         if self.offset is not None:
             digest.update(self.offset.astype("<i8").tobytes())
+        if self.label_sets is not None:
+            digest.update(repr(self.label_sets.members.tolist()).encode())
         return digest.hexdigest()
 
     @cached_property
@@ -68,17 +74,25 @@ class ExampleTable:
     def select(self, classes: ClassSelection) -> "ExampleTable":
         if classes is None:
             return self
-        chosen, rows, labels = selected(classes, self.class_ids, self.labels, os.fsdecode(self.path[0]))
-        return replace(
-            self._rows(rows),
+        sets, within = self.label_sets, self.labels
+        if sets is not None:
+            within = sets.first_of(chosen_classes(classes, self.class_ids))
+        chosen, rows, labels = selected(classes, self.class_ids, within, os.fsdecode(self.path[0]))
+        table = replace(
+            self.rows(rows),
             labels=labels,
             class_ids=tuple(self.class_ids[i] for i in chosen),
             class_names=tuple(self.class_names[i] for i in chosen),
             class_indices=tuple(self.class_indices[i] for i in chosen),
         )
+        return table if sets is None else table.with_label_sets(sets.rows(rows).select(chosen))
+
+    def with_label_sets(self, sets: LabelSets) -> "ExampleTable":
+        """The examples with these classes, kept as labels alone where no example has several."""
+        return replace(self, labels=sets.labels, label_sets=sets if sets.several.any() else None)
 
     def take(self, limit: int) -> "ExampleTable":
-        return self._rows(balanced_rows(self.labels, limit))
+        return self.rows(balanced_rows(self.labels, limit))
 
     def name(self, row: int) -> str:
         return self.store.name(*self._place(row))
@@ -94,9 +108,14 @@ class ExampleTable:
         return DataConfig()
 
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
-        return data.image_size, data.image_size, 3
+        return data.image_size, data.image_size, data.channels
+
+    def image_dtype(self, data: DataConfig) -> np.dtype:
+        return PixelFormat.of(data).dtype
 
     def check(self, data: DataConfig) -> None:
+        if self.label_sets is not None:
+            self.label_sets.check_single(self.class_names)
         if faults := self.verified.look():
             row, fault = faults[0]
             raise InputError(
@@ -132,7 +151,7 @@ class ExampleTable:
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        """As `Source.train_batches`, with images of uint8[B, S, S, 3], S being `data.image_size`.
+        """As `Source.train_batches`, with images [B, S, S, C] of the config's `PixelFormat`, S being `data.image_size`.
 
         Each file is read to its last pixel the first time that a process meets it, unless `verified` knows it. The
         iterator raises `Unreachable` where the store gave no answer within its deadline.
@@ -141,8 +160,9 @@ class ExampleTable:
         from jaxddp.data.images.windows import crop_area
         from jaxddp.data.pipeline import Pipeline
 
-        load = partial(train_image, area=crop_area(data), image_size=data.image_size)
-        return Pipeline(self, order, data.image_size, load, steps, shard, substitutes).batches()
+        pixels = PixelFormat.of(data)
+        load = partial(train_image, area=crop_area(data), image_size=data.image_size, pixels=pixels)
+        return Pipeline(self, order, data.image_size, pixels, load, steps, shard, substitutes).batches()
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
@@ -154,19 +174,23 @@ class ExampleTable:
         from jaxddp.data.pipeline import Pipeline
 
         self.check_evaluation(data)
+        pixels = PixelFormat.of(data)
 
         def load(encoded: Any, _: Any) -> Any:
-            return eval_image(encoded, data.image_size, data.resize)
+            return eval_image(encoded, data.image_size, data.resize, pixels)
 
-        return Pipeline(self, order, data.image_size, load, range(order.num_batches), shard).batches()
+        return Pipeline(self, order, data.image_size, pixels, load, range(order.num_batches), shard).batches()
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where in the store the images of int[n] rows are: paths, bytes 'S'[n], and offsets, int64[n]."""
         return self.path[rows], np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
 
-    def _rows(self, rows: np.ndarray) -> "ExampleTable":
+    def rows(self, rows: np.ndarray) -> "ExampleTable":
+        """The examples of int[n] rows, in that order."""
         offset = None if self.offset is None else self.offset[rows]
-        return replace(self, id=self.id[rows], path=self.path[rows], labels=self.labels[rows], offset=offset)
+        sets = None if self.label_sets is None else self.label_sets.rows(rows)
+        columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
+        return replace(self, **columns, offset=offset, label_sets=sets)
 
     def _place(self, row: int) -> tuple[bytes, int]:
         return bytes(self.path[row]), 0 if self.offset is None else int(self.offset[row])

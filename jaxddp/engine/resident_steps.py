@@ -105,16 +105,20 @@ def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[i
 
 
 def place_images(
-    batches: Iterable[np.ndarray], num_rows: int, image_shape: tuple[int, ...], topology: Topology
+    batches: Iterable[np.ndarray],
+    num_rows: int,
+    image_shape: tuple[int, ...],
+    topology: Topology,
+    dtype: np.dtype | type = np.uint8,
 ) -> jax.Array:
-    """All images on every device: uint8[num_rows, H, W, C], replicated.
+    """All images on every device: [num_rows, H, W, C] of a dtype, replicated.
 
-    Each process brings its slice of each batch in order, uint8[b, H, W, C], and sends it to the others through the
-    devices: no host holds the set.
+    Each process brings its slice of each batch in order, [b, H, W, C] of that dtype, and sends it to the others
+    through the devices: no host holds the set.
     """
 
     def empty() -> jax.Array:
-        return jnp.zeros((num_rows, *image_shape), jnp.uint8)
+        return jnp.zeros((num_rows, *image_shape), dtype)
 
     def write(images: jax.Array, batch: jax.Array, start: jax.Array) -> jax.Array:
         whole = lax.with_sharding_constraint(batch, topology.replicated)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
-from jaxddp.data.source import Source, stacked_columns
+from jaxddp.data.source import Source, image_dtype, stacked_columns
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.resident_steps import place_images
 from jaxddp.errors import InputError
@@ -36,7 +36,7 @@ _PLACED_AHEAD = 2
 
 
 class Resident(NamedTuple):
-    """A source, and its images on every device: uint8[N + padding, H, W, C], replicated; row r is the source's."""
+    """A source, and its images on every device: [N + padding, H, W, C], replicated; row r is the source's."""
 
     source: Source
     images: jax.Array
@@ -118,7 +118,8 @@ class Feed:
 
     def _bytes(self, source: Source) -> int:
         order = self._load_order(source)
-        return order.num_batches * order.batch_size * math.prod(source.image_shape(self.data))
+        size = math.prod(source.image_shape(self.data)) * image_dtype(source, self.data).itemsize
+        return order.num_batches * order.batch_size * size
 
     def _check_memory(self, missing: Mapping[str, Source]) -> None:
         needed = {use: self._bytes(source) for use, source in missing.items()}
@@ -144,7 +145,7 @@ class Feed:
                 substituted += 0 if batch.substituted is None else int(batch.substituted.sum())
                 yield batch.image
 
-        images = place_images(counted(), num_rows, shape, self.topology)
+        images = place_images(counted(), num_rows, shape, self.topology, image_dtype(source, self.data))
         everywhere = sum(map(int, exchange(f"substituted {use} images", str(substituted))))
         check_substituted(everywhere, max_substituted(self.data.max_bad_images, len(source)), "data.cache=device")
         return images

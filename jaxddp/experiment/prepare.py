@@ -8,7 +8,7 @@ import jax
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.source import check_labelled
+from jaxddp.data.source import check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.state import PARAMS
 from jaxddp.errors import InputError
@@ -76,13 +76,13 @@ def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
     """What is done to the images on the devices. Raises: InputError; augmentation, mean or std do not fit them."""
     config, data = recipe.config, recipe.config.data
     shape = resources.train.image_shape(data)
-    if not len(data.mean) == len(data.std) >= shape[-1]:
+    if not (len(data.mean) == len(data.std) == 1 or len(data.mean) == len(data.std) >= shape[-1]):
         raise InputError(
             f"data.mean has {len(data.mean)} values, data.std {len(data.std)}, and images of {shape} have {shape[-1]} "
-            "channels; give a value for each channel"
+            "channels; give a value for each channel, or one for all"
         )
     gradients, dtype = Gradients.of(config, resources.topology), config.train.precision or "float32"
     preprocess = Preprocess(data.mean, data.std, data.augment, dtype, recipe.augmentation)
-    check_augmentation(preprocess, shape)
+    check_augmentation(preprocess, shape, image_dtype(resources.train, data))
     check_mixing(data.augment, config.train.batch_size, gradients.parts(resources.topology))
     return preprocess

@@ -67,7 +67,7 @@ def recipe_of(
 ) -> Recipe:
     """The recipe of a config, the file's with what was overridden and settled, and of the hooks of its file.
 
-    `images` gives so many of the training images, uint8[count, H, W, C], or all if there are fewer.
+    `images` gives so many of the training images, [count, H, W, C], or all if there are fewer.
 
     Raises:
         InputError: a name that is unknown, a number out of range, or a hook that returns something else; names it.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.data.opening import open_tables
-from jaxddp.data.source import Source
+from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.program_cache import keep_compiled_programs
@@ -68,4 +68,7 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
     if source.image_shape(data) != trained.image_shape(data):
         shapes = f"{source.image_shape(data)}, and {trained.image_shape(data)} in the training data"
         raise InputError(f"validation data: images of {shapes}; give both the same shape")
+    if image_dtype(source, data) != image_dtype(trained, data):
+        dtypes = f"{image_dtype(source, data)}, and {image_dtype(trained, data)} in the training data"
+        raise InputError(f"validation data: pixels of {dtypes}; give both the same")
     source.check_evaluation(data)

@@ -23,10 +23,10 @@ def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Seq
     """The mean product of each two values of a patch of normalized images: float64[D, D], D = size * size * C.
 
     A patch is laid out as a kernel is, [size, size, C]. Pixels are summed as integers, so the result is the same bits
-    on every machine.
+    on every machine (of 16 bits, for images of up to 90x90 pixels).
 
     Args:
-        images: uint8[N, H, W, C].
+        images: uint8 or uint16 [N, H, W, C].
         mean, std: of each channel, as in `DataConfig`.
     """
     count, height, width, channels = images.shape
@@ -41,8 +41,10 @@ def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Seq
         products += (patches.T @ patches).astype(np.int64)
         sums += patches.sum(0).astype(np.int64)
     total = count * rows * columns
-    scale = 1 / (255 * np.tile(np.asarray(std)[:channels], size * size))
-    shift = np.tile(np.asarray(mean)[:channels] / np.asarray(std)[:channels], size * size)
+    # One value is for all channels.
+    mean, std = (np.broadcast_to(np.asarray(each)[:channels], channels) for each in (mean, std))
+    scale = 1 / (np.iinfo(images.dtype).max * np.tile(std, size * size))
+    shift = np.tile(mean / std, size * size)
     first = sums / total * scale
     return products / total * np.outer(scale, scale) - np.outer(first, shift) - np.outer(shift, first - shift)
 

@@ -135,7 +135,7 @@ def prediction_grid(
     """Each image under its predicted class and that class's probability; a wrong one coloured, with the right class.
 
     Args:
-        images: uint8[N, H, W, C], C of 1 or 3.
+        images: uint8 or uint16 [N, H, W, C].
         labels: int[N]; -1 where unknown.
         probabilities: float[N, K].
     """
@@ -150,13 +150,21 @@ def prediction_grid(
 
 
 def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:
-    """Each image, uint8[N, H, W, C] with C of 1 or 3, under its title."""
+    """Each image, uint8 or uint16 [N, H, W, C], under its title."""
     return _grid(images, titles, [INK] * len(titles), columns=8, fontsize=7)
 
 
 def short(name: str) -> str:
     """The first of a synset's names: "tench, Tinca tinca" is a tench."""
     return name.split(",")[0][:20]
+
+
+def _drawable(image: np.ndarray) -> np.ndarray:
+    """An image of any channels and bits as gray, RGB or RGBA of 8 bits; of other channels the first one or three."""
+    if image.dtype == np.uint16:
+        image = (image >> 8).astype(np.uint8)
+    channels = image.shape[-1]
+    return image[..., 0] if channels < 3 else image[..., : channels if channels == 4 else 3]
 
 
 def _grid(images: np.ndarray, titles: Sequence[str], colours: Sequence[str], *, columns: int, fontsize: int) -> Picture:
@@ -168,6 +176,6 @@ def _grid(images: np.ndarray, titles: Sequence[str], colours: Sequence[str], *, 
     for cell in cells:
         cell.set_axis_off()
     for cell, image, title, colour in zip(cells, images, titles, colours, strict=False):
-        cell.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=255)
+        cell.imshow(_drawable(image), cmap="gray", vmin=0, vmax=255)
         cell.set_title(title, fontsize=fontsize, color=colour)
     return picture

@@ -1,7 +1,9 @@
 """A tree with one folder a class as example tables; no file lists the images.
 
-ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif or png, in capitals or not
+ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif, png, webp, tif, tiff or bmp
 ROOT/val/<class>/**/*.jpg       or validation/, or test/, whichever there is first
+
+Without a folder for validation, or without both (ROOT/<class>/**/*.jpg), `data.val_share` divides what is there.
 """
 
 import os
@@ -13,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.files as files
-from jaxddp.data.format import LocalFormat
+from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.source import Split
 from jaxddp.data.storage.local import LocalFiles, link_out
 from jaxddp.data.table import ExampleTable
@@ -22,21 +24,34 @@ from jaxddp.registry import FORMATS
 from jaxddp.wording import nearest, show
 
 _FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
-_IMAGES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png"})
+_IMAGES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp"})
 # Skipping these silently would train on fewer images than there are.
-_FOREIGN = frozenset({".bmp", ".gif", ".tif", ".tiff", ".webp", ".heic", ".avif", ".ppm", ".pgm"})
+_FOREIGN = frozenset({".gif", ".heic", ".avif", ".ppm", ".pgm"})
 
 # Listing folders mostly waits for the disk or for a server.
 _THREADS = 16
 
 
-def holds_folders(root: Path) -> bool:
-    """Whether a directory looks like such a tree: it has a folder `train` with folders in it."""
-    return (root / "train").is_dir() and bool(_visible_folders(root / "train"))
+def holds_folders(root: Path) -> bool | Match:
+    """Whether a directory looks like such a tree: it has a folder `train` with folders in it.
+
+    Folders with images at their top, and none with the name of a split, are such a tree only if nothing else is there:
+    another format may list them.
+    """
+    if (root / "train").is_dir():
+        return bool(_visible_folders(root / "train"))
+    if not root.is_dir() or is_divided(root):
+        return False
+    return Match.PARTLY if any(map(_has_image, (root / name for name in _visible_folders(root)))) else Match.NONE
+
+
+def is_divided(root: Path) -> bool:
+    """Whether there is a folder for validation."""
+    return any((root / name).is_dir() for name in _FOLDERS["val"])
 
 
 def read_folders(root: Path, split: Split) -> ExampleTable:
-    """Reads the examples of one split. No image is opened.
+    """Reads the examples of one split; all as "train" where there are no folders of splits. No image is opened.
 
     Classes are the names of the folders in `train`, sorted, for both splits; an id is the image's path without its
     suffix. Rows are sorted by class and path. Names that begin with a dot, and files without the suffix of an
@@ -48,12 +63,13 @@ def read_folders(root: Path, split: Split) -> ExampleTable:
             is not read.
     """
     home = root.absolute()
-    names = tuple(_class_names(_split_folder(home, "train")))
+    trained = _split_folder(home, "train")
+    names = tuple(_class_names(trained))
     folder = _split_folder(home, split)
     present = _class_names(folder)
     if unknown := sorted(set(present) - set(names)):
         raise InputError(
-            f"{folder / unknown[0]}: a class that {home / 'train'} does not have{nearest(unknown[0], names)}; rename "
+            f"{folder / unknown[0]}: a class that {trained} does not have{nearest(unknown[0], names)}; rename "
             "or remove the folder"
         )
     _refuse_strays(folder)
@@ -72,6 +88,8 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _split_folder(home: Path, split: Split) -> Path:
+    if split == "train" and holds_folders(home) is Match.PARTLY:
+        return home
     for name in _FOLDERS[split]:
         if (home / name).is_dir():
             return home / name
@@ -82,6 +100,11 @@ def _split_folder(home: Path, split: Split) -> Path:
 def _visible_folders(folder: Path) -> set[str]:
     with _listing(folder) as entries:
         return {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+
+
+def _has_image(folder: Path) -> bool:
+    with _listing(folder) as entries:
+        return any(os.path.splitext(entry.name)[1].lower() in _IMAGES for entry in entries)
 
 
 def _refuse_strays(folder: Path) -> None:
@@ -159,5 +182,10 @@ def _listing(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]
 
 
 FORMATS.add("folders")(
-    LocalFormat("a directory with train/CLASS/IMAGE and val/CLASS/IMAGE", holds_folders, read_folders)
+    LocalFormat(
+        "a directory with train/CLASS/IMAGE and val/CLASS/IMAGE, or with CLASS/IMAGE and data.val_share",
+        holds_folders,
+        read_folders,
+        is_divided,
+    )
 )

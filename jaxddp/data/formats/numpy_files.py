@@ -1,6 +1,6 @@
 """Arrays that NumPy saved: one .npz file, or a folder of .npy files.
 
-    train_images  val_images     uint8[N, H, W, C]
+    train_images  val_images     uint8 or uint16 [N, H, W, C]
     train_labels  val_labels     integers [N], class indices from 0
     class_names                  optional: strings [K]
 

@@ -8,14 +8,13 @@ A PredictionString holds one or more boxes, each a synset and four coordinates i
 its boxes name. Files are UTF-8, with or without a byte order mark, lines end in LF or CRLF, and fields may be quoted.
 """
 
-import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from jaxddp.data.formats.csv_text import csv_rows, errors_of_text
 from jaxddp.data.storage.home import TextFile
 from jaxddp.errors import InputError
 from jaxddp.wording import nearest, show
@@ -54,7 +53,7 @@ def read_mapping(file: TextFile) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     lines: dict[str, int] = {}
-    with _errors_of(file), file.text() as text:
+    with errors_of_text(file), file.text() as text:
         for line, content in enumerate(text, 1):
             if not content.strip():
                 continue
@@ -84,7 +83,7 @@ def read_solutions(file: TextFile, synsets: Sequence[str] | None) -> Solutions:
     names: list[bytes] = []
     labels: list[int] = []
     lines: list[int] = []
-    for line, image_id, *prediction in _records(file, columns):
+    for line, image_id, *prediction in csv_rows(file, columns):
         if not _NAME.fullmatch(image_id):
             fault = f"ImageId {show(image_id)} cannot name a file" if image_id.strip() else "blank ImageId"
             raise InputError(f"{file}:{line}: {fault}; {_NAME_RULE}")
@@ -124,35 +123,6 @@ def _fault(prediction: str) -> str:
     return f"has the coordinate {show(number)}, which is not a number"
 
 
-def _records(file: TextFile, columns: Sequence[str]) -> Iterator[list]:
-    """Yields [line, *fields of the named columns] for every row that is not blank."""
-    with _errors_of(file), file.text(newline="") as text:
-        reader = csv.reader(text, strict=True)
-        try:
-            header = [name.strip() for name in next(reader, ())]
-            places = _places(file, header, columns)
-            for row in reader:
-                if len(row) == len(header):
-                    yield [reader.line_num, *[row[place] for place in places]]
-                elif row:
-                    raise InputError(
-                        f"{file}:{reader.line_num}: {len(row)} of {len(header)} fields in {show(','.join(row))}; "
-                        f"write {','.join(header)}"
-                    )
-        except csv.Error as error:
-            raise InputError(f"{file}:{reader.line_num}: {error}; correct the quotes of this row") from None
-
-
-def _places(file: TextFile, header: Sequence[str], columns: Sequence[str]) -> list[int]:
-    if not header:
-        raise InputError(f"{file}: no header line; give the columns {','.join(columns)}")
-    for name in columns:
-        if name not in header:
-            found = show(",".join(header))
-            raise InputError(f"{file}:1: no column {name}, found {found}; give the columns {','.join(columns)}")
-    return [header.index(name) for name in columns]
-
-
 def _refuse_duplicates(solutions: Solutions) -> None:
     # Sorting the column takes half the time of looking each of a million names up among those before it.
     order = np.argsort(solutions.image_id, kind="stable")
@@ -164,27 +134,3 @@ def _refuse_duplicates(solutions: Solutions) -> None:
             f"{solutions.file}:{solutions.line[row]}: duplicate ImageId {show(image_id.decode())}, first on line "
             f"{solutions.where(image_id).rpartition(':')[2]}; remove one"
         )
-
-
-@contextmanager
-def _errors_of(file: TextFile) -> Iterator[None]:
-    """Turns what can go wrong in reading a text file into one line."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file{file.hint()}") from None
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); give a readable text file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file}:{_undecodable_line(file)}: not UTF-8; save the file as UTF-8") from None
-
-
-def _undecodable_line(file: TextFile) -> int:
-    # The decoder counts bytes from the start of a block, so the line has to be searched for.
-    with file.open() as content:
-        for line, one in enumerate(content, 1):
-            try:
-                one.decode()
-            except UnicodeDecodeError:
-                return line
-    return 1

@@ -186,6 +186,9 @@ class PreparedSets:
     def match(self, place: Place) -> Match:
         return Match.NAMED if place.address.startswith(_PREFIX) else Match.NONE
 
+    def divided(self, place: Place) -> bool:
+        return True
+
     def open(self, place: Place, split: Split) -> ExampleTable:
         table = read_tfds(place.address.removeprefix(_PREFIX), split, place.data.data_dir)
         return table.select(place.data.classes)

@@ -39,7 +39,7 @@ def around(box: Any, image_size: int, size: Any) -> Any:
 
 
 def resampled(image: Any, box: Any, image_size: int) -> Any:
-    """What the box covers of an image, uint8[H, W, 3], as uint8[image_size, image_size, 3], rounded."""
+    """What the box covers of an image, [H, W, C], as [image_size, image_size, C] of the same dtype, rounded."""
     scale = image_size / (box[1] - box[0])
     pixels = tf.raw_ops.ScaleAndTranslate(
         images=image[None],
@@ -49,5 +49,5 @@ def resampled(image: Any, box: Any, image_size: int) -> Any:
         kernel_type="triangle",
         antialias=True,
     )
-    # Means of pixels, so rounding never leaves 0..255.
-    return tf.cast(tf.round(pixels[0]), tf.uint8)
+    # Means of pixels, so rounding never leaves their range.
+    return tf.cast(tf.round(pixels[0]), image.dtype)

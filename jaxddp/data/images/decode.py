@@ -1,16 +1,20 @@
-"""From an encoded image to uint8 pixels of one size: the TensorFlow functions that a stream maps over its examples.
+"""From an encoded image to pixels of one size: the TensorFlow functions that a stream maps over its examples.
 
 Flipping and normalizing are not done here: they happen on the device.
 """
 
+import functools
+import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from jaxddp.data.images.center import around, center_box, resampled
-from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, parse_header
+from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, PillowKind, parse_header
+from jaxddp.data.images.pillow import decode_pillow
+from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import Area, random_area_window, resize
 from jaxddp.data.tensorflow_cpu import tf
@@ -19,6 +23,12 @@ from jaxddp.errors import InputError
 Window = Callable[[Any], Any]
 """From an image's size, int32[2] (height, width), to the part to keep, int32[4] (top, left, height, width)."""
 
+RGB = PixelFormat()
+_JPEG, _PNG, _OTHER = range(3)
+# Of red, green and blue in gray, in 65536ths: Pillow's, of ITU-R BT.601, in integers.
+_LUMA = (19595, 38470, 7471)
+_log = logging.getLogger("jaxddp.data")
+
 # Decoders can give a JPEG at a half, a quarter or an eighth of its size for less work.
 _SCALES = (8, 4, 2)
 # The exact cosine transform gives what Pillow gives; the coarse one, TensorFlow's default, is off by a few levels and
@@ -26,19 +36,20 @@ _SCALES = (8, 4, 2)
 _EXACT, _COARSE = "INTEGER_ACCURATE", "INTEGER_FAST"
 
 
-def train_image(data: Any, key: Any, area: Area | None, image_size: int) -> Any:
-    """One training example, uint8[image_size, image_size, 3], of an encoded image and a row of `example_keys`.
+def train_image(data: Any, key: Any, area: Area | None, image_size: int, pixels: PixelFormat = RGB) -> Any:
+    """One training example, [image_size, image_size, C], of an encoded image and a row of `example_keys`.
 
     Args:
         area: of the random crop; the image stays whole where absent.
     """
     if area is None:
-        return fitted_window(data, lambda size: tf.stack([0, 0, size[0], size[1]]), image_size)
-    return fitted_window(data, lambda size: random_area_window(size, key, area), image_size, exact=False)
+        return fitted_window(data, lambda size: tf.stack([0, 0, size[0], size[1]]), image_size, pixels=pixels)
+    window = partial(random_area_window, key=key, area=area)
+    return fitted_window(data, window, image_size, exact=False, pixels=pixels)
 
 
-def eval_image(data: Any, image_size: int, resize: int) -> Any:
-    """One evaluation example, uint8[image_size, image_size, 3]: the short side resized to `resize`, then the center.
+def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RGB) -> Any:
+    """One evaluation example, [image_size, image_size, C]: the short side resized to `resize`, then the center.
 
     The pixels are those of torchvision's Resize and CenterCrop, within a level of 255; only what the center needs is
     decoded. Where the short side is `resize` already, they are the image's own.
@@ -46,10 +57,10 @@ def eval_image(data: Any, image_size: int, resize: int) -> Any:
     size = _size(data)
     box = center_box(size, image_size, resize)
     window = around(box, image_size, size)
-    image = decode_window(data, lambda _: window)
+    image = decode_window(data, lambda _: window, pixels=pixels)
     place = box - tf.cast(window[:2], tf.float64)
-    pixels = tf.cond(tf.reduce_min(size) == resize, lambda: image, lambda: resampled(image, place, image_size))
-    return tf.ensure_shape(pixels, [image_size, image_size, 3])
+    center = tf.cond(tf.reduce_min(size) == resize, lambda: image, lambda: resampled(image, place, image_size))
+    return tf.ensure_shape(center, [image_size, image_size, pixels.channels])
 
 
 def verified(data: Any, wanted: Any) -> Any:
@@ -57,44 +68,54 @@ def verified(data: Any, wanted: Any) -> Any:
     return tf.cond(wanted, lambda: tf.ensure_shape(tf.numpy_function(_verified, [data], tf.string), []), lambda: data)
 
 
-def fitted_window(data: Any, window: Window, image_size: int, *, exact: bool = True) -> Any:
-    """The part of the image that `window` names, resized: uint8[image_size, image_size, 3]; see `decode_window`."""
-    return resize(decode_window(data, window, image_size, exact=exact), image_size)
+def fitted_window(data: Any, window: Window, image_size: int, *, exact: bool = True, pixels: PixelFormat = RGB) -> Any:
+    """The part of the image that `window` names, resized: [image_size, image_size, C]; see `decode_window`."""
+    return resize(decode_window(data, window, image_size, exact=exact, pixels=pixels), image_size)
 
 
-def decodes(data: bytes) -> None:
-    """Raises `InputError` for an image that TensorFlow does not decode."""
+def decodes(data: bytes, pixels: PixelFormat = RGB) -> None:
+    """Raises `InputError` for an image that its decoder refuses."""
+    kind = parse_header(data).kind
+    if kind in get_args(PillowKind):
+        _pillow_pixels(pixels, data)
+        return
     try:
         tf.io.decode_image(data, channels=3, expand_animations=False)
     except tf.errors.OpError as error:
         raise InputError(f"does not decode ({error.message}); {AGAIN}") from None
 
 
-def decode_window(data: Any, window: Window, least: int | None = None, *, exact: bool = True) -> Any:
-    """The part of the image that `window` names, uint8[height, width, 3], of a JPEG or PNG file.
+def decode_window(
+    data: Any, window: Window, least: int | None = None, *, exact: bool = True, pixels: PixelFormat = RGB
+) -> Any:
+    """The part of the image that `window` names, [height, width, C], of a file that `parse_header` accepts.
 
-    Gray is repeated and CMYK converted to RGB; alpha is dropped. A file that `parse_header` refuses is an error of
-    TensorFlow's, even where its damage lies below the window.
+    Gray is repeated and CMYK converted to RGB; alpha is dropped where it is not asked for. A file that `parse_header`
+    refuses is an error of TensorFlow's, even where its damage lies below the window.
 
     Args:
         least: a JPEG may be decoded at a half, a quarter or an eighth of its size, if no side of the window becomes
             shorter than this; at its own size where absent.
         exact: whether a JPEG's pixels are those of the whole image decoded. Otherwise they differ by a few levels,
             which does not matter to random crops, and are decoded faster.
+        pixels: the result's format; every kind of file gives the same pixels for the same image.
     """
+    kind = _kind(data, pixels)
     image = tf.cond(
-        _is_jpeg(data),
-        lambda: _decode_jpeg(data, _checked_window(data, window), least, exact),
-        lambda: _decode_png(data, window),
+        kind == _JPEG,
+        lambda: _converted(_decode_jpeg(data, _checked_window(data, window), least, exact), pixels),
+        lambda: _gray(_cut(_decode_whole(data, kind, pixels), window), pixels),
     )
-    return tf.ensure_shape(image, [None, None, 3])
+    return tf.ensure_shape(image, [None, None, pixels.channels])
 
 
-def _is_jpeg(data: Any) -> Any:
-    """Bool scalar; an error for what is neither JPEG nor PNG, or not whole."""
+def _kind(data: Any, pixels: PixelFormat = RGB) -> Any:
+    """Int32 scalar, of `_JPEG`, `_PNG`, `_OTHER`; an error for what `parse_header` refuses."""
     # Nearly every file passes this look at both ends; only the others are checked in Python, which is slow here.
     plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
-    return tf.cond(plain_jpeg, lambda: True, lambda: tf.numpy_function(_parses_as_jpeg, [data], tf.bool))
+    return tf.cond(
+        plain_jpeg, lambda: _JPEG, lambda: tf.numpy_function(partial(_parsed_kind, pixels), [data], tf.int32)
+    )
 
 
 def _size(data: Any) -> Any:
@@ -104,13 +125,44 @@ def _size(data: Any) -> Any:
         # IHDR is the first chunk of every PNG file, and begins with width and height.
         return tf.io.decode_raw(tf.strings.substr(data, 16, 8), tf.int32, little_endian=False)[::-1]
 
-    size = tf.cond(_is_jpeg(data), lambda: tf.image.extract_jpeg_shape(data)[:2], of_png)
+    def of_other() -> Any:
+        return tf.numpy_function(_parsed_size, [data], tf.int32)
+
+    kind = _kind(data)
+    size = tf.cond(
+        kind == _JPEG,
+        lambda: tf.image.extract_jpeg_shape(data)[:2],
+        lambda: tf.cond(kind == _PNG, of_png, of_other),
+    )
     return tf.ensure_shape(size, [2])
 
 
-def _parses_as_jpeg(data: bytes | np.ndarray) -> np.bool_:
+def _plain(data: bytes | np.ndarray) -> bytes:
     # Bytes in a graph, an array that holds them outside of one.
-    return np.bool_(parse_header(np.asarray(data, object).item()).kind == "jpeg")
+    return np.asarray(data, object).item()
+
+
+def _parsed_kind(pixels: PixelFormat, data: bytes | np.ndarray) -> np.int32:
+    header = parse_header(_plain(data))
+    if header.bits > pixels.bits:
+        _say_cut()
+    return np.int32({"jpeg": _JPEG, "png": _PNG}.get(header.kind, _OTHER))
+
+
+@functools.cache
+def _say_cut() -> None:
+    _log.warning("data.bits=8: there are images of 16 bits, whose upper 8 are used; set data.bits 16 to use all")
+
+
+def _parsed_size(data: bytes | np.ndarray) -> np.ndarray:
+    header = parse_header(_plain(data))
+    return np.array([header.height, header.width], np.int32)
+
+
+def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
+    data = _plain(data)
+    kind: Any = parse_header(data).kind
+    return decode_pillow(data, kind, _decoded_channels(pixels), pixels.bits)
 
 
 def _verified(data: bytes) -> bytes:
@@ -157,7 +209,37 @@ def _decode(data: Any, part: Any, scale: int = 1, transform: str = _COARSE) -> A
     return tf.image.decode_and_crop_jpeg(data, part, channels=3, ratio=scale, dct_method=transform)
 
 
-def _decode_png(data: Any, window: Window) -> Any:
-    image = tf.image.decode_png(data, channels=3)
+def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
+    """A file that no decoder gives a part of, in RGB or RGBA: [H, W, 3 or 4], of the wanted bits."""
+    channels, dtype = _decoded_channels(pixels), tf.as_dtype(pixels.dtype)
+
+    def other() -> Any:
+        image = tf.numpy_function(partial(_pillow_pixels, pixels), [data], dtype)
+        return tf.ensure_shape(image, [None, None, channels])
+
+    return tf.cond(kind == _PNG, lambda: tf.image.decode_png(data, channels=channels, dtype=dtype), other)
+
+
+def _decoded_channels(pixels: PixelFormat) -> int:
+    # TensorFlow's own gray of a PNG weighs green and blue the wrong way round, so gray is made of RGB.
+    return 4 if pixels.channels == 4 else 3
+
+
+def _cut(image: Any, window: Window) -> Any:
     top, left, height, width = tf.unstack(window(tf.shape(image)[:2]))
     return image[top : top + height, left : left + width]
+
+
+def _gray(image: Any, pixels: PixelFormat) -> Any:
+    """RGB as its luma, where gray is wanted; of gray that was repeated, the same values."""
+    if pixels.channels != 1:
+        return image
+    luma = tf.reduce_sum(tf.cast(image, tf.int64) * _LUMA, axis=-1, keepdims=True)
+    return tf.cast((luma + (1 << 15)) // (1 << 16), image.dtype)
+
+
+def _converted(image: Any, pixels: PixelFormat) -> Any:
+    """RGB of 8 bits in the wanted format."""
+    if pixels.channels == 4:
+        image = tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255)
+    return _gray(image if pixels.bits == 8 else tf.cast(image, tf.uint16) * 257, pixels)

@@ -1,4 +1,4 @@
-"""What a JPEG or PNG file says of itself before anything decodes it: kind, size, marker segments (ITU-T T.81, B.1.1).
+"""What an image file says of itself before anything decodes it: kind, size, marker segments (ITU-T T.81, B.1.1).
 
 No decoder answers what is asked of the segments. Of 180 progressive files that were cut between two scans and closed
 with an end marker, TurboJPEG in its strict mode and Pillow refused none, and `has_every_scan` all. Nor does any of them
@@ -39,19 +39,30 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]")
 _COEFFICIENTS = 64
 
 
+PillowKind = Literal["webp", "tiff", "bmp"]
+"""The kinds that Pillow decodes."""
+_STARTS: tuple[tuple[bytes, PillowKind], ...] = (
+    (rb"RIFF....WEBP", "webp"),
+    (rb"II[*+]\0|MM\0[*+]", "tiff"),
+    (rb"BM", "bmp"),
+)
+
+
 @dataclass(frozen=True)
 class ImageHeader:
     """The kind of a file, by its content and not by its name, and the size of its image in pixels."""
 
-    kind: Literal["jpeg", "png"]
+    kind: Literal["jpeg", "png"] | PillowKind
     height: int
     width: int
     left_over: int = field(default=0, compare=False)
     """Bytes behind the image data that no pixel depends on; `verify` counts them."""
+    bits: int = field(default=8, compare=False)
+    """Of a value: 16, or 8 for those that have no more."""
 
 
 def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> ImageHeader:
-    """The header of a whole JPEG or PNG file.
+    """The header of a whole JPEG or PNG file, or of a WebP, TIFF or BMP file, which only `verify` reads to its end.
 
     A JPEG is whole when the end-of-image marker (ITU-T T.81, B.1.1.3) follows its last scan. Bytes after that marker
     are accepted, as every decoder does (cameras append data of their own); one inside an embedded thumbnail does not
@@ -61,18 +72,24 @@ def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> Image
         found: a JPEG's segments, where they are known.
 
     Raises `InputError`: empty, cut short, without pixels or with more than `MAX_PIXELS`, a JPEG without Huffman codes,
-    or neither JPEG nor PNG.
+    several images in a file, or a file of another kind.
     """
     if not data:
         raise InputError(f"empty file; {AGAIN}")
     if data.startswith(JPEG_START):
         header, end = _scan_jpeg(data, segments(data) if found is None else found)
     elif data.startswith(PNG_START):
-        header = ImageHeader("png", height=int.from_bytes(data[20:24]), width=int.from_bytes(data[16:20]))
+        size = {"height": int.from_bytes(data[20:24]), "width": int.from_bytes(data[16:20])}
+        header = ImageHeader("png", **size, bits=16 if data[24:25] == b"\x10" else 8)
         end = None if PNG_END in data else "IEND chunk"
+    elif (kind := _pillow_kind(data)) is not None:
+        # Importing it takes a while, and most data sets do not need it.
+        from jaxddp.data.images.pillow import pillow_header
+
+        header, end = pillow_header(data, kind), None
     else:
         what = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
-        raise InputError(f"neither JPEG nor PNG but {what}; convert it or remove its row")
+        raise InputError(f"none of JPEG, PNG, WebP, TIFF and BMP but {what}; convert it or remove its row")
     if header.height * header.width > MAX_PIXELS:
         size = f"{header.width}x{header.height} pixels"
         raise InputError(f"{size}, more than the limit of {MAX_PIXELS:,}; shrink it or remove its row")
@@ -81,6 +98,10 @@ def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> Image
     if not header.height or not header.width:
         raise InputError(f"damaged: its header says {header.width}x{header.height} pixels; {AGAIN}")
     return header
+
+
+def _pillow_kind(data: bytes) -> PillowKind | None:
+    return next((kind for start, kind in _STARTS if re.match(start, data[:12], re.DOTALL)), None)
 
 
 def _scan_jpeg(data: bytes, found: Iterable["Segment"]) -> tuple[ImageHeader, str | None]:

@@ -19,6 +19,7 @@ from jaxddp.data.images.header import (
     segments,
 )
 from jaxddp.data.images.jpeg import FORGIVEN, bytes_left_over, check_holes
+from jaxddp.data.images.pillow import check_pillow
 from jaxddp.data.images.png import png_bytes_left_over
 from jaxddp.errors import InputError
 
@@ -29,7 +30,8 @@ def verify(data: bytes) -> ImageHeader:
     A JPEG's entropy-coded data is read to its end, at an eighth of the size, gray: about half the work of decoding it.
     It must hold as many blocks as the frame has, and end with the last of them, up to `FORGIVEN` bytes. This detects a
     file that was cut short and closed with an end marker again, which a decoder fills up with gray; one that gained
-    data; and a header that names another size. A PNG is decompressed, and its checksums compared.
+    data; and a header that names another size. A PNG is decompressed, and its checksums compared. WebP, TIFF and BMP
+    are decoded whole.
 
     A JPEG has no checksum, and nearly any bits decode, so a change that leaves as many blocks as before can be missed:
     that of a few bits or bytes, a header whose size means as many blocks, other tables of colors. Data that were cut
@@ -42,7 +44,7 @@ def verify(data: bytes) -> ImageHeader:
     found = [*segments(data)] if data.startswith(JPEG_START) else []
     header = parse_header(data, found)
     try:
-        left_over = _read_jpeg(data, found) if header.kind == "jpeg" else png_bytes_left_over(data)
+        left_over = _read_to_end(data, header.kind, found)
     except InputError:
         raise
     # The last three over what a damaged header says.
@@ -54,6 +56,16 @@ def verify(data: bytes) -> ImageHeader:
             f"header says another size; {AGAIN}"
         )
     return dataclasses.replace(header, left_over=left_over)
+
+
+def _read_to_end(data: bytes, kind: str, found: Sequence[Segment]) -> int:
+    """How many bytes are left over. Raises: ValueError or what a damaged header leads to; InputError."""
+    if kind == "jpeg":
+        return _read_jpeg(data, found)
+    if kind == "png":
+        return png_bytes_left_over(data)
+    check_pillow(data, kind)
+    return 0
 
 
 def _read_jpeg(data: bytes, found: Sequence[Segment]) -> int:

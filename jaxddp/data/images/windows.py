@@ -81,7 +81,7 @@ def _fallback_window(full_height: Any, full_width: Any) -> Any:
 
 
 def resize(image: Any, image_size: int) -> Any:
-    """From uint8[H, W, 3] to uint8[image_size, image_size, 3], rounded; an image of that size stays as it is.
+    """From [H, W, C] to [image_size, image_size, C] of the same dtype, rounded; an image of that size stays as it is.
 
     Where one axis has to be shrunk by area, so is the other, unless it is stretched.
     """
@@ -92,5 +92,5 @@ def resize(image: Any, image_size: int) -> Any:
         lambda: sampled(images=tf.raw_ops.ResizeArea(images=image[None], size=tf.minimum(shape, image_size))),
         lambda: sampled(images=image[None]),
     )
-    # Means of pixels, so rounding never leaves 0..255.
-    return tf.ensure_shape(tf.cast(tf.round(pixels[0]), tf.uint8), [*square, 3])
+    # Means of pixels, so rounding never leaves their range.
+    return tf.ensure_shape(tf.cast(tf.round(pixels[0]), image.dtype), [*square, image.shape[-1]])

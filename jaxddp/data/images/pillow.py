@@ -1,0 +1,82 @@
+"""WebP, TIFF and BMP, which TensorFlow decodes in part or not at all, through Pillow."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import Image
+
+from jaxddp.data.images.header import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
+from jaxddp.errors import InputError
+
+_MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))
+_GRAY16 = frozenset(("I;16", "I;16B", "I;16L"))
+_DEPTHS = {1, 2, 4, 8, 16}
+_WIDEN = 257
+"""65535 / 255."""
+# Tags of TIFF 6.0, section 8.
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
+
+
+def pillow_header(data: bytes, kind: PillowKind) -> ImageHeader:
+    """The header of a file of one image. Raises: InputError; it is damaged, or of a kind that is not read."""
+    with _opened(data, kind) as image:
+        return ImageHeader(kind, image.height, image.width, bits=_checked_bits(image))
+
+
+def check_pillow(data: bytes, kind: PillowKind) -> None:
+    """Reads a file to its last pixel. Raises: InputError; it is cut short or damaged."""
+    with _opened(data, kind) as image:
+        image.load()
+
+
+def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np.ndarray:
+    """The pixels, uint8 or uint16 [H, W, channels], of 3 or 4 channels; see `PixelFormat`.
+
+    Raises:
+        InputError: the file is damaged, or has colors of 16 bits where they are wanted: Pillow reads the upper 8.
+    """
+    with _opened(data, kind) as image:
+        depth = _checked_bits(image)
+        if image.mode in _GRAY16:
+            gray = np.asarray(image).astype(np.uint16)
+            rgba = np.stack([gray, gray, gray, np.full_like(gray, 0xFFFF)], axis=-1)[..., :channels]
+            return rgba if bits == 16 else (rgba >> 8).astype(np.uint8)
+        if depth == bits == 16:
+            raise InputError(
+                "colors of 16 bits, of which the upper 8 are read from a TIFF; save it as PNG, or set data.bits 8"
+            )
+        pixels = np.asarray(image.convert("RGBA"))[..., :channels]
+        return pixels if bits == 8 else pixels * np.uint16(_WIDEN)
+
+
+def _checked_bits(image: Image.Image) -> int:
+    """How many bits a value has, 8 for fewer. Raises: InputError for several images or values of another kind."""
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise InputError(f"holds {frames} images; keep one in a file")
+    tags = getattr(image, "tag_v2", {})
+    depths = {*tags.get(_BITS_PER_SAMPLE, (8,))}
+    inverted = image.mode in _GRAY16 and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    if image.mode not in _MODES | _GRAY16 or not depths <= _DEPTHS or inverted:
+        what = "16 bits with white as 0" if inverted else f"mode {image.mode} with {max(depths)} bits"
+        raise InputError(f"pixels of {what}, which are not read; convert it to 8 or 16 bits, gray or RGB")
+    return max(8, *depths)
+
+
+@contextmanager
+def _opened(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
+    """A Pillow image, read when it is asked for. Turns whatever Pillow raises in the block into an `InputError`."""
+    try:
+        with Image.open(io.BytesIO(data), formats=(kind.upper(),)) as image:
+            yield image
+    except InputError:
+        raise
+    except Image.DecompressionBombError:
+        raise InputError(f"more pixels than the limit of {MAX_PIXELS:,}; shrink it or remove its row") from None
+    except Image.UnidentifiedImageError:
+        raise InputError(f"damaged: no header of a {kind.upper()} file; {AGAIN}") from None
+    # A damaged header leads its readers astray in any way.
+    except Exception as error:
+        raise InputError(f"damaged: {error or type(error).__name__}; {AGAIN}") from None

@@ -1,0 +1,153 @@
+"""CSV files that list images: rows and classes are the file's, several labels stay, and a mistake names its line."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxddp.config import DataConfig
+from jaxddp.curate.check import check
+from jaxddp.curate.pack import Packing, pack
+from jaxddp.data.opening import open_splits, open_tables
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+
+SINGLE = "path,label\nb/2.png,dog\na.png,cat\n"
+SEVERAL = "path,label\na.png,cat;dog\nb/2.png, ant \nc.png,dog; ant;cat\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for place, name in enumerate(("a.png", "b/2.png", "c.png", "d.png")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), place, np.uint8)).save(tmp_path / name)
+    return tmp_path
+
+
+def data(path: Path, **more) -> DataConfig:
+    return DataConfig(path=str(path), image_size=4, crop="whole", **more)
+
+
+def opened(root: Path, train: str, val: str, **more) -> list[ExampleTable]:
+    (root / "train.csv").write_text(train)
+    (root / "val.csv").write_text(val)
+    tables = [*open_splits(data(root, **more)).values()]
+    assert all(isinstance(table, ExampleTable) for table in tables)
+    return tables  # type: ignore[return-value]
+
+
+def test_rows_are_those_of_the_file_and_classes_its_sorted_labels(root: Path):
+    train, val = opened(
+        root, "\ufeffid,label,path\n7, dog ,b/2.png\n8,cat,a.png\n\n9,dog,c.png\n", "path,label\nd.png,cat\n"
+    )
+    assert train.path.tolist() == train.id.tolist() == [b"b/2.png", b"a.png", b"c.png"]
+    assert train.class_names == val.class_names == ("cat", "dog")
+    assert train.labels.tolist() == [1, 0, 1] and val.labels.tolist() == [0]
+    assert train.labels.dtype == np.int32 and train.label_sets is None
+    open_tables(data(root))
+    # The folder may hold other things besides; naming the file says what is meant.
+    (root / "train" / "cat").mkdir(parents=True)
+    with pytest.raises(InputError, match="2 formats, csv listing and folders"):
+        open_splits(data(root))
+    assert [len(table) for table in open_splits(data(root / "train.csv")).values()] == [3, 1]
+
+
+def test_one_file_alone_is_divided(root: Path):
+    file = root / "list.csv"
+    file.write_text("path,label\na.png,x\nb/2.png,x\nc.png,y;x\n")
+    with pytest.raises(InputError, match=rf"^{file}: has no validation split; give data.val_share"):
+        open_splits(data(file))
+    # c.png counts for x, the first of its classes; y alone would have too few.
+    assert [len(table) for table in open_splits(data(file, val_share=0.5)).values()] == [1, 2]
+
+
+def test_several_labels_are_kept(root: Path):
+    train, val = opened(root, SEVERAL, "path,label\nd.png,ant\n")
+    assert train.label_sets is not None and val.label_sets is None
+    assert train.class_names == ("ant", "cat", "dog")
+    assert train.label_sets.members.tolist() == [(1, 2), (0,), (0, 1, 2)]
+    assert train.labels.tolist() == [-1, 0, -1]
+    taken = train.rows(np.array([2, 0]))
+    assert taken.label_sets is not None and taken.label_sets.members.tolist() == [(0, 1, 2), (1, 2)]
+
+
+def test_several_labels_are_of_the_fingerprint(root: Path):
+    first, _ = opened(root, SEVERAL, SINGLE)
+    other, _ = opened(root, SEVERAL.replace("cat;dog", "ant;dog"), SINGLE)
+    assert first.labels.tolist() == other.labels.tolist() and first.fingerprint != other.fingerprint
+
+
+def test_selected_classes_leave_the_others_out(root: Path):
+    train, _ = opened(root, SEVERAL, SINGLE)
+    pets = train.select("cat,dog")
+    assert pets.path.tolist() == [b"a.png", b"c.png"] and pets.label_sets is not None
+    assert pets.label_sets.members.tolist() == [(0, 1), (0, 1)]
+    ants = train.select("ant")
+    assert ants.path.tolist() == [b"b/2.png", b"c.png"] and ants.label_sets is None
+    assert ants.labels.tolist() == [0, 0]
+    ants.check(data(root))
+
+
+def test_training_on_several_labels_is_one_line(root: Path, tmp_path: Path):
+    opened(root, SEVERAL, "path,label\nd.png,ant\n")
+    expected = (
+        f"{root}/train.csv:2: several labels (cat, dog), and training and packing take one a row (2 of 3 rows have "
+        "several); leave one in each, or set data.classes to some that no row shares"
+    )
+    with pytest.raises(InputError) as caught:
+        open_tables(data(root))
+    assert str(caught.value) == expected
+    with pytest.raises(InputError) as caught:
+        pack(open_splits(data(root)), tmp_path / "packed", Packing())
+    assert str(caught.value) == expected
+
+
+def test_check_reads_and_pack_copies_a_listing(root: Path):
+    opened(root, SINGLE, "path,label\nc.png,cat\n")
+    splits = open_splits(data(root))
+    assert check(splits).num_faults == 0
+    pack(splits, root / "packed", Packing(short_side=4))
+    train, val = open_splits(data(root / "packed")).values()
+    assert train.labels.tolist() == [1, 0] and val.class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("train", "fault"),
+    [
+        ("", "train.csv: no header line; give the columns path,label"),
+        ("path,label\n", "train.csv: no rows below the header"),
+        ("path,name\na.png,cat\n", "train.csv:1: no column label, found 'path,name'"),
+        ("path,label\na.png\n", "train.csv:2: 1 of 2 fields in 'a.png'"),
+        ("path,label\na.png,\n", "train.csv:2: label '' has an empty name"),
+        ("path,label\na.png,cat;;dog\n", "train.csv:2: label 'cat;;dog' has an empty name"),
+        ("path,label\na.png,cat; cat\n", "train.csv:2: label 'cat; cat' names a class twice"),
+        (SINGLE + "a.png,dog\n", "train.csv:4: 'a.png' is listed on line 3 already; write its labels into one row"),
+        ("path,label\n/etc/a.png,cat\n", "train.csv:2: path '/etc/a.png' is not below the file's folder"),
+        ("path,label\nb/../../a.png,cat\n", "train.csv:2: path 'b/../../a.png' is not below"),
+        ("path,label\n./a.png,cat\n", "train.csv:2: path './a.png' is not below"),
+        ("path,label\nb//a.png,cat\n", "train.csv:2: path 'b//a.png' is not below"),
+        ("path,label\n,cat\n", "train.csv:2: path '' is not below"),
+        ("path,label\nout.png,cat\n", "train.csv:2: a symbolic link leads out of the data set"),
+    ],
+)
+def test_a_mistake_names_its_line(root: Path, train: str, fault: str):
+    (root / "out.png").symlink_to("/etc/hostname")
+    (root / "train.csv").write_text(train)
+    with pytest.raises(InputError) as caught:
+        open_splits(data(root / "train.csv", val_share=0.5))
+    message = str(caught.value)
+    assert message.startswith(f"{root}/{fault}") and "\n" not in message
+
+
+def test_a_label_that_training_does_not_know(root: Path):
+    with pytest.raises(
+        InputError, match=rf"^{root}/val.csv:3: no row of train.csv has the label 'cot', did you mean 'cat'"
+    ):
+        opened(root, SINGLE, "path,label\nc.png,cat\nd.png,cot\n")
+
+
+def test_a_missing_image_is_named(root: Path):
+    opened(root, SINGLE, "path,label\nnone.png,cat\n")
+    with pytest.raises(InputError, match=rf"^{root}/none.png: the image is missing"):
+        open_tables(data(root))

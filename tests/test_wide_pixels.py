@@ -1,0 +1,144 @@
+"""Arrays of 16 bits and of any number of channels: they train without loss, from files and from the devices."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from made import setup_of, train
+from small import CLASSES, linear_model, random_batch, random_table
+
+import jaxddp.training.pictures as pictures
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.curate.look import look_at
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.opening import open_tables
+from jaxddp.data.source import image_dtype
+from jaxddp.errors import InputError
+from jaxddp.models.whitening import patch_moments
+
+SIZE, COUNT = 6, 20
+PLAIN = DataConfig(image_size=SIZE, crop="whole", mean=(0.5,), std=(0.25,), augment=AugmentConfig(flip=False))
+
+
+def table(channels: int = 3, dtype: type = np.uint16) -> ArrayTable:
+    rng = np.random.default_rng(channels)
+    images = rng.integers(0, np.iinfo(dtype).max, (COUNT, SIZE, SIZE, channels), dtype, endpoint=True)
+    return ArrayTable(images, np.arange(COUNT) % CLASSES, tuple("abcde"))
+
+
+def widened(source: ArrayTable) -> ArrayTable:
+    """The same image in 16 bits: 255 becomes 65535."""
+    return ArrayTable(source.images.astype(np.uint16) * 257, source.labels, source.class_names)
+
+
+def inputs(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
+    batch = random_batch(len(images))._replace(image=images)
+    return np.asarray(Preprocess(mean, std)(batch, train=False).images)
+
+
+def test_every_value_of_sixteen_bits_is_another_input():
+    values = np.arange(65536, dtype=np.uint16).reshape(4, 128, 128, 1)
+    found = inputs(values, (0.5,), (0.25,))
+    assert found.dtype == np.float32 and len(np.unique(found)) == 65536
+    np.testing.assert_allclose(found, (values / 65535 - 0.5) / 0.25, atol=2e-7, rtol=1e-6)
+
+
+def test_white_is_white_in_eight_bits_and_in_sixteen():
+    images = table(dtype=np.uint8).images[:8]
+    narrow, wide = (inputs(each, (0.4, 0.5, 0.6), (0.2,) * 3) for each in (images, images.astype(np.uint16) * 257))
+    np.testing.assert_allclose(wide, narrow, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_one_mean_is_for_all_channels(channels: int):
+    images = table(channels, np.uint8).images[:8]
+    one, each = (inputs(images, (0.4,) * times, (0.2,) * times) for times in (1, channels))
+    np.testing.assert_array_equal(one, each)
+
+
+def trained(source: ArrayTable, data: DataConfig) -> list[float]:
+    """Of each array of the trained parameters, the sum of its magnitudes."""
+    setup = setup_of(linear_model(), optax.sgd(0.1), source, devices=2, data=data)
+    state = train(setup, {"train": {"duration": "2 epochs"}}, val=source)
+    return [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(state.params)]
+
+
+@pytest.mark.parametrize("channels", [1, 4, 5])
+def test_arrays_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tmp_path: Path, channels: int):
+    source = table(channels)
+    arrays = {"images": source.images, "labels": source.labels}
+    np.savez(
+        tmp_path / "a.npz", **{f"{split}_{key}": each for split in ("train", "val") for key, each in arrays.items()}
+    )
+    opened, _ = open_tables(DataConfig(path=str(tmp_path / "a.npz"), image_size=SIZE, crop="whole"))
+    assert image_dtype(opened, PLAIN) == np.uint16
+    np.testing.assert_array_equal(opened.images, source.images)  # type: ignore[attr-defined]
+    assert trained(opened, PLAIN) == trained(opened, DataConfig(**{**vars(PLAIN), "cache": "device"}))  # type: ignore[arg-type]
+    assert trained(source, PLAIN) != trained(ArrayTable(source.images & 0xFF00, source.labels, tuple("abcde")), PLAIN)
+
+
+@pytest.mark.parametrize(
+    "augment", [{"pad": 2}, {"pad": 2, "border": "reflect"}, {"cutout": 3}, {"erase": 1.0}, {"flip": True}]
+)
+def test_augmentation_is_the_same_in_sixteen_bits(augment: dict[str, Any]):
+    source = table(4, np.uint8)
+    made = []
+    for each in (source, widened(source)):
+        batch = random_batch(8)._replace(image=each.images[:8])
+        preprocess = Preprocess((0.5,), (0.25,), AugmentConfig(**{"flip": False, **augment}))
+        made.append(np.asarray(preprocess(batch, train=True, key=jax.random.key(3)).images))
+    np.testing.assert_allclose(made[1], made[0], atol=1e-6)
+
+
+def test_whitening_sees_the_same_patches_in_sixteen_bits():
+    source = random_table(8)
+    narrow = patch_moments(source.images, 2, (0.5,), (0.25,))
+    np.testing.assert_allclose(patch_moments(widened(source).images, 2, (0.5,), (0.25,)), narrow, rtol=1e-12)
+    np.testing.assert_array_equal(patch_moments(source.images, 2, (0.5,) * 3, (0.25,) * 3), narrow)
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "fault"),
+    [
+        (table(3), {"bits": 8, "channels": 4}, "data.channels=4: these images have 3 and, in memory, keep them; leave"),
+        (
+            table(3, np.uint8),
+            {"bits": 16},
+            "data.bits=16: these images have 8 and, in memory, keep them; leave data.bits out",
+        ),
+    ],
+)
+def test_what_arrays_keep_is_said(source: ArrayTable, data: dict, fault: str):
+    with pytest.raises(InputError, match=f"^{re.escape(fault)}"):
+        source.check(DataConfig(**{**vars(PLAIN), **data}))
+
+
+def test_what_does_not_fit_the_pixels_is_one_line():
+    with pytest.raises(
+        InputError, match="^data.augment.rand_augment=1: takes pixels of 8 bits, and the images have 16"
+    ):
+        setup_of(linear_model(), optax.sgd(0.1), table(3), data=DataConfig(augment=AugmentConfig(rand_augment=1)))
+    with pytest.raises(InputError, match="5 channels; give a value for each channel, or one for all"):
+        setup_of(linear_model(), optax.sgd(0.1), table(5), data=DataConfig())
+    setup = setup_of(linear_model(), optax.sgd(0.1), table(3), data=PLAIN)
+    with pytest.raises(
+        InputError, match="^validation data: pixels of uint8, and uint16 in the training data; give both"
+    ):
+        setup.evaluator(table(3, np.uint8))
+    with pytest.raises(InputError, match="^images of float32: give uint8 from 0 to 255, or uint16 from 0 to 65535"):
+        ArrayTable(np.zeros((1, 2, 2, 1), np.float32), np.zeros(1, int), ("a",))
+    with pytest.raises(InputError, match="^images of >u2: give uint8"):
+        ArrayTable(np.zeros((1, 2, 2, 1), ">u2"), np.zeros(1, int), ("a",))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+def test_check_and_pictures_take_any_channels_and_bits(channels: int):
+    source = table(channels)
+    look = look_at(source, 0)
+    assert (look.kind, look.height, look.mode, look.size) == ("array", SIZE, str(channels), SIZE * SIZE * channels * 2)
+    assert pictures.png(pictures.input_grid(source.images[:2], ["a", "b"])).startswith(b"\x89PNG")
