@@ -40,6 +40,9 @@ class ModelConfig:
     batch; "ghost:K", every K consecutive images of it, so that they are the same on any number of devices."""
     zero_init_last_scale: bool = True
     weight_init: str = "he_normal"
+    drop_path: Annotated[float, Range(0, 1, below=True)] = 0.0
+    """Stochastic depth of the networks that have it: the probability that an example leaves out the last block, which
+    grows linearly from the first block's 0."""
     weights: str | None = None
     """Start from these: a .safetensors or a .pth file with the names of torchvision or timm, or a run's work directory,
     of which the best checkpoint is taken. A head for other classes is left out."""

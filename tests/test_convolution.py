@@ -30,7 +30,14 @@ def float64():
 
 def by_xla(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     margins = [(padding, padding)] * 2
-    return lax.conv_general_dilated(images, kernel, (stride,) * 2, margins, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return lax.conv_general_dilated(
+        images,
+        kernel,
+        (stride,) * 2,
+        margins,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=images.shape[-1] // kernel.shape[2],
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
@@ -88,11 +95,20 @@ def test_each_way_gives_the_same(batch, side, channels, features, stride):
     assert_same(*arrays(batch, side, side, channels, features, 3), stride, 1)
 
 
+@pytest.mark.parametrize(("side", "size", "padding"), [(9, 7, 3), (4, 7, 3), (5, 3, 1), (5, 3, 0), (4, 4, 2)])
+def test_depthwise_convolutions_are_those_of_xla(side, size, padding):
+    images, kernel = arrays(2, side, side + 1, 6, 6, size)
+    assert_same(images, kernel[:, :, :1], 1, padding)
+
+
 def test_half_precision_is_summed_in_float32():
     # 4096 ones summed in bfloat16 stop at 256.
     images, kernel = jnp.ones((1, 64, 64, 1), jnp.bfloat16), jnp.ones((1, 1, 1, 1), jnp.bfloat16)
     gradient = jax.grad(lambda k: convolve(images, k, 1, 0).astype(jnp.float32).sum())(kernel)
     assert gradient.dtype == jnp.bfloat16 and float(gradient[0, 0, 0, 0]) == 4096
+    images, kernel = jnp.ones((1, 64, 64, 2), jnp.bfloat16), jnp.ones((1, 1, 1, 2), jnp.bfloat16)
+    gradient = jax.grad(lambda k: convolve(images, k, 1, 0).astype(jnp.float32).sum())(kernel)
+    assert gradient.dtype == jnp.bfloat16 and gradient.ravel().tolist() == [4096, 4096]
 
 
 def slow_operations(program: str) -> list[str]:

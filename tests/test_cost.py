@@ -103,11 +103,20 @@ def test_the_ways_of_platforms_count_as_the_convolution(kernel, stride):
 
     def by_xla(x, k, stride, padding):
         margins = [(padding, padding)] * 2
-        return lax.conv_general_dilated(x, k, (stride,) * 2, margins, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        groups = x.shape[-1] // k.shape[2]
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, k, (stride,) * 2, margins, dimension_numbers=numbers, feature_group_count=groups
+        )
 
-    shapes = shaped(2, 5, 4, kernel[2], dtype="bfloat16"), shaped(*kernel, dtype="bfloat16")
-    assert flops(gradients(convolve), *shapes) == flops(gradients(by_xla), *shapes)
-    assert set(flops(gradients(convolve), *shapes)) == {"bfloat16"}
+    def assert_same(channels, kernel):
+        shapes = shaped(2, 5, 4, channels, dtype="bfloat16"), shaped(*kernel, dtype="bfloat16")
+        assert flops(gradients(convolve), *shapes) == flops(gradients(by_xla), *shapes)
+        assert set(flops(gradients(convolve), *shapes)) == {"bfloat16"}
+
+    assert_same(kernel[2], kernel)
+    if stride == 1:
+        assert_same(kernel[3], (3, 3, 1, kernel[3]))
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,13 +1,31 @@
 """Networks whose weights others publish: names and shapes of their arrays, their logits, the depth of their layers."""
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import traverse_util
-from published import CLASSES, digest, golden
+from jax.sharding import PartitionSpec as P
+from published import CLASSES, digest, golden, image, weights
 
 from jaxddp.config import Config
+from jaxddp.errors import InputError
+from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.adapt import for_platform
+from jaxddp.models.gelu import gelu
 from jaxddp.registry import MODELS
+
+COUNTS = {
+    "vit_ti16": 5_717_416,
+    "vit_s16": 22_050_664,
+    "vit_b16": 86_567_656,
+    "convnext_tiny": 28_589_128,
+    "convnext_small": 50_223_688,
+}
+
+LOGITS = [(name, size) for name in golden() if not name.startswith("resnet") for size in golden()[name]["logits"]]
 
 SECOND = ("vit_b16", "timm_convnext_tiny")
 """Those for which the file's library has the second naming scheme of the network."""
@@ -30,10 +48,7 @@ def published_shape(path, name, shape):
     return (*shape, 1, 1) if name.endswith("layer_scale") else shape
 
 
-RESNETS = [name for name in golden() if name.startswith("resnet")]
-
-
-@pytest.mark.parametrize("name", RESNETS)
+@pytest.mark.parametrize("name", golden())
 def test_arrays_have_the_published_names_and_shapes(name):
     model = network(name)
     rename = model.published_names()[name in SECOND]
@@ -42,7 +57,31 @@ def test_arrays_have_the_published_names_and_shapes(name):
     assert digest(shapes) == golden()[name]["digest"]
 
 
-@pytest.mark.parametrize("name", RESNETS)
+def as_ours(array, shape):
+    """A published array in our layout."""
+    if len(shape) == 4:
+        return array.transpose(2, 3, 1, 0)
+    return array.T if len(shape) == 2 else array.reshape(shape)
+
+
+@pytest.mark.parametrize(("name", "size"), LOGITS)
+def test_logits_are_the_published_ones(name, size):
+    """In float64, with every array drawn anew."""
+    with jax.enable_x64(True):
+        height, width = map(int, size.split("x"))
+        model = network(name).clone(dtype=jnp.float64, param_dtype=jnp.float64)
+        rename, images = model.published_names()[name in SECOND], image(height, width)
+        variables = jax.eval_shape(model.init, jax.random.key(0), images)
+        ours = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(dict(variables), sep="/").items()}
+        made = weights({rename(path): published_shape(path, rename(path), shape) for path, shape in ours.items()})
+        arrays = {path: as_ours(made[rename(path)], shape) for path, shape in ours.items()}
+        logits = jax.jit(for_platform(model, "cpu").apply)(traverse_util.unflatten_dict(arrays, sep="/"), images)[0]
+    difference = np.abs(np.asarray(logits) - golden()[name]["logits"][size]).max()
+    print(name, size, difference)
+    assert difference < 1e-9
+
+
+@pytest.mark.parametrize("name", COUNTS)
 def test_depths_grow_from_the_stem_to_the_head(name):
     model = network(name)
     depths = [model.depth_of(path) for path in shapes_of(model) if path.startswith("params/")]
@@ -64,3 +103,123 @@ def test_depths_of_a_resnet():
         "params/fc/bias": 17,
     }
     assert {path: model.depth_of(path) for path in depths} == depths
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_the_published_ones(name):
+    variables = shapes_of(MODELS.get(name)(Config(), 1000))
+    assert sum(map(math.prod, variables.values())) == COUNTS[name]
+
+
+def test_depths_of_a_vit():
+    model = network("vit_ti16")
+    depths = {
+        "params/cls_token": 0,
+        "params/pos_embed": 0,
+        "params/patch_embed/kernel": 0,
+        "params/blocks_0/attn/qkv/kernel": 1,
+        "params/blocks_11/mlp/fc2/bias": 12,
+        "params/norm/scale": 13,
+        "params/head/kernel": 13,
+    }
+    assert {path: model.depth_of(path) for path in depths} == depths
+
+
+def test_depths_of_a_convnext():
+    model = network("convnext_small")
+    depths = {
+        "params/stem/norm/scale": 0,
+        "params/stage0_0/conv/kernel": 1,
+        "params/downsample1/norm/scale": 4,
+        "params/stage1_0/layer_scale": 4,
+        "params/stage2_26/fc1/kernel": 33,
+        "params/downsample3/conv/kernel": 34,
+        "params/stage3_2/fc2/kernel": 36,
+        "params/head/kernel": 37,
+        "params/norm/bias": 37,
+    }
+    assert {path: model.depth_of(path) for path in depths} == depths
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", ["vit_ti16", "convnext_tiny"])
+def test_logits_are_float32_at_least_and_parameters_stay_so(name, dtype):
+    model, images = network(name).clone(dtype=dtype), jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
+    logits = jax.eval_shape(model.apply, variables, images)
+    assert (logits.shape, logits.dtype) == ((2, CLASSES), jnp.float32)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_gelu_and_its_derivative_are_exact(wide):
+    with jax.enable_x64(wide):
+        x = np.linspace(-7, 7, 57).astype(np.float64 if wide else np.float32)
+        tolerance = 1e-14 if wide else 2e-6
+        shares = np.array([(1 + math.erf(each * math.sqrt(0.5))) / 2 for each in x.tolist()])
+        densities = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+        value, gradient = gelu(x), jax.vmap(jax.grad(gelu))(x)
+        assert value.dtype == gradient.dtype == x.dtype
+        np.testing.assert_allclose(value, x * shares, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(gradient, shares + x * densities, rtol=0, atol=tolerance)
+
+
+def test_gelu_has_a_gradient_where_devices_differ():
+    topology = Topology.create(2)
+
+    def gradient(x):
+        return jax.grad(lambda x: gelu(x).sum())(x)
+
+    sharded = jax.shard_map(gradient, mesh=topology.mesh, in_specs=P(AXIS), out_specs=P(AXIS))
+    x = jnp.linspace(-2.0, 2.0, 8)
+    np.testing.assert_allclose(jax.jit(sharded)(topology.place(x)), gradient(x), rtol=1e-6)
+
+
+KEYS = {"width": 32, "stem": "small", "batch_norm": "sync", "zero_init_last_scale": False, "weight_init": "normal"}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("name", ["vit_ti16", "convnext_tiny"])
+def test_what_is_about_resnets_is_refused(name, key):
+    usual = getattr(Config().model, key)
+    line = f"^model.{key}={KEYS[key]}: {name} has no such setting; leave it at {usual}$"
+    with pytest.raises(InputError, match=line):
+        MODELS.get(name)(Config().replace(model={"name": name, key: KEYS[key]}), 10)
+
+
+def test_images_of_another_size_than_the_positions_are_one_line():
+    model = network("vit_ti16")
+    variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
+    with pytest.raises(InputError) as raised:
+        jax.eval_shape(model.apply, variables, jax.ShapeDtypeStruct((1, 96, 80, 3), jnp.float32))
+    line = "vit: images of 96x80 pixels have 30 patches, and the table of positions is for 16; give data.image_size=64"
+    assert first_line(raised) == line
+
+
+def first_line(raised):
+    """JAX adds a note of its own."""
+    return str(raised.value).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "line"),
+    [
+        ("vit_ti16", 100, "vit: images of 100x100 pixels are not whole patches of 16; give data.image_size=96 or 112"),
+        ("vit_ti16", 8, "vit: images of 8x8 pixels are not whole patches of 16; give data.image_size=16"),
+        ("convnext_tiny", 28, "convnext: images of 28x28 pixels; give data.image_size=32 or more"),
+    ],
+)
+def test_images_that_a_network_cannot_take_are_one_line(name, side, line):
+    with pytest.raises(InputError) as raised:
+        shapes_of(network(name), side)
+    assert first_line(raised) == line
+
+
+@pytest.mark.parametrize("network_of", ["vit_ti16", "convnext_tiny"])
+def test_initial_logits_are_small_and_differ_between_images(network_of):
+    """A network of which a piece begins with zeros, or with far too large numbers, would not learn."""
+    model = for_platform(network(network_of), "cpu")
+    images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
+    logits = jax.jit(lambda key, images: model.apply(model.init(key, images), images))(jax.random.key(0), images)
+    assert 0.05 < np.std(logits) < 2
+    assert np.abs(logits[0] - logits[1]).max() > 1e-3

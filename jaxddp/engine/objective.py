@@ -14,13 +14,15 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.loss import ExampleLoss
 from jaxddp.engine.views import mean_logits
 from jaxddp.errors import InputError
-from jaxddp.models.protocol import Model
+from jaxddp.models.protocol import Model, takes_example_keys
 
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
 """(logits float[B, K], labels int32[B]) -> float[B]."""
 
 SUBSTITUTED = "substituted"
 """The share of images that were substituted by others; measured where the batch says which."""
+
+_EXAMPLES = 0x657861
 
 
 class MetricSums(flax.struct.PyTreeNode):
@@ -87,11 +89,14 @@ class Objective:
     ) -> tuple[MetricSums, Any]:
         """Sums over this device's slice of the batch, and the new model state.
 
-        `key` is the model's, for this step on this device; `image_key` the run's, see `Preprocess`.
+        `key` is the model's, for this step on this device; `image_key` the run's, of which augmentation (`Preprocess`)
+        and the keys of examples (`Model.apply`) are made.
         """
         images, mixing = self.preprocess(batch, train=train, key=image_key)
         if train:
-            logits, model_state = self.model.apply(params, model_state, images, train=True, key=key)
+            # Others are traced as if there were no such keys.
+            own = {"example_keys": _example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
+            logits, model_state = self.model.apply(params, model_state, images, train=True, key=key, **own)
         else:
             logits = self.predict(params, model_state, images)
         _check_logits(logits, (len(images), self.loss.num_classes))
@@ -126,6 +131,13 @@ class Objective:
         ones = jnp.ones(labels.shape, logits.dtype)
         metrics = [(metric(logits, labels), ones) for metric in self.metrics.values()]
         return [(values.astype(logits.dtype), weights.astype(logits.dtype)), *metrics]
+
+
+def _example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:
+    """Random keys [B], as those of augmentation a function of (seed, epoch, row); of seed 0 where there is no key."""
+    stream = jax.random.fold_in(jax.random.key(0) if key is None else key, _EXAMPLES)
+    fold = jax.vmap(lambda epoch, row: jax.random.fold_in(jax.random.fold_in(stream, epoch), row))
+    return fold(batch.epoch, batch.row)
 
 
 def _check_logits(logits: Any, shape: tuple[int, int]) -> None:

@@ -18,6 +18,7 @@ from jaxddp.errors import InputError
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.measure.flops import jaxprs_in
 from jaxddp.mesh import AXIS
+from jaxddp.models.protocol import takes_example_keys
 from jaxddp.overrides import flatten, plain
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -39,7 +40,8 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     found["optimizer"] = " ".join([update, *(str(np.asarray(number)) for number in numbers)])
 
     def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
-        return recipe.model.apply(params, model_state, images, train=True, key=key)
+        own = {"example_keys": jax.random.split(key, len(images))} if takes_example_keys(recipe.model) else {}
+        return recipe.model.apply(params, model_state, images, train=True, key=key, **own)
 
     def network_of(batch: int) -> str:
         images = jax.ShapeDtypeStruct((batch, *image_shape), jnp.float32)

@@ -22,8 +22,9 @@ ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or
 def adapt(model: Any) -> Model:
     """Makes a `Model` of a network, which is never changed; a `Model` is returned as it is.
 
-    The `__call__(images)` of a module may also take its mode by any name in `MODE_ARGUMENTS`. Raises: InputError; it is
-    not `ACCEPTED`, or a function has another signature.
+    The `__call__(images)` of a module may also take its mode by any name in `MODE_ARGUMENTS`, and that of a Linen
+    module `example_keys`, see `Model.apply`. Raises: InputError; it is not `ACCEPTED`, or a function has another
+    signature.
     """
     if isinstance(model, nn.Module):
         return LinenModel(model)
@@ -51,18 +52,32 @@ class LinenModel:
     settled: Layers = field(default_factory=Layers)
     """Whose batch norms use and keep their running statistics in training, too."""
 
+    @property
+    def takes_example_keys(self) -> bool:
+        return "example_keys" in signature(self.module.__call__).parameters
+
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
         variables = dict(self.module.init(_linen_streams(key), example, **call_mode(self.module.__call__, False)))
         return variables.pop("params", {}), variables
 
     def apply(
-        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: jax.Array | None
+        self,
+        params: Tree,
+        model_state: Tree,
+        images: jax.Array,
+        *,
+        train: bool,
+        key: jax.Array | None,
+        example_keys: jax.Array | None = None,
     ) -> tuple[jax.Array, Tree]:
+        keywords: dict[str, Any] = call_mode(self.module.__call__, train)
+        if self.takes_example_keys:
+            keywords["example_keys"] = example_keys
         with evaluating_norms(self.settled) if self.settled else contextlib.nullcontext():
             logits, updated = self.module.apply(
                 {"params": params, **model_state},
                 images,
-                **call_mode(self.module.__call__, train),
+                **keywords,
                 rngs=_linen_streams(key),
                 mutable=list(model_state),
             )
@@ -81,33 +96,43 @@ class FunctionModel:
     - without state: `init(key, example) -> params`, `apply(params, images) -> logits`;
     - with state: `init(key, example) -> (params, state)`, `apply(params, state, images) -> (logits, state)`.
 
-    `apply` may also take `key`, and its mode by any name in `MODE_ARGUMENTS`; whatever else it takes needs a default.
+    `apply` may also take `key`, `example_keys`, and its mode by any name in `MODE_ARGUMENTS`; whatever else it takes
+    needs a default.
     """
 
     init_function: Callable[..., Any]
     apply_function: Callable[..., Any]
     has_state: bool
     takes_key: bool
+    takes_example_keys: bool = False
 
     @classmethod
     def of(cls, init: Callable[..., Any], apply: Callable[..., Any]) -> "FunctionModel":
         require(init, 2, (), "init(key, example)")
         parameters = signature(apply).parameters.values()
-        by_keyword = {p.name for p in parameters} & {"key", *MODE_ARGUMENTS}
+        by_keyword = {p.name for p in parameters} & {"key", "example_keys", *MODE_ARGUMENTS}
         wanted = [p for p in parameters if p.kind in BY_POSITION and p.default is p.empty and p.name not in by_keyword]
         has_state = len(wanted) >= 3
         shapes = "apply(params, images) or apply(params, state, images), either with train and key by keyword"
         require(apply, 3 if has_state else 2, by_keyword, shapes)
-        return cls(init, apply, has_state, "key" in by_keyword)
+        return cls(init, apply, has_state, "key" in by_keyword, "example_keys" in by_keyword)
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
         made = self.init_function(key, example)
         return made if self.has_state else (made, {})
 
     def apply(
-        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: jax.Array | None
+        self,
+        params: Tree,
+        model_state: Tree,
+        images: jax.Array,
+        *,
+        train: bool,
+        key: jax.Array | None,
+        example_keys: jax.Array | None = None,
     ) -> tuple[jax.Array, Tree]:
         keywords = call_mode(self.apply_function, train) | ({"key": key} if self.takes_key else {})
+        keywords |= {"example_keys": example_keys} if self.takes_example_keys else {}
         if not self.has_state:
             return self.apply_function(params, images, **keywords), model_state
         logits, updated = self.apply_function(params, model_state, images, **keywords)

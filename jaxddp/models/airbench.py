@@ -19,6 +19,7 @@ from jaxddp.errors import InputError
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.max_pool import max_pool
 from jaxddp.models.resnet import Operation, for_flax
+from jaxddp.models.settings import refuse
 from jaxddp.registry import MODELS
 
 WHITENING = "whiten"
@@ -145,5 +146,6 @@ def _of_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **mor
 
 @MODELS.add("airbench")
 def _of(config: Config, num_classes: int) -> Airbench:
+    refuse("airbench", config.model, ("drop_path",))
     statistics, dtype = config.model.batch_statistics, config.train.precision or jnp.float32
     return Airbench(num_classes, config.model.width, statistics.axis_name, statistics.group, dtype)

@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import jaxddp.models.cpu_depthwise as cpu_depthwise
+
 # A patch copies each value k * k times, for as many products as there are features on the other side. From so many on
 # the copies are cheaper than what they save (measured: 128 to 512 features, maps of 2x2 to 14x14).
 _MANY_FEATURES = 256
@@ -34,11 +36,15 @@ _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
 def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """Cross-correlation of [B, H, W, C] with [k, k, C, F]: [B, H', W', F], H' = (H + 2 padding - k) // stride + 1.
 
-    Any float dtype; a kernel's gradient is summed in float32 at least. Differentiable in reverse mode.
+    With a kernel [k, k, 1, C] and stride 1 it is depthwise: [B, H', W', C]. Any float dtype; a kernel's gradient is
+    summed in float32 at least. Differentiable in reverse mode.
 
     Args:
         stride, padding: of both axes; the padding is of zeros, on either side.
     """
+    if cpu_depthwise.is_depthwise(images, kernel, stride):
+        product = functools.partial(cpu_depthwise.depthwise, padding=padding)
+        return _marked(product, _multiplications(images, kernel, stride, padding))(images, kernel)
     if not _multiplies(images, kernel, kernel.shape[3]):
         return _library(images, kernel, stride, padding)
     product = functools.partial(_product, stride=stride, padding=padding)
@@ -53,6 +59,10 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
     images, kernel = saved
     settings, size = {"stride": stride, "padding": padding}, kernel.shape[0]
     count = _multiplications(images, kernel, stride, padding)
+    if cpu_depthwise.is_depthwise(images, kernel, stride):
+        of_kernel = functools.partial(cpu_depthwise.kernel_gradient, padding=padding, size=size)
+        of_images = functools.partial(cpu_depthwise.images_gradient, padding=padding)
+        return _marked(of_images, count)(grads, kernel), _marked(of_kernel, count)(images, grads)
 
     def images_gradient(convolution: Callable[..., jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
         like = jax.typeof(images)
@@ -75,8 +85,8 @@ def _marked(product: Callable[[jax.Array, jax.Array], jax.Array], multiplication
 
 def _multiplications(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> int:
     """Those of a convolution with pixels, and not with padding; its two gradients have as many."""
-    batch, *sides, channels = images.shape
-    size, _, _, features = kernel.shape
+    batch, *sides, _ = images.shape
+    size, _, channels, features = kernel.shape
 
     def taps(side: int) -> int:
         outputs = (side + 2 * padding - size) // stride + 1

@@ -41,8 +41,19 @@ class Model(Protocol):
 
         `train` is static. In evaluation model_state comes back as it went in. All randomness follows from `key`, which
         may be None where nothing random happens.
+
+        A model may also take `example_keys`: in training, a random key [B] of each image, which follows from the seed,
+        the epoch and the image's row alone, where `key` is that of a device's share of the batch.
         """
         ...
+
+
+def takes_example_keys(model: Model) -> bool:
+    """Whether `apply` is to be given `example_keys`: if it has this argument, and where the model says of itself by an
+    attribute of this function's name, only then.
+    """
+    takes = "example_keys" in inspect.signature(model.apply).parameters
+    return takes and getattr(model, "takes_example_keys", True)
 
 
 def call_mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from jaxddp.config import Config, ModelConfig
 from jaxddp.errors import InputError
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.published import Naming, depth_of, naming
-from jaxddp.models.settings import WEIGHT_INITS, check_floating, lookup
+from jaxddp.models.settings import WEIGHT_INITS, check_floating, lookup, refuse
 from jaxddp.models.stems import STEMS, ModuleFactory, imagenet_stem
 from jaxddp.registry import MODELS
 
@@ -215,6 +215,7 @@ def build(
     for key, value in (("num_classes", num_classes), ("width", settings.width)):
         if value < 1:
             raise InputError(f"{settings.name}: {key} is {value}; give a positive number")
+    refuse(settings.name, settings, ("drop_path",))
     for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
         check_floating("resnet", key, value)
     return ResNet(

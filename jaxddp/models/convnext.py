@@ -1,0 +1,195 @@
+"""ConvNeXt-T and S for image classification, in Flax Linen.
+
+Source: Liu et al. 2022, "A ConvNet for the 2020s" (arXiv:2201.03545). The parameters, their initial distributions and
+the logits are those of torchvision's `convnext_tiny` and `convnext_small`; timm's give the same logits.
+"""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxddp.config import Config
+from jaxddp.errors import InputError
+from jaxddp.models.drop_path import added, branch_factors
+from jaxddp.models.gelu import gelu
+from jaxddp.models.published import Naming, depth_of, naming
+from jaxddp.models.resnet import Operation, for_flax
+from jaxddp.models.settings import RESNET_KEYS, refuse
+from jaxddp.models.stems import ModuleFactory
+from jaxddp.registry import MODELS
+
+STAGE_SIZES = {"convnext_tiny": (3, 3, 9, 3), "convnext_small": (3, 3, 27, 3)}
+"""Blocks in each of the four stages."""
+
+_LEAST_SIDE = 32
+_STAGES = range(4)
+
+TORCHVISION = naming(
+    ("stem/conv", "features.0.0"),
+    ("stem/norm", "features.0.1"),
+    *((f"downsample{i}/norm", f"features.{2 * i}.0") for i in _STAGES[1:]),
+    *((f"downsample{i}/conv", f"features.{2 * i}.1") for i in _STAGES[1:]),
+    *((f"stage{i}_(\\d+)/layer_scale", rf"features.{2 * i + 1}.\1.layer_scale") for i in _STAGES),
+    *((f"stage{i}_(\\d+)", rf"features.{2 * i + 1}.\1.block") for i in _STAGES),
+    ("block/conv", "block.0"),
+    ("block/norm", "block.2"),
+    ("block/fc1", "block.3"),
+    ("block/fc2", "block.5"),
+    ("^norm", "classifier.0"),
+    ("^head", "classifier.2"),
+)
+TIMM = naming(
+    ("stem/conv", "stem.0"),
+    ("stem/norm", "stem.1"),
+    (r"downsample(\d)/norm", r"stages.\1.downsample.0"),
+    (r"downsample(\d)/conv", r"stages.\1.downsample.1"),
+    (r"stage(\d)_(\d+)", r"stages.\1.blocks.\2"),
+    ("layer_scale", "gamma"),
+    ("/conv/", "/conv_dw/"),
+    (r"/fc(\d)", r"/mlp.fc\1"),
+    ("^norm", "head.norm"),
+    ("^head/", "head.fc/"),
+)
+
+_kernel_init = nn.initializers.normal(0.02)
+
+
+class Block(nn.Module):
+    """x + scaled(MLP(norm(depthwise 7x7 convolution of x))): [B, H, W, C] -> [B, H, W, C]."""
+
+    conv: ModuleFactory
+    dtype: DTypeLike
+    param_dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
+        """`factors`, [B], multiply what is added; see `branch_factors`."""
+        features = x.shape[-1]
+        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        weights = {"kernel_init": _kernel_init, **dtypes}
+        y = self.conv(features, kernel=7, stride=1, padding=3, feature_group_count=features, name="conv")(x)
+        y = nn.LayerNorm(name="norm", use_fast_variance=False, **dtypes)(y)
+        y = gelu(nn.Dense(4 * features, name="fc1", **weights)(y))
+        y = nn.Dense(features, name="fc2", **weights)(y)
+        scale = self.param("layer_scale", nn.initializers.constant(1e-6), (features,), self.param_dtype)
+        return added(x, y * scale.astype(y.dtype), factors)
+
+
+class Downsample(nn.Module):
+    """A convolution whose kernel is its stride, with a norm before or, in the stem, after it."""
+
+    features: int
+    stride: int
+    norm_first: bool
+    conv: ModuleFactory
+    dtype: DTypeLike
+    param_dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        norm = nn.LayerNorm(name="norm", dtype=self.dtype, param_dtype=self.param_dtype, use_fast_variance=False)
+        conv = self.conv(self.features, kernel=self.stride, stride=self.stride, padding=0, name="conv")
+        return conv(norm(x)) if self.norm_first else norm(conv(x))
+
+
+class ConvNeXt(nn.Module):
+    """Four stages of blocks, each of which but the first halves height and width and doubles the features.
+
+    Attributes:
+        stage_sizes: the number of blocks in each stage.
+        width: features of the first stage.
+        drop_path: the probability that an example leaves out the last block, in training.
+        dtype: of the computation. The mean over pixels, the last norm and the head stay in float32 at least.
+        param_dtype: of parameters (float64 for proofs, under x64).
+        convolution: what computes the convolutions; None leaves them to the library.
+    """
+
+    stage_sizes: tuple[int, ...]
+    num_classes: int
+    width: int = 96
+    drop_path: float = 0.0
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+    convolution: Operation | None = None
+
+    def with_convolution(self, convolution: Operation) -> "ConvNeXt":
+        """The same network with its convolutions computed so; one that has an operation already keeps it."""
+        return self.clone(convolution=convolution) if self.convolution is None else self
+
+    def published_names(self) -> tuple[Naming, ...]:
+        """See `jaxddp.models.published`."""
+        return TORCHVISION, TIMM
+
+    @property
+    def depth(self) -> int:
+        """Of the layers that `depth_of` tells apart: the stem, each block, the head with the norm before it."""
+        return sum(self.stage_sizes) + 2
+
+    def depth_of(self, path: str) -> int:
+        """See `jaxddp.models.published`; what downsamples belongs to the block that follows it.
+
+        The source groups three blocks of the third stage to a layer instead.
+        """
+        blocks = [
+            (f"stage{stage}_{block}", f"downsample{stage}") if block == 0 else (f"stage{stage}_{block}",)
+            for stage, size in enumerate(self.stage_sizes)
+            for block in range(size)
+        ]
+        return depth_of(path, blocks, ("norm", "head"))
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False, example_keys: jax.Array | None = None) -> jax.Array:
+        """Normalized images [B, H, W, C], H and W from 32 -> logits [B, num_classes], in float32 at least.
+
+        `example_keys`, random keys [B], are needed in training with `drop_path`. Raises: InputError.
+        """
+        if min(images.shape[1:3]) < _LEAST_SIDE:
+            size = "x".join(map(str, images.shape[1:3]))
+            raise InputError(f"convnext: images of {size} pixels; give data.image_size={_LEAST_SIDE} or more")
+        factors = None
+        if train and self.drop_path:
+            factors = branch_factors(self.drop_path, sum(self.stage_sizes), 1, example_keys)
+        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        settings = {"conv": functools.partial(_conv, self.convolution, **dtypes), **dtypes}
+        x = Downsample(self.width, 4, norm_first=False, name="stem", **settings)(images.astype(self.dtype))
+        done = 0
+        for stage, size in enumerate(self.stage_sizes):
+            if stage:
+                x = Downsample(self.width * 2**stage, 2, norm_first=True, name=f"downsample{stage}", **settings)(x)
+            for block in range(size):
+                own = None if factors is None else factors[:, done, 0]
+                x = Block(name=f"stage{stage}_{block}", **settings)(x, own)
+                done += 1
+        head_dtype = jnp.promote_types(self.dtype, jnp.float32)
+        wide: dict[str, Any] = {"dtype": head_dtype, "param_dtype": self.param_dtype}
+        x = jnp.mean(x, axis=(1, 2), dtype=head_dtype)
+        x = nn.LayerNorm(name="norm", use_fast_variance=False, **wide)(x)
+        return nn.Dense(self.num_classes, kernel_init=_kernel_init, name="head", **wide)(x)
+
+
+def _conv(
+    operation: Operation | None, features: int, *, kernel: int, stride: int, padding: int, **settings: Any
+) -> nn.Conv:
+    return nn.Conv(
+        features,
+        (kernel, kernel),
+        stride,
+        padding,
+        kernel_init=_kernel_init,
+        conv_general_dilated=operation and for_flax(operation, stride, padding),
+        **settings,
+    )
+
+
+def _of(name: str, config: Config, num_classes: int) -> ConvNeXt:
+    refuse(name, config.model, RESNET_KEYS)
+    precision = config.train.precision or jnp.float32
+    return ConvNeXt(STAGE_SIZES[name], num_classes, drop_path=config.model.drop_path, dtype=precision)
+
+
+for name in STAGE_SIZES:
+    MODELS.add(name)(functools.partial(_of, name))

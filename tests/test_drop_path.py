@@ -1,0 +1,202 @@
+"""Stochastic depth: what an example draws follows from seed, epoch and row alone, on any number of devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from made import setup_of
+from small import CLASSES, largest_difference, random_batch, random_table
+from test_step import fresh_state, objective_of
+
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import Config
+from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.errors import InputError
+from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt, for_platform
+from jaxddp.models.convnext import ConvNeXt
+from jaxddp.models.drop_path import added, branch_factors
+from jaxddp.models.vit import Architecture, ViT
+from jaxddp.registry import MODELS
+
+WIDE = {"dtype": jnp.float64, "param_dtype": jnp.float64}
+
+
+def small_vit(drop_path=0.0, **dtypes):
+    return ViT(Architecture(8, 2, 3, 16), CLASSES, drop_path, **dtypes)
+
+
+def small_convnext(drop_path=0.0, **dtypes):
+    return ConvNeXt((1, 1, 1, 1), CLASSES, 4, drop_path, **dtypes)
+
+
+NETWORKS = {"vit": small_vit, "convnext": small_convnext}
+
+
+@functools.cache
+def trained(network: str, devices: int, gradients: Gradients, drop_path: float = 0.3):
+    """Parameters after each of two steps of plain SGD in float64, and the losses."""
+    with jax.enable_x64(True):
+        model = for_platform(NETWORKS[network](drop_path, **WIDE), "cpu")
+        objective, topology, optimizer = objective_of(model), Topology.create(devices), optax.sgd(0.1)
+        state = fresh_state(objective, optimizer, topology, 32)
+        step = make_train_step(make_local_step(objective, optimizer, topology, gradients=gradients), topology)
+        found, losses = [jax.device_get(state.params)], []
+        for number in range(2):
+            batch = random_batch(16, masked=3, seed=number, image=32)._replace(epoch=np.full(16, number, np.int32))
+            state, sums = step(state, topology.place(batch))
+            found.append(jax.device_get(state.params))
+            losses.append(sums.means()["loss"])
+        return found, losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "gradients"),
+    [
+        (2, Gradients()),
+        (8, Gradients(Averaging(3))),
+        (2, Gradients(accumulate=4)),
+        (8, Gradients(reproducible=True)),
+    ],
+    ids=["2 devices", "8 devices", "4 microbatches", "reproducible"],
+)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_any_number_of_devices_and_microbatches_is_one(network, devices, gradients):
+    (expected, losses), (found, again) = trained(network, 1, Gradients()), trained(network, devices, gradients)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), *expected[:2])
+    assert min(jax.tree.leaves(moved)) > 1e-9, "a zero gradient proves nothing"
+    assert largest_difference(found, expected) < 1e-9
+    assert np.abs(np.subtract(losses, again)).max() < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
+def test_another_rate_is_another_run(network):
+    """Or the proof above would hold of networks that leave out nothing."""
+    expected, found = trained(network, 2, Gradients()), trained(network, 2, Gradients(), drop_path=0.0)
+    assert largest_difference(found, expected) > 1e-6
+
+
+def drawing(params, state, images, *, train, key, example_keys=None):
+    """A network that does nothing but keep what it draws for each image."""
+    drawn = jnp.zeros(len(images)) if example_keys is None else jax.vmap(jax.random.uniform)(example_keys)
+    return jnp.zeros((len(images), CLASSES)), {"drawn": drawn}
+
+
+class Drawing:
+    """The same as an object with a Model's methods."""
+
+    def init(self, key, example):
+        return {}, {"drawn": jnp.zeros(1)}
+
+    def apply(self, params, model_state, images, *, train, key, example_keys=None):
+        return drawing(params, model_state, images, train=train, key=key, example_keys=example_keys)
+
+
+def silent(params, state, images):
+    """The same without a draw."""
+    return jnp.zeros((len(images), CLASSES)), {"drawn": jnp.zeros(len(images))}
+
+
+def objective_that(apply):
+    model = apply if isinstance(apply, Drawing) else (lambda key, example: ({}, {}), apply)
+    return Objective(adapt(model), example_loss(cross_entropy(), CLASSES), Preprocess())
+
+
+def draws(objective, batch, seed=0, device=0, train=True):
+    keys = {"key": jax.random.key(device), "image_key": jax.random.key(seed)}
+    _, state = objective({}, {"drawn": None}, batch, train=train, **keys)
+    return state["drawn"]
+
+
+def test_the_keys_of_examples_follow_from_seed_epoch_and_row_alone():
+    objective, batch = objective_that(drawing), random_batch(8)
+    first = draws(objective, batch)
+    assert len(set(first.tolist())) == 8
+    for rows in (slice(0, 4), slice(4, 8), slice(None, None, -1)):
+        part = jax.tree.map(lambda column, rows=rows: column[rows], batch)
+        assert draws(objective, part, device=5).tolist() == first[rows].tolist()
+    later, further = batch._replace(epoch=batch.epoch + 1), batch._replace(row=batch.row + 8)
+    others = [draws(objective, batch, seed=1), draws(objective, later), draws(objective, further)]
+    assert len({value for found in (first, *others) for value in found.tolist()}) == 32
+    assert draws(objective_that(Drawing()), batch).tolist() == first.tolist()
+    assert draws(objective, batch, train=False) is None
+
+
+def test_a_model_that_does_not_ask_is_traced_without_keys():
+    """An operation too many would make another program of every network there is."""
+
+    def folds(apply):
+        objective = objective_that(apply)
+        return str(jax.make_jaxpr(lambda batch: draws(objective, batch))(random_batch(8))).count("random_fold_in")
+
+    assert folds(drawing) == folds(silent) + 3
+
+
+def test_branches_are_left_out_at_a_rate_that_grows_with_depth():
+    examples, blocks, rate = 4000, 4, 0.6
+    factors = np.asarray(branch_factors(rate, blocks, 2, jax.random.split(jax.random.key(3), examples)))
+    assert factors.shape == (examples, blocks, 2)
+    for block, expected in enumerate(np.linspace(0, rate, blocks)):
+        own = factors[:, block]
+        # Five deviations of a binomial.
+        assert abs((own == 0).mean() - expected) <= 5 * (expected * (1 - expected) / own.size) ** 0.5
+        np.testing.assert_allclose(own[own > 0], 1 / (1 - expected), rtol=1e-6)
+    assert (factors[:, -1, 0] != factors[:, -1, 1]).mean() > 0.4
+    assert (factors[:, -1, 0] != factors[:, -2, 0]).mean() > 0.4
+
+
+def test_a_branch_that_is_left_out_adds_nothing():
+    x, branch = np.arange(12.0, dtype=np.float32).reshape(3, 2, 2), np.ones((3, 2, 2), np.float32)
+    np.testing.assert_array_equal(added(x, branch, jnp.array([0.0, 1.0, 2.0])), x + np.array([0, 1, 2])[:, None, None])
+    half = added(x.astype(jnp.bfloat16), branch.astype(jnp.bfloat16), jnp.array([0.0, 1.0, 2.0]))
+    assert half.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_evaluation_has_all_branches_and_training_needs_keys(network):
+    images = np.random.default_rng(0).standard_normal((4, 32, 32, 3), np.float32)
+    plain, dropping = NETWORKS[network](), for_platform(NETWORKS[network](0.5), "cpu")
+    params = jax.jit(plain.init)(jax.random.key(0), images)
+    params = jax.tree.map(lambda leaf: leaf + 0.1, params)
+
+    def logits(model, **mode):
+        return jax.jit(lambda params, images: model.apply(params, images, **mode))(params, images)
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    dropped = logits(dropping, train=True, example_keys=keys)
+    np.testing.assert_array_equal(logits(dropping), logits(for_platform(plain, "cpu"), train=True))
+    assert np.abs(dropped - logits(dropping)).max() > 1e-4
+    # An example's logits are its own: they do not follow from its place.
+    np.testing.assert_allclose(
+        dropping.apply(params, images[::-1], True, keys[::-1]), dropped[::-1], rtol=1e-4, atol=1e-5
+    )
+    with pytest.raises(InputError, match="^drop_path: every image needs a random key .* pass example_keys"):
+        logits(dropping, train=True)
+
+
+def test_a_rate_is_part_of_what_tells_a_run_from_another():
+    table = random_table(8, image=16)
+    found = {setup_of(small_vit(rate), optax.sgd(0.1), table).identity()["model"] for rate in (0.0, 0.1, 0.2)}
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(("name", "value"), [("resnet18", 0.1), ("airbench", 0.25)])
+def test_a_network_without_it_says_so(name, value):
+    config = Config().replace(model={"name": name, "drop_path": value})
+    with pytest.raises(InputError, match=f"^model.drop_path={value}: {name} has no such setting; leave it at 0.0$"):
+        MODELS.get(name)(config, 10)
+
+
+def test_a_rate_of_one_is_refused():
+    with pytest.raises(InputError, match=r"model.drop_path"):
+        Config().replace(model={"drop_path": 1.0})
