@@ -53,7 +53,7 @@ class Format(Protocol):
         ...
 
     def divided(self, place: Place) -> bool:
-        """Whether it has a validation split. Where not, "train" is an `ExampleTable` of all, for `held_out` to divide."""
+        """Whether it has a validation split. Where not, "train" is an `ExampleTable` of all; see `held_out`."""
         ...
 
     def open(self, place: Place, split: Split) -> Source:
