@@ -157,7 +157,7 @@ def prepare_training(
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
         options: `accumulate`, `precision` (of the input; the network has its own, and "float16" scales the loss),
             `gradient_precision` and `max_bad_steps` of a config's `train`; `reproducible`, `buckets` and `xla_options`
-            of its `parallel`; `weights` to start from, `new_layers`, `freeze` and `unfreeze` of its `model`; `layer_decay` and
+            of its `parallel`; `weights`, `new_layers`, `freeze` and `unfreeze` of its `model`; `layer_decay` and
             `rate_factors` of its `optimizer`. See `jaxddp.config`.
 
     Returns:

@@ -51,7 +51,8 @@ def initial_weights(
 ) -> dict[str, np.ndarray]:
     """Arrays by path, from a file or from a run's work directory, for a network of these shapes.
 
-    Where part of the network stays fresh, as `new_layers` and a head for other classes do, or part of the file has no place in it, a line says so.
+    Where part of the network stays as it was initialized (`new_layers`, and a head for other classes), or part of the
+    file has no place in it, a line says so.
 
     Raises:
         InputError: they cannot be read, or are of another network; lists what is missing or of another shape. Or the
