@@ -162,6 +162,7 @@ def test_a_branch_that_is_left_out_adds_nothing():
     assert half.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_evaluation_has_all_branches_and_training_needs_keys(network):
     images = np.random.default_rng(0).standard_normal((4, 32, 32, 3), np.float32)

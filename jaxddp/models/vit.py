@@ -165,7 +165,16 @@ class ViT(nn.Module):
         width, patch = self.architecture.width, self.architecture.patch
         check_whole(images.shape[1:3], patch)
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        conv = nn.Conv(width, (patch, patch), patch, "VALID", kernel_init=_of_patches, name="patch_embed", **dtypes)
+        conv = nn.Conv(
+            width,
+            (patch, patch),
+            patch,
+            "VALID",
+            kernel_init=_of_patches,
+            conv_general_dilated=_patch_by_patch,
+            name="patch_embed",
+            **dtypes,
+        )
         x = conv(images).reshape(len(images), -1, width)
         self.check_positions(images.shape[1:3], x.shape[1])
         token = self.param("cls_token", _normal(1e-6), (1, 1, width), self.param_dtype)
@@ -184,6 +193,14 @@ class ViT(nn.Module):
             f"vit: images of {height}x{width} pixels have {patches} patches, and the table of positions is for "
             f"{table.shape[1] - 1}; give data.image_size={side}"
         )
+
+
+def _patch_by_patch(images: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
+    """The convolution whose stride is its kernel's side, as a product of matrices: on a CPU XLA's takes much longer."""
+    batch, height, width, channels = images.shape
+    side = kernel.shape[0]
+    patches = images.reshape(batch, height // side, side, width // side, side, channels)
+    return jnp.einsum("bhiwjc,ijcd->bhwd", patches, kernel)
 
 
 def check_whole(size: tuple[int, ...], patch: int) -> None:
