@@ -16,7 +16,7 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.convnext import ConvNeXt
 from jaxddp.models.gelu import gelu
-from jaxddp.models.vit import Architecture, ViT
+from jaxddp.models.vit import ViT, ViTSize
 from jaxddp.registry import MODELS
 
 COUNTS = {
@@ -224,7 +224,7 @@ def test_images_that_a_network_cannot_take_are_one_line(name, side, line):
 
 
 SMALL = {
-    "vit": ViT(Architecture(192, 3, blocks=2), CLASSES),
+    "vit": ViT(ViTSize(192, 3, blocks=2), CLASSES),
     "convnext": ConvNeXt((1, 1, 1, 1), CLASSES, width=32),
 }
 
