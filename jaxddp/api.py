@@ -89,7 +89,7 @@ __all__ = [
 _Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
 _OPTIONS = {
-    "model": ("freeze", "unfreeze", "weights"),
+    "model": ("freeze", "new_layers", "unfreeze", "weights"),
     "optimizer": ("layer_decay", "rate_factors"),
     "train": ("accumulate", "gradient_precision", "max_bad_steps", "precision"),
     "parallel": ("buckets", "reproducible", "xla_options"),
@@ -157,7 +157,7 @@ def prepare_training(
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
         options: `accumulate`, `precision` (of the input; the network has its own, and "float16" scales the loss),
             `gradient_precision` and `max_bad_steps` of a config's `train`; `reproducible`, `buckets` and `xla_options`
-            of its `parallel`; `weights` to start from, `freeze` and `unfreeze` of its `model`; `layer_decay` and
+            of its `parallel`; `weights`, `new_layers`, `freeze` and `unfreeze` of its `model`; `layer_decay` and
             `rate_factors` of its `optimizer`. See `jaxddp.config`.
 
     Returns:

@@ -45,7 +45,9 @@ class ModelConfig:
     grows linearly from the first block's 0."""
     weights: str | None = None
     """Start from these: a .safetensors or a .pth file with the names of torchvision or timm, or a run's work directory,
-    of which the best checkpoint is taken. A head for other classes is left out."""
+    of which the best checkpoint is taken. A head for another number of classes is left out."""
+    new_layers: str | None = None
+    """Layers that take nothing from the weights, by how their names begin: "fc", a head for other classes."""
     freeze: str | None = None
     """Layers that are not trained, by how their names begin: "conv1,layer1", or "all but fc", a linear probe. Their
     batch norms keep and use the running statistics."""
@@ -60,6 +62,11 @@ class ModelConfig:
     def batch_statistics(self) -> BatchStatistics:
         """What `batch_norm` says. Raises: InputError; it says nothing."""
         return BatchStatistics.parse(self.batch_norm)
+
+    @property
+    def new(self) -> Layers:
+        """What `new_layers` says. Raises: InputError; it says nothing."""
+        return Layers.parse(self.new_layers or "", "model.new_layers")
 
     @property
     def frozen(self) -> Layers:
@@ -231,7 +238,7 @@ class Config:
     def __post_init__(self) -> None:
         check_values(self)
         # What is written in a form of its own is read once here, so that a mistake is said before anything starts.
-        _ = self.model.batch_statistics, self.model.frozen, self.model.thawed, self.optimizer.factors
+        _ = self.model.batch_statistics, self.model.new, self.model.frozen, self.model.thawed, self.optimizer.factors
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with the given keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.

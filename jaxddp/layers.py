@@ -53,6 +53,9 @@ class Layers:
                 raise InputError(f"{key}: no layer's name begins with {show(prefix)}; {choices(prefix, tops)}")
 
 
+NO_LAYERS = Layers()
+
+
 def begins(prefix: str, name: str) -> bool:
     """Whether a name begins with these words."""
     words = _SEPARATOR.split(prefix)

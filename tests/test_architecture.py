@@ -64,6 +64,8 @@ FILES = {
     "jaxddp/data/images/jpeg.py": "PIL simplejpeg",
     "jaxddp/data/images/pillow.py": "PIL",
     "jaxddp/data/images/verify.py": "PIL",
+    "jaxddp/data/formats/parquet_files.py": "pyarrow",
+    "jaxddp/data/storage/parquet.py": "pyarrow",
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",

@@ -112,6 +112,18 @@ def test_jpeg_in_gray_and_with_alpha():
     np.testing.assert_array_equal(whole(data, 3, 16), decoded.astype(np.uint16) * 257)
 
 
+def test_a_tiff_is_turned_as_its_orientation_says():
+    wide = picture(4, 9, 3)
+    exif = Image.Exif()
+    exif[274] = 6
+    data = encode(wide, "TIFF", exif=exif)
+    turned = np.rot90(wide, -1)
+    assert verify(data) == ImageHeader("tiff", 9, 4)
+    np.testing.assert_array_equal(whole(data, size=9), whole(encode(turned, "PNG"), size=9))
+    np.testing.assert_array_equal(center(data, 3, 8, 4, 4), turned[2:6])
+    assert not [note for note in look_at_file(data, "a.tif").notes if "orientation" in note]
+
+
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_sixteen_bits_are_kept_whole_in_png_and_tiff(channels: int):
     gray = picture(SIZE, SIZE, dtype=np.uint16)
@@ -142,6 +154,7 @@ def test_cutting_sixteen_bits_to_eight_is_said_once(caplog: pytest.LogCaptureFix
     caplog.clear()
     decode._say_cut.cache_clear()
     whole(encode(picture(SIZE, SIZE, dtype=np.uint16), "PNG"), 1, 16)
+    center(encode(picture(SIZE, SIZE, dtype=np.uint16), "PNG"), 1, 16)
     assert not caplog.records
 
 

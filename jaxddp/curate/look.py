@@ -83,7 +83,7 @@ def look_at_file(data: bytes, name: str) -> Look:
 def _describe(data: bytes) -> tuple[str, list[str]]:
     """The color space of a sound image, and what is unusual about it."""
     with open_sound(data) as image:
-        mode, info = image.mode, image.info
+        mode, info, turned = image.mode, image.info, image.format == "TIFF"
         try:
             orientation = image.getexif().get(_ORIENTATION, 1)
         except Exception:  # Metadata may be broken in any way; no pixel depends on it.
@@ -99,7 +99,7 @@ def _describe(data: bytes) -> tuple[str, list[str]]:
         notes.append("16 bits: the upper 8 are kept")
     if mode in ("LA", "RGBA", "PA") or "transparency" in info:
         notes.append("transparency: dropped")
-    if orientation not in (0, 1):
+    if orientation not in (0, 1) and not turned:
         notes.append(f"EXIF orientation: {orientation}, which is ignored; trains as stored")
     return mode, notes
 

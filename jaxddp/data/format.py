@@ -53,7 +53,7 @@ class Format(Protocol):
         ...
 
     def divided(self, place: Place) -> bool:
-        """Whether it has a validation split. Where not, "train" is all examples, and `data.val_share` divides them."""
+        """Whether it has a validation split. Where not, "train" is an `ExampleTable` of all; see `held_out`."""
         ...
 
     def open(self, place: Place, split: Split) -> Source:

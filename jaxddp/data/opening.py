@@ -4,6 +4,7 @@ The formats are `FORMATS`, the modules of `jaxddp/data/formats/`; see `jaxddp.da
 """
 
 import dataclasses
+from typing import cast
 
 from jaxddp.config import DataConfig
 from jaxddp.data import catalog
@@ -11,6 +12,7 @@ from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.held_out import held_out
 from jaxddp.data.source import Source, Split
 from jaxddp.data.storage.home import nearest_beside, permitted
+from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
 
@@ -46,7 +48,7 @@ def open_splits(data: DataConfig) -> dict[str, Source]:
         raise InputError(
             f"{where}: has no validation split; give data.val_share, such as 0.1 to hold out a tenth of each class"
         )
-    return dict(held_out(known.open(place, "train"), data.val_share, str(where)))
+    return {**held_out(cast(ExampleTable, known.open(place, "train")), data.val_share, str(where))}
 
 
 def _place(data: DataConfig) -> Place:

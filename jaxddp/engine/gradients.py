@@ -17,7 +17,7 @@ from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
-from jaxddp.layers import Layers
+from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import AXIS, Topology, varying
 from jaxddp.models.frozen import kept, trained, whole
 
@@ -56,8 +56,8 @@ class Gradients:
     accumulate: int = 1
     reproducible: bool = False
     for_cpu: bool = False
-    frozen: Layers = field(default_factory=Layers)
-    kept: Layers = field(default_factory=Layers)
+    frozen: Layers = NO_LAYERS
+    kept: Layers = NO_LAYERS
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Gradients":

@@ -25,6 +25,7 @@ def fine_tuned(recipe: Recipe, names: Sequence[str], plan: Plan) -> Recipe:
     config, optimizer = recipe.config, recipe.optimizer
     frozen, thawed, factors = config.model.frozen, config.model.thawed, config.optimizer.factors
     frozen.check(names, "model.freeze")
+    config.model.new.check(names, "model.new_layers")
     Layers(tuple(thawed)).check(names, "model.unfreeze")
     Layers(tuple(factors)).check(names, "optimizer.rate_factors")
     trained = [name for name in names if name not in frozen]

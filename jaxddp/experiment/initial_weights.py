@@ -12,6 +12,7 @@ import numpy as np
 from jaxddp.engine.state import PARAMS
 from jaxddp.errors import InputError, about
 from jaxddp.job.membership import agree, is_first
+from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import Topology
 from jaxddp.models.frozen import path_of
 from jaxddp.models.protocol import Model
@@ -41,11 +42,17 @@ def by_path(params: Any, model_state: Any) -> dict[str, Any]:
 
 
 def initial_weights(
-    path: Path, model: Model, shapes: Shapes, num_classes: int, topology: Topology
+    path: Path,
+    model: Model,
+    shapes: Shapes,
+    num_classes: int,
+    topology: Topology,
+    new_layers: Layers = NO_LAYERS,
 ) -> dict[str, np.ndarray]:
     """Arrays by path, from a file or from a run's work directory, for a network of these shapes.
 
-    Where part of the network stays fresh, or part of the file has no place in it, a line says so.
+    Where part of the network stays as it was initialized (`new_layers`, and a head for other classes), or part of the
+    file has no place in it, a line says so.
 
     Raises:
         InputError: they cannot be read, or are of another network; lists what is missing or of another shape. Or the
@@ -57,11 +64,11 @@ def initial_weights(
     else:
         found, namings = read(path), namings_of(model)
     with about(path):
-        fitted = fit(shapes, found, namings, num_classes)
+        fitted = fit(shapes, found, namings, num_classes, new_layers)
     agree({"the weights to start from": _checksum(fitted.arrays)})
     said = [f"{len(fitted.arrays)} of the network's {len(shapes)} arrays"]
     if fitted.fresh:
-        said.append(f"new for {num_classes} classes: {listed(fitted.fresh)}")
+        said.append(f"new, for {num_classes} classes: {listed(fitted.fresh)}")
     if fitted.left_over:
         said.append(f"left over: {listed(fitted.left_over)}")
     if is_first() and len(said) > 1:

@@ -50,7 +50,8 @@ def initialize(
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
     elif (start := recipe.config.model.weights) is not None:
-        weights = initial_weights(Path(start).expanduser(), recipe.model, shapes, source.num_classes, topology)
+        place, new = Path(start).expanduser(), recipe.config.model.new
+        weights = initial_weights(place, recipe.model, shapes, source.num_classes, topology, new)
         recipe = dataclasses.replace(recipe, weights=weights)
     model, programs = for_platform(recipe.model, topology.platform), Programs()
     init = programs.init(model, recipe, shape, topology)

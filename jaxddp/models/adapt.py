@@ -3,14 +3,14 @@
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flax.linen as nn
 import jax
 
 from jaxddp.errors import InputError
-from jaxddp.layers import Layers
+from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.models.cpu_convolution import convolve
 from jaxddp.models.frozen import evaluating_norms
 from jaxddp.models.nnx_modules import NNXModel
@@ -49,7 +49,7 @@ class LinenModel:
     """
 
     module: nn.Module
-    settled: Layers = field(default_factory=Layers)
+    settled: Layers = NO_LAYERS
     """Whose batch norms use and keep their running statistics in training, too."""
 
     @property

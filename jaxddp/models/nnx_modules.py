@@ -1,14 +1,14 @@
 """NNX modules as models. NNX takes as long to import as all the rest of Flax, so it is imported on first use."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from jaxddp.layers import Layers
+from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.models.protocol import Tree, call_mode
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class NNXModel:
     state: dict[Path, jax.Array]
     streams: dict[Path, tuple[bool, tuple[int, ...]]]
     """Of each array of a random stream: whether it holds keys (else counts), and its shape."""
-    settled: Layers = field(default_factory=Layers)
+    settled: Layers = NO_LAYERS
     """Whose batch norms use and keep their running statistics in training, too."""
 
     @classmethod

@@ -42,9 +42,9 @@ def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Seq
         sums += patches.sum(0).astype(np.int64)
     total = count * rows * columns
     # One value is for all channels.
-    mean, std = (np.broadcast_to(np.asarray(each)[:channels], channels) for each in (mean, std))
-    scale = 1 / (np.iinfo(images.dtype).max * np.tile(std, size * size))
-    shift = np.tile(mean / std, size * size)
+    shifts, scales = (np.broadcast_to(np.asarray(each)[:channels], channels) for each in (mean, std))
+    scale = 1 / (np.iinfo(images.dtype).max * np.tile(scales, size * size))
+    shift = np.tile(shifts / scales, size * size)
     first = sums / total * scale
     return products / total * np.outer(scale, scale) - np.outer(first, shift) - np.outer(shift, first - shift)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.errors import InputError
+from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.models.published import Naming
 from jaxddp.weights.layout import from_published, to_published
 from jaxddp.wording import nearest
@@ -21,7 +22,7 @@ class Fit:
 
     Attributes:
         arrays: by path; every array of the network but those of `fresh`.
-        fresh: paths of the head, where the file has one for other classes, or none.
+        fresh: paths of what stays as it was initialized: new layers, and a head for other classes.
         left_over: names of the file that the network has no place for.
     """
 
@@ -35,17 +36,22 @@ def fit(
     state_dict: Mapping[str, np.ndarray],
     namings: Sequence[Naming],
     num_classes: int,
+    new_layers: Layers = NO_LAYERS,
 ) -> Fit:
     """Match the arrays of a network, by path, with those of a state dict, in the naming that most of them fit.
 
+    Args:
+        new_layers: take nothing from it.
+
     Raises:
-        InputError: any but those of the head is missing, or of another shape; lists them.
+        InputError: any but theirs and those of the head is missing, or of another shape; lists them.
     """
     naming = max(namings, key=lambda each: sum(each(path) in state_dict for path in shapes))
     names = {path: naming(path) for path in shapes}
     arrays = {path: from_published(path, name, state_dict[name]) for path, name in names.items() if name in state_dict}
+    new = [path for path in shapes if path.partition("/")[2] in new_layers]
     unfit = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
-    fresh = _head(shapes, unfit, num_classes)
+    fresh = tuple(dict.fromkeys([*new, *_head(shapes, unfit, num_classes)]))
     if faults := [path for path in unfit if path not in fresh]:
         raise InputError(_told(faults, names, shapes, state_dict))
     used = set(names.values())

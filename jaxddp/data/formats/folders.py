@@ -145,7 +145,7 @@ def _images(home: Path, folder: Path, above: tuple[str, ...]) -> Iterator[str]:
 def _is_image(entry: os.DirEntry[str]) -> bool:
     suffix = "" if entry.name.startswith(".") else os.path.splitext(entry.name)[1].lower()
     if suffix in _FOREIGN:
-        raise InputError(f"{entry.path}: an image of a kind that is not read; convert it to JPEG or PNG, or remove it")
+        raise InputError(f"{entry.path}: an image of a kind that is not read; convert it to PNG, or remove it")
     return suffix in _IMAGES
 
 

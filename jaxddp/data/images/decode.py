@@ -54,7 +54,7 @@ def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RG
     The pixels are those of torchvision's Resize and CenterCrop, within a level of 255; only what the center needs is
     decoded. Where the short side is `resize` already, they are the image's own.
     """
-    size = _size(data)
+    size = _size(data, pixels)
     box = center_box(size, image_size, resize)
     window = around(box, image_size, size)
     image = decode_window(data, lambda _: window, pixels=pixels)
@@ -109,7 +109,7 @@ def decode_window(
     return tf.ensure_shape(image, [None, None, pixels.channels])
 
 
-def _kind(data: Any, pixels: PixelFormat = RGB) -> Any:
+def _kind(data: Any, pixels: PixelFormat) -> Any:
     """Int32 scalar, of `_JPEG`, `_PNG`, `_OTHER`; an error for what `parse_header` refuses."""
     # Nearly every file passes this look at both ends; only the others are checked in Python, which is slow here.
     plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
@@ -118,7 +118,7 @@ def _kind(data: Any, pixels: PixelFormat = RGB) -> Any:
     )
 
 
-def _size(data: Any) -> Any:
+def _size(data: Any, pixels: PixelFormat) -> Any:
     """Height and width in pixels, int32[2], as the header has them."""
 
     def of_png() -> Any:
@@ -128,7 +128,7 @@ def _size(data: Any) -> Any:
     def of_other() -> Any:
         return tf.numpy_function(_parsed_size, [data], tf.int32)
 
-    kind = _kind(data)
+    kind = _kind(data, pixels)
     size = tf.cond(
         kind == _JPEG,
         lambda: tf.image.extract_jpeg_shape(data)[:2],

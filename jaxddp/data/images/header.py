@@ -41,6 +41,7 @@ _COEFFICIENTS = 64
 
 PillowKind = Literal["webp", "tiff", "bmp"]
 """The kinds that Pillow decodes."""
+Kind = Literal["jpeg", "png"] | PillowKind
 _STARTS: tuple[tuple[bytes, PillowKind], ...] = (
     (rb"RIFF....WEBP", "webp"),
     (rb"II[*+]\0|MM\0[*+]", "tiff"),
@@ -52,7 +53,7 @@ _STARTS: tuple[tuple[bytes, PillowKind], ...] = (
 class ImageHeader:
     """The kind of a file, by its content and not by its name, and the size of its image in pixels."""
 
-    kind: Literal["jpeg", "png"] | PillowKind
+    kind: Kind
     height: int
     width: int
     left_over: int = field(default=0, compare=False)

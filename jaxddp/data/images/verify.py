@@ -12,6 +12,7 @@ from jaxddp.data.images.header import (
     AGAIN,
     JPEG_START,
     ImageHeader,
+    Kind,
     Segment,
     essence,
     has_every_scan,
@@ -58,7 +59,7 @@ def verify(data: bytes) -> ImageHeader:
     return dataclasses.replace(header, left_over=left_over)
 
 
-def _read_to_end(data: bytes, kind: str, found: Sequence[Segment]) -> int:
+def _read_to_end(data: bytes, kind: Kind, found: Sequence[Segment]) -> int:
     """How many bytes are left over. Raises: ValueError or what a damaged header leads to; InputError."""
     if kind == "jpeg":
         return _read_jpeg(data, found)

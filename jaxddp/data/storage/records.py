@@ -69,7 +69,7 @@ class RecordFiles:
         return offsets, labels
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return _missing_files(self.root, paths, identity)
+        return missing_files(self.root, paths, identity)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ArrayRecords:
         return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return _missing_files(self.root, paths, identity)
+        return missing_files(self.root, paths, identity)
 
     def _value(self, path: bytes, offset: int, feature: str, kind: Literal["bytes_list", "int64_list"]) -> Any:
         name = self.name(path, offset)
@@ -155,7 +155,7 @@ def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"],
     return values[0]
 
 
-def _missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) -> list[Fault]:
+def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) -> list[Fault]:
     """The rows of bytes 'S'[N] whose file, one of many rows, is missing, empty or outside the root."""
     files, inverse = np.unique(paths, return_inverse=True)
     each = None if identity is None else np.zeros(len(files), np.uint64)

@@ -1,0 +1,194 @@
+"""Parquet as the library `datasets` writes it: the bytes of images, and their labels.
+
+    FILE.parquet                                  one file alone has no validation split, which `data.val_share` makes
+    ROOT/train-00000-of-00002.parquet             or ROOT/data/…, or train.parquet
+    ROOT/validation-00000-of-00001.parquet        or val, or test, whichever there is first
+
+Images are in a column of structs with a field `bytes`, called image or img, or the only one of its kind. Labels are
+integers, whose names are in the schema's metadata, or strings, whose classes are those of the training split, sorted.
+"""
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxddp.data.format import LocalFormat
+from jaxddp.data.formats.array_files import numbered_names
+from jaxddp.data.source import Split
+from jaxddp.data.storage.parquet import AGAIN, MOST_KEPT, ParquetFiles, errors_of, opened
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError, about
+from jaxddp.registry import FORMATS
+from jaxddp.wording import nearest, show, size
+
+_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "test")}
+_IMAGES, _LABELS = ("image", "img"), ("label", "labels")
+_PART = re.compile(r"-([0-9]+)-of-([0-9]+)")
+_log = logging.getLogger("jaxddp.data")
+
+
+class _Columns(NamedTuple):
+    image: str
+    label: str
+    names: tuple[str, ...] | None
+    """Of the classes, where the schema has them."""
+
+
+def holds_parquet(path: Path) -> bool:
+    """Whether the path is a Parquet file, or a folder with a training split of such files."""
+    return path.suffix == ".parquet" if path.is_file() else bool(_files(path, "train"))
+
+
+def is_divided(path: Path) -> bool:
+    """Whether there are files of a validation split."""
+    return not path.is_file() and bool(_files(path, "val"))
+
+
+def read_parquet(path: Path, split: Split) -> ExampleTable:
+    """Reads the labels of one split; no image is read. Ids are the name of the file and the number of the row.
+
+    Raises:
+        InputError: pyarrow is not installed; a file is missing or damaged; no column of images or labels; a label that
+            is absent or of no class: names file and row.
+    """
+    root = path.parent if path.is_file() else path
+    files = [path] if path.is_file() else _files(path, split)
+    if not files:
+        raise InputError(f"{path}: no files {_SPLITS[split][0]}-*.parquet; give a folder with them")
+    _check_parts(files)
+    columns = _columns(files[0])
+    cells = {file: _cells(file, columns.label) for file in files}
+    names = columns.names or _names(path, cells, split, columns.label)
+    labels = [_labels(file, found, names) for file, found in cells.items()]
+    lengths = [len(found) for found in labels]
+    offset = np.concatenate([np.arange(length) for length in lengths])
+    in_root = np.array([os.fsencode(file.relative_to(root).as_posix()) for file in files])
+    of_row = np.repeat(in_root, lengths)
+    example_id = np.strings.add(np.strings.add(of_row, b"__"), offset.astype("S"))
+    _say_size(path, files, columns.image)
+    store, indices = ParquetFiles(root, columns.image), tuple(range(len(names)))
+    return ExampleTable(store, example_id, of_row, np.concatenate(labels), names, names, indices, offset)
+
+
+def _files(folder: Path, split: Split) -> list[Path]:
+    for name in _SPLITS[split]:
+        for place in (folder, folder / "data"):
+            found = [*place.glob(f"{name}.parquet"), *place.glob(f"{name}-*.parquet")]
+            if found:
+                return sorted(found)
+    return []
+
+
+def _check_parts(files: list[Path]) -> None:
+    """Raises `InputError` where one of `00000-of-00002` is missing."""
+    parts = [match for file in files if (match := _PART.search(file.name))]
+    if parts:
+        number, there = int(parts[0][2]), {int(part[1]) for part in parts}
+        if missing := sorted({*range(number)} - there):
+            raise InputError(f"{files[0].parent}: part {missing[0]:05d} of {number} is missing; download it again")
+
+
+def _columns(file: Path) -> _Columns:
+    with opened(file) as parquet:
+        schema = parquet.schema_arrow
+    images = [one.name for one in schema if _is_image(one.type)]
+    image = next((name for name in _IMAGES if name in images), images[0] if len(images) == 1 else None)
+    features = _features(schema.metadata)
+    classes = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
+    known = classes or schema.names
+    label = next((name for name in _LABELS if name in known), classes[0] if len(classes) == 1 else None)
+    if image is None or label is None:
+        what = "images (structs with a field bytes)" if image is None else "labels"
+        wanted = _IMAGES if image is None else _LABELS
+        raise InputError(
+            f"{file}: no column of {what}; its columns are {', '.join(schema.names)}; call one {' or '.join(wanted)}"
+        )
+    names = features.get(label, {}).get("names") if label in classes else None
+    return _Columns(image, label, tuple(map(str, names)) if names else None)
+
+
+def _is_image(kind: Any) -> bool:
+    import pyarrow
+
+    if not pyarrow.types.is_struct(kind):
+        return False
+    held = {one.name: one.type for one in kind}
+    return "bytes" in held and (pyarrow.types.is_binary(held["bytes"]) or pyarrow.types.is_large_binary(held["bytes"]))
+
+
+def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """What `datasets` wrote of the columns; nothing where it wrote nothing."""
+    try:
+        found = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
+
+
+def _cells(file: Path, column: str) -> np.ndarray:
+    """The labels of a file as it has them: int64[N], or objects of str."""
+    import pyarrow
+
+    with opened(file) as parquet, errors_of(file):
+        if column not in parquet.schema_arrow.names:
+            raise InputError(f"{file}: no column {column!r}, which the first file has; {AGAIN}")
+        found = parquet.read(columns=[column]).column(0).combine_chunks()
+        if pyarrow.types.is_dictionary(found.type):
+            found = found.dictionary_decode()
+    if found.null_count:
+        row = int(np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False))[0])
+        raise InputError(f"{file}, row {row}: no {column}; give each row one, or leave the row out")
+    if pyarrow.types.is_integer(found.type):
+        return found.to_numpy(zero_copy_only=False).astype(np.int64)
+    if pyarrow.types.is_string(found.type) or pyarrow.types.is_large_string(found.type):
+        return found.to_numpy(zero_copy_only=False)
+    raise InputError(f"{file}: {column} is of {found.type}; give one integer or one string a row")
+
+
+def _names(path: Path, cells: dict[Path, np.ndarray], split: Split, column: str) -> tuple[str, ...]:
+    """The classes of labels without names in the schema: of strings those of the training split."""
+    own = [*cells.values()]
+    trained = own if split == "train" else [_cells(file, column) for file in _files(path, "train")]
+    if any(each.dtype == object for each in trained):
+        return tuple(sorted({str(label) for each in trained for label in each.tolist()}))
+    others = [] if path.is_file() or split == "val" else [_cells(file, column) for file in _files(path, "val")]
+    with about(str(path)):
+        return numbered_names(*own, *trained, *others)
+
+
+def _labels(file: Path, cells: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """Class indices, int32[N]; -1 where the class is unknown, as `datasets` marks splits without labels."""
+    if cells.dtype == object:
+        index = {name: label for label, name in enumerate(names)}
+        labels = np.array([index.get(str(label), len(names)) for label in cells.tolist()], np.int64)
+    else:
+        labels = cells
+    wrong = np.flatnonzero((labels < -1) | (labels >= len(names)))
+    if len(wrong):
+        label = cells.item(int(wrong[0]))
+        hint = nearest(label, names) if isinstance(label, str) else ""
+        raise InputError(
+            f"{file}, row {wrong[0]}: label {show(label)} is none of the {len(names)} classes{hint}; correct it"
+        )
+    return labels.astype(np.int32)
+
+
+def _say_size(path: Path, files: list[Path], image: str) -> None:
+    held = sum(file.stat().st_size for file in files)
+    if held > MOST_KEPT:
+        _log.warning(
+            f"{path}: {size(held)} of Parquet, of which {size(MOST_KEPT)} of {image} stay in memory; beyond that each "
+            "image costs reading its row group, and a copy by `jaxddp data pack` is quicker"
+        )
+
+
+FORMATS.add("parquet")(
+    LocalFormat(
+        "a Parquet file of `datasets` or a directory with train-*.parquet", holds_parquet, read_parquet, is_divided
+    )
+)

@@ -1,0 +1,141 @@
+"""Images that are cells of Parquet files, found by the number of their row; a cell is a struct whose `bytes` they are.
+
+A file is read by row groups, of which the last used stay in memory.
+"""
+
+import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxddp.data.storage.records import missing_files
+from jaxddp.data.storage.store import Fault
+from jaxddp.errors import InputError
+
+MOST_KEPT = 1 << 30
+"""Bytes of row groups that are kept in memory."""
+AGAIN = "download it again, or write it again"
+
+
+class ParquetFiles:
+    """Parquet files below a directory. An offset is a row's number in its file.
+
+    Args:
+        column: of structs with a field `bytes`.
+        most_kept: bytes of row groups that are kept in memory, but for those that readers still hold.
+    """
+
+    def __init__(self, root: Path, column: str, most_kept: int = MOST_KEPT):
+        self.root, self.column = root, column
+        self._groups = _RowGroups(most_kept)
+        self._starts: dict[bytes, list[int]] = {}
+
+    def name(self, path: bytes, offset: int = 0) -> str:
+        return f"{self.root / os.fsdecode(path)}, row {offset}"
+
+    def read(self, path: bytes, offset: int = 0) -> bytes:
+        file = self.root / os.fsdecode(path)
+        if path not in self._starts:
+            # Two threads may do so at once, and find the same.
+            self._starts[path] = _starts(file)
+        number = bisect_right(self._starts[path], offset) - 1
+        cells = self._groups.get((path, number), lambda: self._cells(file, number))
+        found = cells[offset - self._starts[path][number]].as_py()
+        if not found or not found["bytes"]:
+            raise InputError(
+                f"{self.name(path, offset)}: {self.column!r} holds no bytes; write the file again with its images in it"
+            )
+        return found["bytes"]
+
+    # TensorFlow does not read Parquet files.
+    def in_graph(self) -> None: ...
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+        return missing_files(self.root, paths, identity)
+
+    def _cells(self, file: Path, number: int) -> Any:
+        with opened(file) as parquet, errors_of(file):
+            return parquet.read_row_group(number, columns=[f"{self.column}.bytes"]).column(0)
+
+
+@dataclass(eq=False)
+class _Group:
+    reading: Any = field(default_factory=threading.Lock)
+    cells: Any = None
+    """A column of structs, once it is read."""
+
+
+class _RowGroups:
+    """The row groups that were used last, of at most so many bytes, or one that is larger."""
+
+    def __init__(self, most_kept: int):
+        self._most_kept, self._kept = most_kept, 0
+        self._groups: OrderedDict[tuple[bytes, int], _Group] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[bytes, int], read: Callable[[], Any]) -> Any:
+        with self._lock:
+            group = self._groups.setdefault(key, _Group())
+            self._groups.move_to_end(key)
+        # Whoever comes first reads it, for all who wait.
+        with group.reading:
+            if group.cells is None:
+                group.cells = read()
+                self._count(group)
+            return group.cells
+
+    def _count(self, new: _Group) -> None:
+        with self._lock:
+            self._kept += new.cells.nbytes
+            for key, group in list(self._groups.items()):
+                if self._kept <= self._most_kept:
+                    return
+                # One that is being read is counted when it is there.
+                if group is not new and group.cells is not None:
+                    self._kept -= group.cells.nbytes
+                    del self._groups[key]
+
+
+def _starts(file: Path) -> list[int]:
+    """The first row of each row group."""
+    with opened(file) as parquet:
+        lengths = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
+    return list(accumulate(lengths[:-1], initial=0))
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`. Raises: InputError; pyarrow is missing, or the file is, or it is damaged."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(f"{file}: pyarrow is not installed; pip install 'jaxddp[parquet]'") from None
+    with errors_of(file):
+        parquet = pyarrow.parquet.ParquetFile(file, memory_map=True, page_checksum_verification=True)
+    with parquet:
+        yield parquet
+
+
+@contextmanager
+def errors_of(file: Path) -> Iterator[None]:
+    """Turns what pyarrow raises in the block into an `InputError` about the file."""
+    import pyarrow
+
+    try:
+        yield
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file; {AGAIN}") from None
+    # Its own errors are of many classes, of which most are ValueErrors or OSErrors.
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{file}: damaged, or not a Parquet file ({reason}); {AGAIN}") from None
