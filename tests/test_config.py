@@ -20,6 +20,7 @@ from made import experiment_of
 from jaxddp.config import Config, ModelConfig, OptimizerConfig, load
 from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
+from jaxddp.models.protocol import takes_example_keys
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import config_names
 from jaxddp.training.loop import fit
@@ -377,7 +378,7 @@ def test_every_config_takes_a_step(name, pictures):
     """Of a shallow network on 32 pixels, with everything else as the config has it."""
     config = load(name).replace(
         data={"path": str(pictures), "image_size": 32, "resize": 32},
-        model={"name": "resnet10", "width": 8},
+        model={"name": "resnet10", "width": 8, "drop_path": 0.0},
         train={"batch_size": 4, "duration": "1 step"},
         eval={"batch_size": 4},
         parallel={"devices": 2},
@@ -394,10 +395,13 @@ def test_every_config_takes_a_step(name, pictures):
 
 @pytest.mark.parametrize("name", config_names())
 def test_the_network_of_every_config_has_an_output_for_each_class(name, pictures):
-    config = load(name).replace(data={"path": str(pictures)}, train={"batch_size": 8}, eval={"batch_size": 8})
+    config = load(name).replace(
+        data={"path": str(pictures)}, train={"batch_size": 8}, eval={"batch_size": 8}, parallel={"devices": 2}
+    )
     model, size = experiment_of(config).recipe.model, config.data.image_size
     images = jax.ShapeDtypeStruct((2, size, size, 3), np.float32)
     key = jax.random.key(0)
     params, model_state = jax.eval_shape(model.init, key, images)
-    logits, _ = jax.eval_shape(partial(model.apply, train=True), params, model_state, images, key=key)
+    own = {"example_keys": jax.random.split(key, 2)} if takes_example_keys(model) else {}
+    logits, _ = jax.eval_shape(partial(model.apply, train=True), params, model_state, images, key=key, **own)
     assert logits.shape == (2, 3)

@@ -16,6 +16,7 @@ from jaxddp.api import resnet
 from jaxddp.config import load
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.cpu_convolution import convolve
+from jaxddp.models.protocol import takes_example_keys
 from jaxddp.recipe_file import config_names
 from jaxddp.registry import MODELS
 
@@ -128,7 +129,8 @@ def lowered_gradient(name: str, image_size: int | None = None, platform: str = "
     params, state = jax.eval_shape(network.init, jax.random.key(0), images)
 
     def loss(params, state, images):
-        return network.apply(params, state, images, train=True, key=None)[0].sum()
+        own = {"example_keys": jax.random.split(jax.random.key(0), 8)} if takes_example_keys(network) else {}
+        return network.apply(params, state, images, train=True, key=None, **own)[0].sum()
 
     platforms = {"cpu": ("cpu",), "gpu": ("cuda",), "tpu": ("tpu",)}[platform]
     traced = jax.jit(jax.grad(loss)).trace(params, state, images)

@@ -24,14 +24,14 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt
 from jaxddp.models.drop_path import added, branch_factors
-from jaxddp.models.vit import Architecture, ViT
+from jaxddp.models.vit import ViT, ViTSize
 from jaxddp.registry import MODELS
 
 WIDE = {"dtype": jnp.float64, "param_dtype": jnp.float64}
 
 
 def small_vit(drop_path=0.0, **dtypes):
-    return ViT(Architecture(8, 2, 3, 16), CLASSES, drop_path, **dtypes)
+    return ViT(ViTSize(8, 2, 3, 16), CLASSES, drop_path, **dtypes)
 
 
 def small_convnext(drop_path=0.0, **dtypes):
@@ -162,6 +162,7 @@ def test_a_branch_that_is_left_out_adds_nothing():
     assert half.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_evaluation_has_all_branches_and_training_needs_keys(network):
     images = np.random.default_rng(0).standard_normal((4, 32, 32, 3), np.float32)

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import traverse_util
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.optimizers.decay import decayed
-from jaxddp.registry import OPTIMIZERS
+from jaxddp.registry import MODELS, OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.plan import Plan
 
@@ -201,6 +202,14 @@ def test_decayed_are_the_kernels():
         "norm": {"scale": False, "bias": False},
         "head": {"kernel": True, "bias": False},
     }
+
+
+def test_the_tables_of_a_vit_are_not_decayed():
+    model = MODELS.get("vit_ti16")(Config(), 10)
+    images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+    left = [path for path, is_decayed in traverse_util.flatten_dict(decayed(params), sep="/").items() if is_decayed]
+    assert len(left) == 12 * 4 + 2 and all(path.endswith("/kernel") for path in left)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

@@ -58,7 +58,7 @@ TIMM = naming(
 _kernel_init = nn.initializers.normal(0.02)
 
 
-class Block(nn.Module):
+class ConvNeXtBlock(nn.Module):
     """x + scaled(MLP(norm(depthwise 7x7 convolution of x))): [B, H, W, C] -> [B, H, W, C]."""
 
     conv: ModuleFactory
@@ -162,7 +162,7 @@ class ConvNeXt(nn.Module):
                 x = Downsample(self.width * 2**stage, 2, norm_first=True, name=f"downsample{stage}", **settings)(x)
             for block in range(size):
                 own = None if factors is None else factors[:, done, 0]
-                x = Block(name=f"stage{stage}_{block}", **settings)(x, own)
+                x = ConvNeXtBlock(name=f"stage{stage}_{block}", **settings)(x, own)
                 done += 1
         head_dtype = jnp.promote_types(self.dtype, jnp.float32)
         wide: dict[str, Any] = {"dtype": head_dtype, "param_dtype": self.param_dtype}

@@ -25,7 +25,7 @@ from jaxddp.registry import MODELS
 
 
 @dataclass(frozen=True)
-class Architecture:
+class ViTSize:
     """What tells one ViT from another; a head has `width / heads` features, an MLP `4 * width` between its layers."""
 
     width: int
@@ -35,10 +35,10 @@ class Architecture:
     """Side of a patch, in pixels."""
 
 
-ARCHITECTURES = {
-    "vit_ti16": Architecture(192, 3),
-    "vit_s16": Architecture(384, 6),
-    "vit_b16": Architecture(768, 12),
+SIZES = {
+    "vit_ti16": ViTSize(192, 3),
+    "vit_s16": ViTSize(384, 6),
+    "vit_b16": ViTSize(768, 12),
 }
 
 TIMM = naming(("patch_embed", "patch_embed.proj"), (r"blocks_(\d+)", r"blocks.\1"))
@@ -96,7 +96,7 @@ class Mlp(nn.Module):
         return dense(width, name="fc2")(gelu(dense(4 * width, name="fc1")(x)))
 
 
-class Block(nn.Module):
+class ViTBlock(nn.Module):
     """Attention, then an MLP, each of normalized tokens and each added to them."""
 
     heads: int
@@ -123,7 +123,7 @@ class ViT(nn.Module):
         param_dtype: of parameters (float64 for proofs, under x64).
     """
 
-    architecture: Architecture
+    size: ViTSize
     num_classes: int
     drop_path: float = 0.0
     dtype: DTypeLike = jnp.float32
@@ -136,11 +136,11 @@ class ViT(nn.Module):
     @property
     def depth(self) -> int:
         """Of the layers that `depth_of` tells apart: the embedding, each block, the head with the norm before it."""
-        return self.architecture.blocks + 2
+        return self.size.blocks + 2
 
     def depth_of(self, path: str) -> int:
         """See `jaxddp.models.published`."""
-        return depth_of(path, [(f"blocks_{i}",) for i in range(self.architecture.blocks)], ("norm", "head"))
+        return depth_of(path, [(f"blocks_{i}",) for i in range(self.size.blocks)], ("norm", "head"))
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False, example_keys: jax.Array | None = None) -> jax.Array:
@@ -149,12 +149,12 @@ class ViT(nn.Module):
         The table of positions fits images of as many patches as those of the initialization. `example_keys`, random
         keys [B], are needed in training with `drop_path`. Raises: InputError.
         """
-        blocks, factors = self.architecture.blocks, None
+        blocks, factors = self.size.blocks, None
         if train and self.drop_path:
             factors = branch_factors(self.drop_path, blocks, 2, example_keys)
         x = self.embedded(images.astype(self.dtype))
         for i in range(blocks):
-            block = Block(self.architecture.heads, self.dtype, self.param_dtype, name=f"blocks_{i}")
+            block = ViTBlock(self.size.heads, self.dtype, self.param_dtype, name=f"blocks_{i}")
             x = block(x, None if factors is None else factors[:, i])
         wide: dict[str, Any] = {"dtype": jnp.promote_types(self.dtype, jnp.float32), "param_dtype": self.param_dtype}
         x = nn.LayerNorm(name="norm", use_fast_variance=False, **wide)(x[:, 0])
@@ -162,10 +162,19 @@ class ViT(nn.Module):
 
     def embedded(self, images: jax.Array) -> jax.Array:
         """The class token and one token of each patch, with their positions: [B, 1 + H / patch * W / patch, D]."""
-        width, patch = self.architecture.width, self.architecture.patch
+        width, patch = self.size.width, self.size.patch
         check_whole(images.shape[1:3], patch)
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        conv = nn.Conv(width, (patch, patch), patch, "VALID", kernel_init=_of_patches, name="patch_embed", **dtypes)
+        conv = nn.Conv(
+            width,
+            (patch, patch),
+            patch,
+            "VALID",
+            kernel_init=_of_patches,
+            conv_general_dilated=_patch_by_patch,
+            name="patch_embed",
+            **dtypes,
+        )
         x = conv(images).reshape(len(images), -1, width)
         self.check_positions(images.shape[1:3], x.shape[1])
         token = self.param("cls_token", _normal(1e-6), (1, 1, width), self.param_dtype)
@@ -179,11 +188,19 @@ class ViT(nn.Module):
         if table is None or table.shape[1] == 1 + patches:
             return
         height, width = size
-        side = round((table.shape[1] - 1) ** 0.5) * self.architecture.patch
+        side = round((table.shape[1] - 1) ** 0.5) * self.size.patch
         raise InputError(
             f"vit: images of {height}x{width} pixels have {patches} patches, and the table of positions is for "
             f"{table.shape[1] - 1}; give data.image_size={side}"
         )
+
+
+def _patch_by_patch(images: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
+    """The convolution whose stride is its kernel's side, as a product of matrices: on a CPU XLA's takes much longer."""
+    batch, height, width, channels = images.shape
+    side = kernel.shape[0]
+    patches = images.reshape(batch, height // side, side, width // side, side, channels)
+    return jnp.einsum("bhiwjc,ijcd->bhwd", patches, kernel)
 
 
 def check_whole(size: tuple[int, ...], patch: int) -> None:
@@ -199,8 +216,8 @@ def check_whole(size: tuple[int, ...], patch: int) -> None:
 
 def _of(name: str, config: Config, num_classes: int) -> ViT:
     refuse(name, config.model, RESNET_KEYS)
-    return ViT(ARCHITECTURES[name], num_classes, config.model.drop_path, config.train.precision or jnp.float32)
+    return ViT(SIZES[name], num_classes, config.model.drop_path, config.train.precision or jnp.float32)
 
 
-for name in ARCHITECTURES:
+for name in SIZES:
     MODELS.add(name)(functools.partial(_of, name))

@@ -8,10 +8,20 @@ import optax
 from jaxddp.config import Config
 from jaxddp.registry import OPTIMIZERS
 
+_TABLES = ("cls_token", "pos_embed")
+"""A ViT's class token and positions, which have more dimensions than one, but multiply nothing."""
+
 
 def decayed(params: Any) -> Any:
-    """A tree of bool: true for kernels, not for vectors, biases and scales (He et al. 2018, arXiv:1812.01187, 3.1)."""
-    return jax.tree.map(lambda p: p.ndim > 1, params)
+    """A tree of bool: true for kernels, not for vectors, biases and scales (He et al. 2018, arXiv:1812.01187, 3.1).
+
+    Nor for the tables of a ViT, as in timm.
+    """
+
+    def is_kernel(path: Any, array: Any) -> bool:
+        return array.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in _TABLES
+
+    return jax.tree_util.tree_map_with_path(is_kernel, params)
 
 
 @OPTIMIZERS.add("momentum")
