@@ -9,7 +9,7 @@ Without a folder for validation, or without both (ROOT/<class>/**/*.jpg), `data.
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -103,8 +103,10 @@ def _visible_folders(folder: Path) -> set[str]:
 
 
 def _has_image(folder: Path) -> bool:
-    with _listing(folder) as entries:
+    # What may not be read is said by the reader, if this is such a tree.
+    with suppress(OSError), os.scandir(folder) as entries:
         return any(os.path.splitext(entry.name)[1].lower() in _IMAGES for entry in entries)
+    return False
 
 
 def _refuse_strays(folder: Path) -> None:

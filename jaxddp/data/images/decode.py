@@ -12,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 
 from jaxddp.data.images.center import around, center_box, resampled
+from jaxddp.data.images.colors import converted, decoded_channels, gray
 from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, PillowKind, parse_header
 from jaxddp.data.images.pillow import decode_pillow
 from jaxddp.data.images.pixel_format import PixelFormat
@@ -25,8 +26,6 @@ Window = Callable[[Any], Any]
 
 RGB = PixelFormat()
 _JPEG, _PNG, _OTHER = range(3)
-# Of red, green and blue in gray, in 65536ths: Pillow's, of ITU-R BT.601, in integers.
-_LUMA = (19595, 38470, 7471)
 _log = logging.getLogger("jaxddp.data")
 
 # Decoders can give a JPEG at a half, a quarter or an eighth of its size for less work.
@@ -103,8 +102,8 @@ def decode_window(
     kind = _kind(data, pixels)
     image = tf.cond(
         kind == _JPEG,
-        lambda: _converted(_decode_jpeg(data, _checked_window(data, window), least, exact), pixels),
-        lambda: _gray(_cut(_decode_whole(data, kind, pixels), window), pixels),
+        lambda: converted(_decode_jpeg(data, _checked_window(data, window), least, exact), pixels),
+        lambda: gray(_cut(_decode_whole(data, kind, pixels), window), pixels),
     )
     return tf.ensure_shape(image, [None, None, pixels.channels])
 
@@ -162,7 +161,7 @@ def _parsed_size(data: bytes | np.ndarray) -> np.ndarray:
 def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
     data = _plain(data)
     kind: Any = parse_header(data).kind
-    return decode_pillow(data, kind, _decoded_channels(pixels), pixels.bits)
+    return decode_pillow(data, kind, decoded_channels(pixels), pixels.bits)
 
 
 def _verified(data: bytes) -> bytes:
@@ -211,7 +210,7 @@ def _decode(data: Any, part: Any, scale: int = 1, transform: str = _COARSE) -> A
 
 def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
     """A file that no decoder gives a part of, in RGB or RGBA: [H, W, 3 or 4], of the wanted bits."""
-    channels, dtype = _decoded_channels(pixels), tf.as_dtype(pixels.dtype)
+    channels, dtype = decoded_channels(pixels), tf.as_dtype(pixels.dtype)
 
     def other() -> Any:
         image = tf.numpy_function(partial(_pillow_pixels, pixels), [data], dtype)
@@ -220,26 +219,6 @@ def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
     return tf.cond(kind == _PNG, lambda: tf.image.decode_png(data, channels=channels, dtype=dtype), other)
 
 
-def _decoded_channels(pixels: PixelFormat) -> int:
-    # TensorFlow's own gray of a PNG weighs green and blue the wrong way round, so gray is made of RGB.
-    return 4 if pixels.channels == 4 else 3
-
-
 def _cut(image: Any, window: Window) -> Any:
     top, left, height, width = tf.unstack(window(tf.shape(image)[:2]))
     return image[top : top + height, left : left + width]
-
-
-def _gray(image: Any, pixels: PixelFormat) -> Any:
-    """RGB as its luma, where gray is wanted; of gray that was repeated, the same values."""
-    if pixels.channels != 1:
-        return image
-    luma = tf.reduce_sum(tf.cast(image, tf.int64) * _LUMA, axis=-1, keepdims=True)
-    return tf.cast((luma + (1 << 15)) // (1 << 16), image.dtype)
-
-
-def _converted(image: Any, pixels: PixelFormat) -> Any:
-    """RGB of 8 bits in the wanted format."""
-    if pixels.channels == 4:
-        image = tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255)
-    return _gray(image if pixels.bits == 8 else tf.cast(image, tf.uint16) * 257, pixels)
