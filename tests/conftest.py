@@ -39,8 +39,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
+from hypothesis import settings
 
 jax.config.update("jax_num_cpu_devices", 8)
+# No test asserts a time.
+settings.register_profile("jaxddp", deadline=None)
+settings.load_profile("jaxddp")
 # A shell has what it starts in the background ignore Ctrl-C, nohup a hang-up, and children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

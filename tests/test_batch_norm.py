@@ -87,7 +87,7 @@ def drawn(seed, shape, dtype):
     return variables, x, residual, weights
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from(FORMS),
     st.booleans(),

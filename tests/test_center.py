@@ -86,7 +86,7 @@ def test_evaluation_sees_what_published_weights_saw(size: tuple[int, int]):
     spare=st.integers(0, 12),
     form=st.sampled_from(["JPEG", "PNG"]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_at_any_size(width: int, height: int, image_size: int, spare: int, form: str):
     assert difference(encoded(photograph(width, height), form), image_size, image_size + spare).max() <= MOST
 

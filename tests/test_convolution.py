@@ -65,7 +65,7 @@ def arrays(batch: int, height: int, width: int, channels: int, features: int, si
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     batch=st.integers(1, 5),
     height=st.integers(2, 33),

@@ -119,7 +119,7 @@ def test_the_ways_of_platforms_count_as_the_convolution(kernel, stride):
         assert_same(kernel[3], (3, 3, 1, kernel[3]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_convolution_and_its_gradients_are_counted_as_xla_counts_them(data):
     """On a CPU XLA counts programs as they are written, where a convolution is one operation."""

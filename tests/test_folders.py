@@ -121,7 +121,7 @@ def test_what_is_no_image_is_left_out(root: Path):
     assert rows(read_folders(root, "train")) == before
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(names=st.lists(st.tuples(st.sampled_from("abcABC"), st.text("ab0. é-", min_size=1, max_size=5)), min_size=1))
 def test_the_order_is_that_of_the_names(tmp_path_factory: pytest.TempPathFactory, names: list[tuple[str, str]]):
     """Whatever order the files were made in: sorted by class, then by path, as Python sorts text."""

@@ -53,7 +53,7 @@ def write(folder: Path, **changed: bytes | None) -> Path:
     packed=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_was_written_is_read(images, packed, data):
     labels = data.draw(npst.arrays(np.uint8, len(images)))
     with tempfile.TemporaryDirectory() as name:
@@ -197,7 +197,7 @@ def test_memory_follows_neither_a_forged_header_nor_a_bomb(tmp_path, content, me
 
 
 @given(st.integers(0, len(PACKED) - 1), st.integers(1, 255))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_flipped_byte_is_told_or_changes_nothing(position, change):
     damaged = bytearray(PACKED)
     damaged[position] ^= change

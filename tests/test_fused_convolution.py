@@ -93,7 +93,7 @@ def assert_close(actual, expected, tolerance):
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     st.tuples(st.integers(1, 300), st.integers(1, 140), st.integers(1, 140)), st.sampled_from(FORMS), st.integers(0, 9)
 )

@@ -371,7 +371,7 @@ def test_a_trace_is_reduced_to_its_longest_kernels():
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 3), st.integers(3, 8), st.integers(1, 3), st.sampled_from([(1, 0), (3, 1)]))
 def test_the_lever_of_1x1_convolutions_computes_what_the_network_does(stride, size, features, shape):
     kernel_size, padding = shape

@@ -215,7 +215,7 @@ def test_result_has_no_val_where_nothing_was_evaluated(tmp_path: Path) -> None:
     assert strict_json((tmp_path / "result.json").read_text())["val"] is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example(killed=5, back=1, torn=b'{"step": 6, "lo')
 @example(killed=5, back=0, torn=b"\0\r\0")
 @given(

@@ -94,7 +94,7 @@ def test_what_is_no_loss_of_examples_is_refused_in_one_line(loss, message):
 
 
 @given(st.lists(st.floats(0.25, 4), min_size=CLASSES, max_size=CLASSES))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_class_weights_that_are_normalized_within_the_batch_are_never_taken_for_a_mean(weights):
     table = jnp.asarray(weights, jnp.float32)
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax.training.dynamic_scale import DynamicScale
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made import setup_of, train
 from small import SMALL, random_table, write_arrays
@@ -36,7 +36,6 @@ def made(devices: int = 2, model: Any = HALF, **scale: Any):
     return setup_of(model, optax.sgd(0.05, momentum=0.9), TABLE, devices=devices, batch_size=16, parts=parts)
 
 
-@settings(deadline=None)
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.sampled_from([1.0, 2.0**126, 2.0**-125]))
 def test_the_rule_is_flax_s(finite, interval, initial):
     ours, state = LossScale(1, initial, growth_interval=interval), object()

@@ -48,7 +48,7 @@ def rates(total: int, warmup: int, **changes) -> np.ndarray:
 
 
 @given(runs, st.sampled_from(["cosine", "linear", "step", "constant"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_warm_up_rises_by_equal_steps_from_the_first_to_the_peak(run, schedule):
     total, warmup = run
     rise = PEAK * np.arange(1, warmup + 1) / np.maximum(warmup, 1)
@@ -56,7 +56,7 @@ def test_warm_up_rises_by_equal_steps_from_the_first_to_the_peak(run, schedule):
 
 
 @given(runs)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_cosine_falls_from_the_peak_towards_zero(run):
     total, warmup = run
     passed = np.arange(total - warmup) / max(total - warmup, 1)
@@ -72,7 +72,7 @@ def test_cosine_ends_at_zero():
 
 
 @given(runs, st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_linear_falls_from_the_peak_towards_its_end(run, end):
     total, warmup = run
     passed = np.arange(total - warmup) / max(total - warmup, 1)
@@ -81,7 +81,7 @@ def test_linear_falls_from_the_peak_towards_its_end(run, end):
 
 
 @given(runs)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_constant_stays_at_the_peak(run):
     total, warmup = run
     np.testing.assert_allclose(rates(total, warmup, schedule="constant")[warmup:], PEAK)
@@ -95,7 +95,7 @@ def test_step_falls_at_its_shares_of_the_run(warmup):
 
 
 @given(runs, st.lists(st.floats(0.05, 1), max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_step_falls_once_for_each_share_however_short_the_run(run, shares):
     total, warmup = run
     falls = [sum(step >= round(share * total) for share in shares) for step in range(warmup, total)]

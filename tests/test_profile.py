@@ -64,7 +64,7 @@ def traced_steps(directory: Path) -> list[int]:
 # --- Which steps ---
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(total=st.integers(1, 60), asked=st.integers(0, 30), longest=st.integers(1, 40), data=st.data())
 def test_traced_are_as_many_steps_as_asked_but_never_the_one_that_compiles(total, asked, longest, data):
     done = data.draw(st.integers(0, total))

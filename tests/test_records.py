@@ -94,7 +94,7 @@ def change(file: Path, at: int, content: bytes) -> None:
         data.write(content)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(records=st.lists(st.binary(max_size=300), max_size=12))
 def test_offsets_are_those_of_the_writer(tmp_path_factory: pytest.TempPathFactory, records: list[bytes]):
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
@@ -122,7 +122,7 @@ NAMES = st.one_of(st.sampled_from(["Label", "label2", "imago", "lab", ""]), st.t
 LABELS = st.one_of(st.sampled_from([-1, 0, 999, -(2**63), 2**63 - 1]), st.integers(0, 10**6))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(others=st.dictionaries(NAMES, VALUES, max_size=5), labels=st.lists(LABELS, min_size=1))
 @example(others={"Label": 3, "imago": b"no", "label": 4}, labels=[-1, 7])
 def test_one_value_is_found_among_others(tmp_path_factory: pytest.TempPathFactory, others: dict, labels: list[int]):

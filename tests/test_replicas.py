@@ -124,7 +124,7 @@ def test_every_part_of_the_state_is_compared_and_named(change, name):
     assert f"first in {name}. " in message(change(STATE))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 32 * 101 - 1), st.integers(0, 3))
 def test_any_bit_of_any_device_is_found(bit, device):
     weights = FOUR.replicate(np.random.default_rng(1).normal(size=101).astype(np.float32))

@@ -293,7 +293,7 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(plan=PLANS, length=st.integers(1, 70), data=st.data())
 def test_chunks_are_full_or_of_one_step_and_nothing_is_due_within_one(plan, length, data):
     done = data.draw(st.integers(0, plan.total_steps))
@@ -308,7 +308,7 @@ def test_chunks_are_full_or_of_one_step_and_nothing_is_due_within_one(plan, leng
         assert len(chunk) == (length if chunk.start + length <= due else 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(plan=PLANS, longest=st.integers(1, 70), data=st.data())
 def test_a_run_that_is_resumed_at_any_cut_makes_the_same_cuts_again(plan, longest, data):
     length = plan.chunk_length(longest)

@@ -157,7 +157,7 @@ def test_other_processes_of_a_job_neither_warn_nor_thin_out(unset, monkeypatch, 
 programs = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.integers(0, 50)), max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(programs, st.integers(0, 40))
 def test_what_was_not_used_for_longest_goes_until_the_rest_fits(tmp_path_factory, written, most):
     folder = tmp_path_factory.mktemp("programs")

@@ -104,7 +104,7 @@ def test_gradients_of_odd_sizes(size, devices):
     assert largest_difference(gradient, plain_gradient(PLAIN, size, 2)) < 1e-9
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.booleans(), min_size=12, max_size=12).filter(any), st.sampled_from(DEVICES[1:4]))
 def test_gradients_under_any_mask(mask, devices):
     with jax.enable_x64(True):
@@ -275,7 +275,7 @@ def test_label_smoothing_is_the_mixture_with_the_uniform_distribution():
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=8), st.data())
 def test_top_k_takes_the_first_of_equal_logits(values, data):
     label, k = data.draw(st.integers(0, len(values) - 1)), data.draw(st.integers(1, len(values)))

@@ -84,7 +84,7 @@ def test_a_jpeg_cut_anywhere_is_refused_with_or_without_a_forged_end(kind: str):
         assert [cut for cut in range(len(data) - 2) if passes(data[:cut] + end)] == []
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     image=st.builds(
         picture,
@@ -203,7 +203,7 @@ def test_a_png_cut_anywhere_is_refused_with_or_without_a_forged_end(mode: str):
         assert [cut for cut in range(len(data) - len(PNG_END)) if passes(data[:cut] + end)] == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_of_a_png_is_always_found(place: float, bit: int):
     data = bytearray(encode(picture(13, 17), "PNG"))
@@ -211,7 +211,7 @@ def test_a_flipped_bit_of_a_png_is_always_found(place: float, bit: int):
     assert not passes(bytes(data))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     kind=st.sampled_from([*JPEGS]),
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4),
@@ -228,7 +228,7 @@ def test_damage_to_a_jpeg_raises_nothing_but_the_one_error(kind: str, flips):
         assert found.kind == "jpeg"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(start=st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b""]), rest=st.binary(max_size=200))
 def test_rubbish_is_refused(start: bytes, rest: bytes):
     assert not passes(start + rest)
