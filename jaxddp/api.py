@@ -29,7 +29,7 @@ from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.engine.self_test import Mode
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
-from jaxddp.experiment.export import export_weights
+from jaxddp.experiment.exported_weights import export_weights
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (

@@ -20,8 +20,8 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.resnet import build
 from jaxddp.registry import MODELS
-from jaxddp.weights.fit import fit
 from jaxddp.weights.layout import namings_of, own_name, published
+from jaxddp.weights.match import match
 from jaxddp.weights.state_dict import read, write
 
 SECOND = ("vit_b16", "timm_convnext_tiny")
@@ -128,8 +128,8 @@ def test_new_layers_take_nothing(tmp_path, caplog):
 def test_a_file_without_a_head_gives_the_rest(tmp_path):
     model = small_resnet(5)
     arrays = {name: each for name, each in state_dict_of(model).items() if not name.startswith("fc.")}
-    fitted = fit(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), 5)
-    assert sorted(fitted.fresh) == ["params/fc/bias", "params/fc/kernel"] and len(fitted.arrays) == 60
+    matched = match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), 5)
+    assert sorted(matched.fresh) == ["params/fc/bias", "params/fc/kernel"] and len(matched.arrays) == 60
 
 
 def test_what_does_not_fit_is_listed():
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_listed():
     arrays["layer1.0.conv1.weights"] = arrays.pop("layer1.0.conv1.weight")
     arrays["conv1.weight"] = np.zeros((4, 3, 7, 7))
     with pytest.raises(InputError) as error:
-        fit(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), CLASSES)
+        match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), CLASSES)
     assert str(error.value) == (
         "1 of the network's 62 arrays are missing: layer1.0.conv1.weight, did you mean 'layer1.0.conv1.weights'?; 1 "
         "are of another shape: conv1.weight is [4, 3, 7, 7] there and [4, 3, 3, 3] here; give weights of this network, "

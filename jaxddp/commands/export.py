@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> int:
     options = parse(Export, Export(), "jaxddp export", arguments)
     if not options.run.is_dir():
         raise InputError(f"{options.run}: no such work directory; give one that a run wrote into")
-    from jaxddp.experiment.export import export_run
+    from jaxddp.experiment.exported_weights import export_run
 
     print(export_run(options.run, options.step, options.out))
     return 0

@@ -18,8 +18,8 @@ from jaxddp.models.frozen import path_of
 from jaxddp.models.protocol import Model
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.manifest import CHECKPOINTS
-from jaxddp.weights.fit import Shapes, fit, listed
 from jaxddp.weights.layout import namings_of, own_name
+from jaxddp.weights.match import Shapes, listed, match
 from jaxddp.weights.state_dict import FORMS, read
 
 _log = logging.getLogger("jaxddp.experiment")
@@ -64,16 +64,16 @@ def initial_weights(
     else:
         found, namings = read(path), namings_of(model)
     with about(path):
-        fitted = fit(shapes, found, namings, num_classes, new_layers)
-    agree({"the weights to start from": _checksum(fitted.arrays)})
-    said = [f"{len(fitted.arrays)} of the network's {len(shapes)} arrays"]
-    if fitted.fresh:
-        said.append(f"new, for {num_classes} classes: {listed(fitted.fresh)}")
-    if fitted.left_over:
-        said.append(f"left over: {listed(fitted.left_over)}")
+        matched = match(shapes, found, namings, num_classes, new_layers)
+    agree({"the weights to start from": _checksum(matched.arrays)})
+    said = [f"{len(matched.arrays)} of the network's {len(shapes)} arrays"]
+    if matched.fresh:
+        said.append(f"new, for {num_classes} classes: {listed(matched.fresh)}")
+    if matched.left_over:
+        said.append(f"left over: {listed(matched.left_over)}")
     if is_first() and len(said) > 1:
         _log.warning(f"{path}: {'; '.join(said)}")
-    return fitted.arrays
+    return matched.arrays
 
 
 def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:

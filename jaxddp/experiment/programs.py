@@ -79,10 +79,11 @@ class Programs:
         return self._made(kind, (*_pieces(objective), *pieces), make)
 
     def self_test(self, objective: Objective, recipe: Recipe, topology: Topology, *, resident: bool) -> SelfTest | None:
-        """See `SelfTest`; None where one device alone trains."""
-        if topology.num_devices == 1:
+        """See `SelfTest`; None where one device alone trains, or the config wants none."""
+        mode = recipe.config.parallel.self_test
+        if topology.num_devices == 1 or mode == "never":
             return None
-        gradients, mode = Gradients.of(recipe.config, topology), recipe.config.parallel.self_test
+        gradients = Gradients.of(recipe.config, topology)
 
         def first_batch(first: Any, columns: Any, key: Any = None) -> Batch:
             return gathered(first, columns, 0) if resident else first

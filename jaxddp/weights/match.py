@@ -17,7 +17,7 @@ _LISTED = 6
 
 
 @dataclass(frozen=True)
-class Fit:
+class Matched:
     """What a state dict gives to a network.
 
     Attributes:
@@ -31,13 +31,13 @@ class Fit:
     left_over: tuple[str, ...]
 
 
-def fit(
+def match(
     shapes: Shapes,
     state_dict: Mapping[str, np.ndarray],
     namings: Sequence[Naming],
     num_classes: int,
     new_layers: Layers = NO_LAYERS,
-) -> Fit:
+) -> Matched:
     """Match the arrays of a network, by path, with those of a state dict, in the naming that most of them fit.
 
     Args:
@@ -56,7 +56,7 @@ def fit(
         raise InputError(_told(faults, names, shapes, state_dict))
     used = set(names.values())
     left_over = tuple(sorted(name for name in state_dict if name not in used))
-    return Fit({path: array for path, array in arrays.items() if path not in fresh}, fresh, left_over)
+    return Matched({path: array for path, array in arrays.items() if path not in fresh}, fresh, left_over)
 
 
 def _head(shapes: Shapes, unfit: Sequence[str], num_classes: int) -> tuple[str, ...]:
