@@ -292,8 +292,8 @@ def test_auto_does_not_trace_a_large_network(monkeypatch):
     assert not was_made(made_test((many, apply), 2, AUTO))
 
 
-def test_never_tests_nothing(without_cast):
-    assert not was_made(made_test(LINEAR, changes={"parallel": {"self_test": "never"}}))
+def test_never_makes_no_test():
+    assert run_of(LINEAR, 4, {"parallel": {"self_test": "never"}}).self_test is None
 
 
 def test_a_network_that_cannot_evaluate_is_left_alone():
