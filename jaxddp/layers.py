@@ -41,8 +41,12 @@ class Layers:
 
     def __contains__(self, name: str) -> bool:
         """Whether a variable's path within its collection, such as "layer1_0/conv1/kernel", is one of theirs."""
-        chosen = any(begins(prefix, name) for prefix in self.prefixes) != self.others
-        return (bool(self.prefixes) and chosen) or any(begins(prefix, name) for prefix in self.also)
+        return self.holds(name)
+
+    def holds(self, *names: str) -> bool:
+        """Whether something that has several names is one of theirs, by whichever name."""
+        named, also = (any(begins(p, name) for p in each for name in names) for each in (self.prefixes, self.also))
+        return also or (bool(self.prefixes) and named != self.others)
 
     def check(self, names: Iterable[str], key: str) -> None:
         """Raises `InputError` where a prefix begins none of the parameters' names."""

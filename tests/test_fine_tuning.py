@@ -51,7 +51,7 @@ def changed_between(before, after):
 
 @pytest.mark.parametrize(
     ("freeze", "trained"),
-    [("all but fc", {"fc"}), ("conv1,bn1,layer1,layer2.0", {"layer3_0", "layer4_0", "fc"})],
+    [("all but layer4,fc", {"layer4_0", "fc"}), ("conv1,bn1,layer1,layer2.0", {"layer3_0", "layer4_0", "fc"})],
 )
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -31,7 +31,7 @@ def kept(before: Tree, after: Tree, frozen: Layers) -> Tree:
     """
     if not frozen:
         return after
-    return whole(_chosen(after, lambda path: path not in frozen and path.partition("/")[2] not in frozen), before)
+    return whole(_chosen(after, lambda path: not frozen.holds(path, path.partition("/")[2])), before)
 
 
 def path_of(path: Any) -> str:

@@ -49,7 +49,7 @@ def match(
     naming = max(namings, key=lambda each: sum(each(path) in state_dict for path in shapes))
     names = {path: naming(path) for path in shapes}
     arrays = {path: from_published(path, name, state_dict[name]) for path, name in names.items() if name in state_dict}
-    new = [path for path in shapes if path.partition("/")[2] in new_layers]
+    new = [path for path in shapes if new_layers.holds(path, path.partition("/")[2])]
     unfit = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
     fresh = tuple(dict.fromkeys([*new, *_head(shapes, unfit, num_classes)]))
     if faults := [path for path in unfit if path not in fresh]:
