@@ -30,6 +30,7 @@ from jaxddp.engine.self_test import Mode
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
 from jaxddp.experiment.exported_weights import export_weights
+from jaxddp.experiment.fine_tuning import check_thaw
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (
@@ -202,6 +203,8 @@ def _sections(options: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str,
     for key in options.keys() - section_of:
         raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, section_of)}")
     given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
+    # As at the terminal: "conv1=0.1,fc=10".
+    given |= {key: (given[key],) for key in ("unfreeze", "rate_factors") if isinstance(given.get(key), str)}
     changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
     return changes | {"train": {**changes["train"], **train}}
 
@@ -254,6 +257,7 @@ def train(
     changes["eval"]["batch_size"] = setup.order.batch_size
     if epochs is not None:
         changes["train"] = {"duration": f"{checked(epochs, _Epochs, 'epochs')} epochs"}
+        check_thaw(setup.recipe.config, setup.recipe.config.replace(**changes))
     setup = setup.with_loss(loss)
     recipe = dataclasses.replace(setup.recipe, config=setup.recipe.config.replace(**changes), schedule=schedule)
     resources = dataclasses.replace(setup.resources, val=val)

@@ -73,8 +73,8 @@ def assignments(pairs: Iterable[str], key: str) -> dict[str, str]:
         layer, equals, value = (part.strip() for part in pair.partition("="))
         if not layer or not equals or not value:
             raise InputError(f"{key}: {show(pair)}: expected LAYER=VALUE")
-        if layer in found:
-            raise InputError(f"{key}: {show(layer)} has two values, {found[layer]} and {value}; give one")
+        if twice := [other for other in found if _SEPARATOR.split(other) == _SEPARATOR.split(layer)]:
+            raise InputError(f"{key}: {show(layer)} has two values, {found[twice[0]]} and {value}; give one")
         found[layer] = value
     return found
 

@@ -166,7 +166,9 @@ def values(hint: typing.Any) -> st.SearchStrategy:
     if hint is ModelConfig:
         statistics = st.sampled_from(["local", "sync"]) | st.integers(1, 99_999_999).map("ghost:{}".format)
         freeze = st.none() | st.sampled_from(["conv1,layer1", "all but fc"])
-        return fields_of(hint, batch_norm=statistics, freeze=freeze, unfreeze=layers_with("1 epoch", "5%"))
+        return fields_of(
+            hint, batch_norm=statistics, freeze=freeze, new_layers=freeze, unfreeze=layers_with("1 epoch", "5%")
+        )
     if hint is OptimizerConfig:
         return fields_of(hint, rate_factors=layers_with("0", "0.5", "10"))
     if hint is str:

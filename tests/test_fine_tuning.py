@@ -12,7 +12,8 @@ from flax import nnx
 from made import setup_of, train
 from small import CLASSES, largest_difference, random_table, randomized
 
-from jaxddp.api import prepare_training
+from jaxddp.api import prepare_training, softmax_cross_entropy
+from jaxddp.api import train as fit
 from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
 from jaxddp.engine.layerwise import thawing, with_factors
 from jaxddp.errors import InputError, Preempted
@@ -136,14 +137,16 @@ class NNXNet(nnx.Module):
 class LinenNet(nn.Module):
     """Says its mode to the norm by a call, where `resnet` says it by an attribute."""
 
+    by_position: bool = False
+
     @nn.compact
     def __call__(self, images, train: bool):
-        x = nn.Conv(4, (3, 3), name="conv")(images)
-        x = nn.BatchNorm(name="norm")(x, use_running_average=not train)
+        x, norm = nn.Conv(4, (3, 3), name="conv")(images), nn.BatchNorm(name="norm")
+        x = norm(x, not train) if self.by_position else norm(x, use_running_average=not train)
         return nn.Dense(CLASSES, name="fc")(nn.relu(x).mean((1, 2)))
 
 
-@pytest.mark.parametrize("network", [NNXNet, LinenNet])
+@pytest.mark.parametrize("network", [NNXNet, LinenNet, lambda: LinenNet(by_position=True)])
 def test_a_frozen_norm_of_any_module_evaluates(network):
     setup = made({"model": {"freeze": "conv,norm"}}, model=network(), optimizer=optax.sgd(0.1))
     before = arrays(setup.state)
@@ -205,6 +208,15 @@ def test_layers_are_trained_from_their_step_on(tmp_path):
     assert {path.split("/")[1] for path in statistics} == {"bn1", "layer1_0", "layer3_0"}
 
 
+def test_the_first_updates_of_a_thawed_layer_are_of_its_rate():
+    optimizer = thawing(optax.adam(1.0), {"x": 50})
+    params = {"x": jnp.zeros(2)}
+    state, grads = optimizer.init(params), {"x": jnp.full(2, 0.3)}
+    for _ in range(52):
+        updates, state = optimizer.update(grads, state, params)
+    assert np.allclose(updates["x"], -1, atol=1e-3)
+
+
 def test_a_minus_zero_keeps_its_sign_until_it_is_trained():
     optimizer = thawing(optax.sgd(1.0), {"x": 1})
     params = {"x": jnp.array([-0.0, 0.0, 1.0])}
@@ -248,12 +260,28 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
         ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "model.unfreeze: 'fc' is frozen for good by model.freeze=fc"),
         ({"rate_factors": ["fc=-1"]}, "optimizer.rate_factors: fc='-1': expected a number, 0 to 1,000,000"),
         ({"rate_factors": ["fc=1", "fc=2"]}, "optimizer.rate_factors: 'fc' has two values, 1 and 2; give one"),
+        ({"rate_factors": ["layer1.0=1", "layer1_0=2"]}, "optimizer.rate_factors: 'layer1_0' has two values, 1 and 2"),
+        (
+            {"rate_factors": "fc=2", "freeze": "fc"},
+            "optimizer.rate_factors: 'fc' is frozen for good by",
+        ),
         ({"rate_factors": ["head=2"]}, "optimizer.rate_factors: no layer's name begins with 'head'"),
     ],
 )
 def test_a_mistake_is_one_line(changes, message):
     with pytest.raises(InputError, match=f"^{message}"):
         prepare_training(resnet(), random_table(20), 1, optax.sgd(0.1), 4, **changes)
+
+
+def test_a_share_of_a_run_of_another_length_is_one_line():
+    setup = prepare_training(LinenNet(), random_table(20), 1, optax.sgd(0.1), 4, unfreeze="conv=50%")
+    with pytest.raises(InputError, match="conv=50% is of a run of 1 epoch, and this one is of 3 epochs; give prepare_"):
+        fit(softmax_cross_entropy, setup, epochs=3, listeners=())
+
+
+def test_a_thaw_behind_the_end_is_said(caplog):
+    prepare_training(LinenNet(), random_table(20), 1, optax.sgd(0.1), 4, unfreeze=["conv=9 steps"])
+    assert caplog.messages == ["model.unfreeze: 'conv' begins at step 9, and the run ends at 5"]
 
 
 def test_a_network_that_does_not_say_its_depths():

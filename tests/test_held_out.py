@@ -130,7 +130,8 @@ def test_what_cannot_be_divided_gets_one_line(tmp_path: Path):
     assert message.startswith(f"{root}: class 'cow' has one example, {root}/cow/only.png, and data.val_share=0.1 ")
     both = write(tmp_path / "both", "train/ant/1.png", "val/ant/2.png")
     assert fault(DataConfig(path=str(both), val_share=0.1)) == (
-        f"data.val_share=0.1: {both} has a validation split of its own; leave data.val_share out"
+        f"data.val_share=0.1: {both} is read with a validation split of its own; leave data.val_share out, "
+        "which is for folders, CSV and Parquet without one"
     )
 
 

@@ -4,6 +4,7 @@ import functools
 import io
 import logging
 import struct
+import threading
 from typing import Any
 
 import numpy as np
@@ -142,8 +143,8 @@ def test_sixteen_bits_are_resized_in_sixteen_bits():
     assert (center(encode(gray, "TIFF"), 1, 16, 8, 10) == 12345).all()
 
 
-def test_cutting_sixteen_bits_to_eight_is_said_once(caplog: pytest.LogCaptureFixture):
-    decode._say_cut.cache_clear()
+def test_cutting_sixteen_bits_to_eight_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decode, "_said", threading.Lock())
     with caplog.at_level(logging.WARNING, "jaxddp.data"):
         for kind in ("PNG", "TIFF", "PNG"):
             whole(encode(picture(SIZE, SIZE, dtype=np.uint16), kind))
@@ -152,7 +153,7 @@ def test_cutting_sixteen_bits_to_eight_is_said_once(caplog: pytest.LogCaptureFix
         "data.bits=8: there are images of 16 bits, whose upper 8 are used"
     ]
     caplog.clear()
-    decode._say_cut.cache_clear()
+    monkeypatch.setattr(decode, "_said", threading.Lock())
     whole(encode(picture(SIZE, SIZE, dtype=np.uint16), "PNG"), 1, 16)
     center(encode(picture(SIZE, SIZE, dtype=np.uint16), "PNG"), 1, 16)
     assert not caplog.records
@@ -253,3 +254,12 @@ def test_check_describes_the_new_kinds_and_pack_takes_them():
         assert parse_header(packed_image(data, Packing())).kind == "jpeg"
     gray = encode(picture(SIZE, SIZE, dtype=np.uint16), "TIFF")
     assert "16 bits: the upper 8 are kept" in look_at_file(gray, "a.tif").notes
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "L"])
+def test_an_opaque_png_has_full_alpha(mode: str):
+    stream, gray = io.BytesIO(), Image.fromarray(picture(SIZE, SIZE)).convert("L")
+    few = gray.quantize(4) if mode == "P" else gray.convert(mode)
+    few.save(stream, "PNG")
+    assert stream.getvalue()[24] == {"1": 1, "P": 2, "L": 8}[mode]
+    assert np.all(whole(stream.getvalue(), 4)[..., 3] == 255)

@@ -1,5 +1,6 @@
 """Weights of torchvision's and timm's networks come in and go out; `torch_logits.py` is their side of it."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -108,7 +109,7 @@ def test_a_head_for_other_classes_is_new(tmp_path, caplog):
     found = initial_weights(tmp_path / "w.safetensors", model, shapes_of(model, (6, 6, 3)), 5, Topology.create(1))
     assert set(shapes_of(model, (6, 6, 3))) - set(found) == {"params/fc/kernel", "params/fc/bias"}
     assert caplog.messages == [
-        f"{tmp_path / 'w.safetensors'}: 60 of the network's 62 arrays; new, for 5 classes: params/fc/bias, "
+        f"{tmp_path / 'w.safetensors'}: 60 of the network's 62 arrays; a new head for 5 classes: params/fc/bias, "
         "params/fc/kernel; left over: extra.weight"
     ]
 
@@ -122,14 +123,14 @@ def test_new_layers_take_nothing(tmp_path, caplog):
     one, other = (by_path(each.state.params, each.state.model_state) for each in (setup, whole))
     differing = {path.rpartition("/")[0] for path in one if not np.array_equal(one[path], other[path])}
     assert differing == {"params/fc", "params/layer1_0/bn1", "batch_stats/layer1_0/bn1"}
-    assert len(caplog.messages) == 1 and "56 of the network's 62 arrays; new, for 5 classes: " in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "56 of the network's 62 arrays; new: params/fc/bias, " in caplog.messages[0]
 
 
 def test_a_file_without_a_head_gives_the_rest(tmp_path):
     model = small_resnet(5)
     arrays = {name: each for name, each in state_dict_of(model).items() if not name.startswith("fc.")}
     matched = match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), 5)
-    assert sorted(matched.fresh) == ["params/fc/bias", "params/fc/kernel"] and len(matched.arrays) == 60
+    assert sorted(matched.head) == ["params/fc/bias", "params/fc/kernel"] and len(matched.arrays) == 60
 
 
 def test_what_does_not_fit_is_listed():
@@ -140,16 +141,33 @@ def test_what_does_not_fit_is_listed():
     with pytest.raises(InputError) as error:
         match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), CLASSES)
     assert str(error.value) == (
-        "1 of the network's 62 arrays are missing: layer1.0.conv1.weight, did you mean 'layer1.0.conv1.weights'?; 1 "
-        "are of another shape: conv1.weight is [4, 3, 7, 7] there and [4, 3, 3, 3] here; give weights of this network, "
-        "or the network's name (model.name) of these weights"
+        "1 of the network's 62 arrays missing: layer1.0.conv1.weight, did you mean 'layer1.0.conv1.weights'?; 1 of "
+        "another shape: conv1.weight is [4, 3, 7, 7] there and [4, 3, 3, 3] here; give weights of this network for "
+        "such images, the network's name (model.name) of these weights, or leave these layers new (model.new_layers)"
     )
+
+
+class Odd(nn.Module):
+    """With a scalar, and a count in its state."""
+
+    @nn.compact
+    def __call__(self, images, train: bool):
+        self.variable("counters", "steps", lambda: jnp.full((), 3, jnp.int32))
+        return nn.Dense(5)(images.mean((1, 2))) * self.param("temperature", nn.initializers.constant(2.0), ())
+
+
+def test_scalars_and_integers_come_back(tmp_path):
+    table, file = random_table(20), tmp_path / "w.safetensors"
+    setup = prepare_training(Odd(), table, 1, optax.sgd(0.1), 4)
+    export_weights(setup.state, setup, file)
+    again = prepare_training(Odd(), table, 1, optax.sgd(0.1), 4, seed=1, weights=file)
+    assert largest_difference(again.state.params, setup.state.params) == 0
 
 
 def test_another_network_is_one_line(tmp_path):
     write(tmp_path / "w.safetensors", state_dict_of(small_resnet()))
     with pytest.raises(
-        InputError, match=r"^\S+w.safetensors: 2 of the network's 4 arrays are missing: params.Conv_0.bias, params"
+        InputError, match=r"^\S+w.safetensors: 2 of the network's 4 arrays missing: params.Conv_0.bias, params"
     ):
         prepare_training(SmallNet(), random_table(20), 1, optax.sgd(0.1), 8, weights=tmp_path / "w.safetensors")
 
@@ -198,7 +216,7 @@ def test_a_bad_file_is_one_line(tmp_path, name, content, message):
 
 
 def test_a_pth_file_needs_torch_or_says_how_to_convert(tmp_path):
-    (tmp_path / "w.pth").write_bytes(b"no")
+    (tmp_path / "w.pth").write_bytes(b"")
     try:
         import torch  # noqa: F401
     except ImportError:

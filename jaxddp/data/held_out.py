@@ -30,7 +30,9 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
             f"{where}: class {show(table.class_ids[lone[0]])} has one example, {example}, and data.val_share={share:g} "
             "holds out at least one of each class and leaves one to train; add examples, or leave the class out"
         )
-    held = held_out_rows(table.id, labels, share)
+    # An example without a label is of no class; it stays where it is missed.
+    held = np.zeros(len(table), bool)
+    held[labels >= 0] = held_out_rows(table.id[labels >= 0], known, share)
     return {"train": table.rows(np.flatnonzero(~held)), "val": table.rows(np.flatnonzero(held))}
 
 

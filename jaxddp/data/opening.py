@@ -39,8 +39,8 @@ def open_splits(data: DataConfig) -> dict[str, Source]:
     if known.divided(place):
         if data.val_share is not None:
             raise InputError(
-                f"data.val_share={data.val_share:g}: {where} has a validation split of its own; leave data.val_share "
-                "out"
+                f"data.val_share={data.val_share:g}: {where} is read with a validation split of its own; leave "
+                "data.val_share out, which is for folders, CSV and Parquet without one"
             )
         splits: tuple[Split, Split] = ("train", "val")
         return {split: known.open(place, split) for split in splits}

@@ -39,25 +39,23 @@ def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, 
 
 
 def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) -> optax.GradientTransformation:
-    """Trains parameters, given by path, from a step on; until then they keep their bits, and the optimizer sees zeros.
+    """Trains parameters, given by path, from a step on; until then they keep their bits.
 
-    The steps are those that the optimizer was asked for, as those of its learning rate are.
+    The optimizer sees their gradients from the start: Adam's moments of zeros, long after their correction for it is
+    spent, would make the first updates several times too large. The steps are those that the optimizer was asked for,
+    as those of its learning rate are.
     """
 
     def init(params: Any) -> Thawing:
         return Thawing(jnp.zeros((), jnp.int32), optimizer.init(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Thawing]:
-        def until(zero: float) -> Any:
-            def of(path: Any, leaf: jax.Array) -> jax.Array:
-                step = begins.get(path_of(path), 0)
-                return leaf if not step else jnp.where(state.updates < step, jnp.asarray(zero, leaf.dtype), leaf)
+        def begun(path: Any, leaf: jax.Array) -> jax.Array:
+            step = begins.get(path_of(path), 0)
+            # Minus zero: x + -0 has the bits of x, and -0 + 0 has not those of -0.
+            return leaf if not step else jnp.where(state.updates < step, jnp.asarray(-0.0, leaf.dtype), leaf)
 
-            return of
-
-        updates = jax.tree_util.tree_map_with_path(until(0.0), updates)
         updates, inner = optimizer.update(updates, state.inner, params)
-        # Minus zero: x + -0 has the bits of x, and -0 + 0 has not those of -0.
-        return jax.tree_util.tree_map_with_path(until(-0.0), updates), Thawing(state.updates + 1, inner)
+        return jax.tree_util.tree_map_with_path(begun, updates), Thawing(state.updates + 1, inner)
 
     return optax.GradientTransformation(init, update)

@@ -1,6 +1,7 @@
 """The weights that a run starts from, of a file or of another run."""
 
 import logging
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def initial_weights(
         InputError: they cannot be read, or are of another network; lists what is missing or of another shape. Or the
             processes read different ones.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # which says no of a name that is too long, too
         _, arrays = read_run(path, "best", topology)
         found, namings = {own_name(each): array for each, array in arrays.items()}, (own_name,)
     else:
@@ -67,8 +68,10 @@ def initial_weights(
         matched = match(shapes, found, namings, num_classes, new_layers)
     agree({"the weights to start from": _checksum(matched.arrays)})
     said = [f"{len(matched.arrays)} of the network's {len(shapes)} arrays"]
-    if matched.fresh:
-        said.append(f"new, for {num_classes} classes: {listed(matched.fresh)}")
+    if matched.new:
+        said.append(f"new: {listed(matched.new)}")
+    if matched.head:
+        said.append(f"a new head for {num_classes} classes: {listed(matched.head)}")
     if matched.left_over:
         said.append(f"left over: {listed(matched.left_over)}")
     if is_first() and len(said) > 1:
@@ -84,6 +87,8 @@ def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict
     if not (directory / CHECKPOINTS).is_dir():
         raise InputError(f"{directory}: no work directory of a run, which has {CHECKPOINTS}/; give {FORMS}")
     with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
+        if checkpoints.latest() is None:
+            raise InputError(f"{directory}: the run has no checkpoint yet; wait for its first, or give another run")
         step = checkpoints.step("latest" if which == "best" and checkpoints.best() is None else which)
         state = checkpoints.restore_as_saved(step, topology.replicated)
     return step, {path: np.asarray(leaf) for path, leaf in by_path(state.eval_params, state.model_state).items()}

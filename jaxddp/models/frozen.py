@@ -4,6 +4,8 @@ In a tree of what is trained the others are None, which for JAX is a place witho
 an optimizer keeps nothing for them.
 """
 
+import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,8 @@ import jax
 
 from jaxddp.layers import Layers
 from jaxddp.models.protocol import Tree
+
+_MODE = "use_running_average"
 
 
 def trained(params: Tree, frozen: Layers) -> Tree:
@@ -44,13 +48,18 @@ def evaluating_norms(frozen: Layers) -> Any:
 
     def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         module = context.module
-        if context.method_name != "__call__" or "/".join(module.path) not in frozen:
+        # As Flax's norms and ours have it; a network that takes such an argument passes it on.
+        is_norm = _MODE in {field.name for field in dataclasses.fields(module)}
+        if context.method_name != "__call__" or not is_norm or "/".join(module.path) not in frozen:
             return function(*args, **kwargs)
-        if kwargs.get("use_running_average") is not None:
-            kwargs = {**kwargs, "use_running_average": True}
-        elif getattr(module, "use_running_average", None) is not None:
+        if getattr(module, _MODE, None) is None:
+            bound = inspect.signature(type(module).__call__).bind(module, *args, **kwargs)
+            bound.arguments[_MODE] = True
+            _, *args = bound.args
+            kwargs = bound.kwargs
+        else:
             # A module's attributes cannot be set, but this one is a copy that Linen made for this call.
-            object.__setattr__(module, "use_running_average", True)
+            object.__setattr__(module, _MODE, True)
         return function(*args, **kwargs)
 
     return nn.intercept_methods(call)

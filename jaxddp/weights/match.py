@@ -22,12 +22,14 @@ class Matched:
 
     Attributes:
         arrays: by path; every array of the network but those of `fresh`.
-        fresh: paths of what stays as it was initialized: new layers, and a head for other classes.
+        new: paths of the new layers, which stay as they were initialized.
+        head: paths of a head for another number of classes, which stays so, too.
         left_over: names of the file that the network has no place for.
     """
 
     arrays: dict[str, np.ndarray]
-    fresh: tuple[str, ...]
+    new: tuple[str, ...]
+    head: tuple[str, ...]
     left_over: tuple[str, ...]
 
 
@@ -49,14 +51,15 @@ def match(
     naming = max(namings, key=lambda each: sum(each(path) in state_dict for path in shapes))
     names = {path: naming(path) for path in shapes}
     arrays = {path: from_published(path, name, state_dict[name]) for path, name in names.items() if name in state_dict}
-    new = [path for path in shapes if new_layers.holds(path, path.partition("/")[2])]
+    new = tuple(path for path in shapes if new_layers.holds(path, path.partition("/")[2]))
     unfit = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
-    fresh = tuple(dict.fromkeys([*new, *_head(shapes, unfit, num_classes)]))
-    if faults := [path for path in unfit if path not in fresh]:
+    unfit = [path for path in unfit if path not in new]
+    head = _head(shapes, unfit, num_classes)
+    if faults := [path for path in unfit if path not in head]:
         raise InputError(_told(faults, names, shapes, state_dict))
     used = set(names.values())
     left_over = tuple(sorted(name for name in state_dict if name not in used))
-    return Matched({path: array for path, array in arrays.items() if path not in fresh}, fresh, left_over)
+    return Matched({path: array for path, array in arrays.items() if path not in {*new, *head}}, new, head, left_over)
 
 
 def _head(shapes: Shapes, unfit: Sequence[str], num_classes: int) -> tuple[str, ...]:
@@ -78,15 +81,18 @@ def _told(
     parts = []
     if missing:
         near = nearest(missing[0], set(state_dict) - set(names.values()))
-        parts.append(f"{len(missing)} of the network's {len(shapes)} arrays are missing: {listed(missing)}{near}")
+        parts.append(f"{len(missing)} of the network's {len(shapes)} arrays missing: {listed(missing)}{near}")
     if other:
         shown = []
         for path in other:
             name = names[path]
             ours = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
             shown.append(f"{name} is {list(state_dict[name].shape)} there and {list(ours)} here")
-        parts.append(f"{len(other)} are of another shape: {listed(shown, '; ')}")
-    return f"{'; '.join(parts)}; give weights of this network, or the network's name (model.name) of these weights"
+        parts.append(f"{len(other)} of another shape: {listed(shown, '; ')}")
+    return (
+        f"{'; '.join(parts)}; give weights of this network for such images, the network's name (model.name) of these "
+        "weights, or leave these layers new (model.new_layers)"
+    )
 
 
 def listed(names: Iterable[str], between: str = ", ") -> str:

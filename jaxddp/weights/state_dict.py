@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,16 @@ from jaxddp.errors import InputError
 PICKLED = (".pth", ".pt", ".bin")
 FORMS = "a .safetensors file, a .pth file of PyTorch's, or the work directory of a run"
 
-_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "BOOL": "?"}
+_DTYPES |= {f"{kind}{bits}": f"{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
+_COUNTER = "num_batches_tracked"
 # What training scripts wrap a state dict in, and what wrappers of modules put before each name.
 _WITHIN = ("state_dict", "model", "model_state_dict")
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The floating-point arrays of a file, by name; integers, which are counters of batches, are left out.
+    """The arrays of a file, by name, but for PyTorch's counters of batches.
 
     A dict that holds the state dict under "state_dict" or "model" is looked into, and the "module." that every name
     begins with is taken off.
@@ -39,7 +42,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     for wrapper in _WRAPPERS:
         if arrays and all(name.startswith(wrapper) for name in arrays):
             arrays = {name.removeprefix(wrapper): array for name, array in arrays.items()}
-    return arrays
+    return {name: array for name, array in arrays.items() if not name.endswith(_COUNTER)}
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -48,7 +51,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     files.replace(path, safetensors.numpy.save(dense, {"format": "pt"}))
 
 
@@ -59,9 +62,9 @@ def _safetensors(path: Path) -> dict[str, np.ndarray]:
     except safetensors.SafetensorError as error:
         raise InputError(f"{path}: not a whole .safetensors file ({error}); download it again") from None
     return {
-        name: np.frombuffer(each["data"], _FLOATS[each["dtype"]]).reshape(each["shape"])
+        name: np.frombuffer(each["data"], _DTYPES[each["dtype"]]).reshape(each["shape"])
         for name, each in found.items()
-        if each["dtype"] in _FLOATS
+        if each["dtype"] in _DTYPES
     }
 
 
@@ -77,8 +80,8 @@ def _pickled(path: Path) -> dict[str, np.ndarray]:
         ) from None
     try:
         held: Any = torch.load(os.fspath(path), map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0][:200]
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, struct.error) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"{path}: PyTorch cannot load it as plain weights ({reason}); save a state dict") from None
     for key in _WITHIN:
         if isinstance(held, Mapping) and isinstance(held.get(key), Mapping):
@@ -92,7 +95,6 @@ def _pickled(path: Path) -> dict[str, np.ndarray]:
         )
     # NumPy has no bfloat16, and float32 holds its values.
     return {
-        str(name): (each.float() if each.dtype == torch.bfloat16 else each).numpy()
+        str(name): (each.float() if each.dtype == torch.bfloat16 else each).detach().numpy()
         for name, each in tensors.items()
-        if each.is_floating_point()
     }

@@ -29,8 +29,8 @@ def errors_of(where: Path | str) -> Iterator[None]:
         raise InputError(f"{where}: no such file; download or unpack the data set again") from None
     except UnicodeDecodeError:
         raise InputError(f"{where}: not UTF-8; save the file as UTF-8") from None
-    # NumPy raises ValueError for contents that are not an array.
-    except (EOFError, ValueError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
+    # NumPy raises ValueError for what is no array, and zipfile NotImplementedError for a version that is not there.
+    except (EOFError, NotImplementedError, ValueError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
         raise InputError(f"{where}: damaged ({error}); download it again") from None
     except OSError as error:
         raise InputError(f"{where}: cannot be read ({error.strerror}); give a readable file") from None

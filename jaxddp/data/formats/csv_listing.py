@@ -18,6 +18,7 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.csv_text import csv_rows
+from jaxddp.data.formats.folders import has_validation_folder
 from jaxddp.data.label_sets import LabelSets, as_members
 from jaxddp.data.source import Split
 from jaxddp.data.storage.home import Home, TextFile, open_root
@@ -120,7 +121,11 @@ class CsvListings:
         file = place.local / _FILES["train"]
         if not file.is_file():
             return Match.NONE
-        return Match.WHOLE if _has_columns(file) else Match.PARTLY
+        if not _has_columns(file):
+            return Match.NONE
+        # Folders of both splits are a data set by themselves, whatever lists their images.
+        in_folders = (place.local / "train").is_dir() and has_validation_folder(place.local)
+        return Match.PARTLY if in_folders else Match.WHOLE
 
     def divided(self, place: Place) -> bool:
         file = _training_file(place)

@@ -40,12 +40,12 @@ def holds_folders(root: Path) -> bool | Match:
     """
     if (root / "train").is_dir():
         return bool(_visible_folders(root / "train"))
-    if not root.is_dir() or is_divided(root):
+    if not root.is_dir() or has_validation_folder(root):
         return False
     return Match.PARTLY if any(map(_has_image, (root / name for name in _visible_folders(root)))) else Match.NONE
 
 
-def is_divided(root: Path) -> bool:
+def has_validation_folder(root: Path) -> bool:
     """Whether there is a folder for validation."""
     return any((root / name).is_dir() for name in _FOLDERS["val"])
 
@@ -188,6 +188,6 @@ FORMATS.add("folders")(
         "a directory with train/CLASS/IMAGE and val/CLASS/IMAGE, or with CLASS/IMAGE and data.val_share",
         holds_folders,
         read_folders,
-        is_divided,
+        has_validation_folder,
     )
 )

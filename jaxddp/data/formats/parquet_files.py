@@ -63,6 +63,8 @@ def read_parquet(path: Path, split: Split) -> ExampleTable:
     _check_parts(files)
     columns = _columns(files[0])
     cells = {file: _cells(file, columns.label) for file in files}
+    if not any(len(found) for found in cells.values()):
+        raise InputError(f"{path}: no rows in its {split} split; give each image a row")
     names = columns.names or _names(path, cells, split, columns.label)
     labels = [_labels(file, found, names) for file, found in cells.items()]
     lengths = [len(found) for found in labels]
@@ -85,8 +87,11 @@ def _files(folder: Path, split: Split) -> list[Path]:
 
 
 def _check_parts(files: list[Path]) -> None:
-    """Raises `InputError` where one of `00000-of-00002` is missing."""
+    """Raises `InputError` where one of `00000-of-00002` is missing, or lies beside files of another division."""
     parts = [match for file in files if (match := _PART.search(file.name))]
+    if parts and (len(parts) < len(files) or len({int(part[2]) for part in parts}) > 1):
+        names = ", ".join(file.name for file in files[:4])
+        raise InputError(f"{files[0].parent}: {names}: parts of more than one division; leave those of one")
     if parts:
         number, there = int(parts[0][2]), {int(part[1]) for part in parts}
         if missing := sorted({*range(number)} - there):
@@ -146,7 +151,10 @@ def _cells(file: Path, column: str) -> np.ndarray:
     if pyarrow.types.is_integer(found.type):
         return found.to_numpy(zero_copy_only=False).astype(np.int64)
     if pyarrow.types.is_string(found.type) or pyarrow.types.is_large_string(found.type):
-        return found.to_numpy(zero_copy_only=False)
+        labels = found.to_numpy(zero_copy_only=False)
+        if blank := [row for row, label in enumerate(labels.tolist()) if not label.strip()]:
+            raise InputError(f"{file}, row {blank[0]}: an empty {column}; give each row one, or leave the row out")
+        return labels
     raise InputError(f"{file}: {column} is of {found.type}; give one integer or one string a row")
 
 

@@ -3,8 +3,8 @@
 Flipping and normalizing are not done here: they happen on the device.
 """
 
-import functools
 import logging
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
@@ -27,6 +27,7 @@ Window = Callable[[Any], Any]
 RGB = PixelFormat()
 _JPEG, _PNG, _OTHER = range(3)
 _log = logging.getLogger("jaxddp.data")
+_said = threading.Lock()
 
 # Decoders can give a JPEG at a half, a quarter or an eighth of its size for less work.
 _SCALES = (8, 4, 2)
@@ -145,12 +146,16 @@ def _parsed_kind(pixels: PixelFormat, data: bytes | np.ndarray) -> np.int32:
     header = parse_header(_plain(data))
     if header.bits > pixels.bits:
         _say_cut()
+    if header.kind == "png" and header.bits < 8 and pixels.channels == 4:
+        # Where such a file has no alpha, TensorFlow gives it the largest value of so few bits.
+        return np.int32(_OTHER)
     return np.int32({"jpeg": _JPEG, "png": _PNG}.get(header.kind, _OTHER))
 
 
-@functools.cache
 def _say_cut() -> None:
-    _log.warning("data.bits=8: there are images of 16 bits, whose upper 8 are used; set data.bits 16 to use all")
+    """Once, although many threads decode."""
+    if _said.acquire(blocking=False):
+        _log.warning("data.bits=8: there are images of 16 bits, whose upper 8 are used; set data.bits 16 to use all")
 
 
 def _parsed_size(data: bytes | np.ndarray) -> np.ndarray:

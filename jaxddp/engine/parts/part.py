@@ -36,7 +36,10 @@ class Part:
         return 1.0
 
     def gradients(self, own: Any, grads: Any) -> Any:
-        """The gradients that the optimizer is given, of those averaged over the global batch."""
+        """The gradients that the optimizer is given, of those averaged over the global batch.
+
+        In their tree None stands for a frozen parameter; `jaxddp.models.frozen.trained` makes such a tree of others.
+        """
         return grads
 
     def update(self, own: Any, before: "TrainState", after: "TrainState", grads: Any) -> tuple[Any, "TrainState"]:
