@@ -59,7 +59,7 @@ class ImageHeader:
     left_over: int = field(default=0, compare=False)
     """Bytes behind the image data that no pixel depends on; `verify` counts them."""
     bits: int = field(default=8, compare=False)
-    """Of a value: 16, or 8 for those that have no more."""
+    """Of a value: 1 to 16 of a PNG; of other kinds 16, or 8 for those that have no more."""
 
 
 def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> ImageHeader:
@@ -81,7 +81,9 @@ def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> Image
         header, end = _scan_jpeg(data, segments(data) if found is None else found)
     elif data.startswith(PNG_START):
         size = {"height": int.from_bytes(data[20:24]), "width": int.from_bytes(data[16:20])}
-        header = ImageHeader("png", **size, bits=16 if data[24:25] == b"\x10" else 8)
+        # Behind width and height; a damaged one says nothing.
+        bits = data[24] if len(data) > 24 and data[24] in (1, 2, 4, 8, 16) else 8
+        header = ImageHeader("png", **size, bits=bits)
         end = None if PNG_END in data else "IEND chunk"
     elif (kind := _pillow_kind(data)) is not None:
         # Importing it takes a while, and most data sets do not need it.
