@@ -101,6 +101,14 @@ def test_train_without_val_is_divided_too(tmp_path: Path):
     assert [len(table) for table in splits.values()] == [8, 4]
 
 
+def test_a_class_called_train_is_not_taken_for_all(tmp_path: Path):
+    root = write(tmp_path / "set", "car/1.png", "train/steam/1.png", "train/steam/2.png")
+    assert fault(DataConfig(path=str(root), val_share=0.3)) == (
+        f"{root / 'car'}: images beside train/, which is taken for the training split; move them into a class folder "
+        "there, or call train/ something else if it is a class"
+    )
+
+
 def test_another_process_divides_alike(tmp_path: Path):
     root = write(tmp_path / "set", *NAMES)
     code = (

@@ -58,12 +58,14 @@ def read_folders(root: Path, split: Split) -> ExampleTable:
     image, are left out. Links are followed within the root.
 
     Raises:
-        InputError: names the folder that is missing, holds no image, or is of a class that `train` does not have; a
-            link that leads out of the root or into a folder above itself; two images of one id; an image of a kind that
-            is not read.
+        InputError: names the folder that is missing, holds no image, is of a class that `train` does not have, or has
+            images beside `train` where there is no folder for validation; a link that leads out of the root or into a
+            folder above itself; two images of one id; an image of a kind that is not read.
     """
     home = root.absolute()
     trained = _split_folder(home, "train")
+    if trained != home and not has_validation_folder(home):
+        _refuse_beside(trained)
     names = tuple(_class_names(trained))
     folder = _split_folder(home, split)
     present = _class_names(folder)
@@ -107,6 +109,17 @@ def _has_image(folder: Path) -> bool:
     with suppress(OSError), os.scandir(folder) as entries:
         return any(os.path.splitext(entry.name)[1].lower() in _IMAGES for entry in entries)
     return False
+
+
+def _refuse_beside(trained: Path) -> None:
+    """Raises `InputError` where train/ may be one class of several: the others would be left out."""
+    home = trained.parent
+    others = sorted(name for name in _visible_folders(home) if name != trained.name and _has_image(home / name))
+    if others:
+        raise InputError(
+            f"{home / others[0]}: images beside {trained.name}/, which is taken for the training split; move them into "
+            f"a class folder there, or call {trained.name}/ something else if it is a class"
+        )
 
 
 def _refuse_strays(folder: Path) -> None:
