@@ -43,10 +43,13 @@ from jaxddp.engine.state import make_init
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import LONGEST_CHUNK
+from jaxddp.experiment.fine_tuning import fine_tuned
+from jaxddp.experiment.initial_weights import parameter_names, shapes_of
 from jaxddp.experiment.recipe import recipe_of
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.training.plan import Plan
 
 TOPOLOGIES = ("1x1x1", "1x1x8", "1x2x8")
 
@@ -129,6 +132,8 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
     """The compiled program that a run of a config takes its steps by, and how many it takes at once."""
     shape = (config.data.image_size, config.data.image_size, data.channels)
     recipe = recipe_of(file, config, data.classes, data.examples, lambda count: np.zeros((count, *shape), np.uint8))
+    names = parameter_names(shapes_of(recipe.model, shape))
+    recipe = fine_tuned(recipe, names, Plan.of(config, data.examples))
     model = for_platform(recipe.model, "gpu")
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     data_config, precision = config.data, config.train.precision

@@ -33,6 +33,11 @@ def shapes_of(model: Model, image_shape: tuple[int, int, int]) -> Shapes:
     return {path: leaf.shape for path, leaf in by_path(params, model_state).items()}
 
 
+def parameter_names(shapes: Shapes) -> list[str]:
+    """Of these arrays the parameters, as layers are named: "fc/kernel"."""
+    return [path.removeprefix(PARAMS) for path in shapes if path.startswith(PARAMS)]
+
+
 def by_path(params: Any, model_state: Any) -> dict[str, Any]:
     """The arrays of a network by path: "params/fc/kernel", "batch_stats/bn1/mean"."""
     return {

@@ -10,11 +10,10 @@ from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.state import PARAMS
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.fine_tuning import fine_tuned
-from jaxddp.experiment.initial_weights import initial_weights, shapes_of
+from jaxddp.experiment.initial_weights import initial_weights, parameter_names, shapes_of
 from jaxddp.experiment.programs import Programs, settings
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources
@@ -46,7 +45,7 @@ def initialize(
     topology.connect()
     plan, shape = Plan.of(recipe.config, len(source)), source.image_shape(feed.data)
     shapes = shapes_of(recipe.model, shape)
-    recipe = fine_tuned(recipe, [path.removeprefix(PARAMS) for path in shapes if path.startswith(PARAMS)], plan)
+    recipe = fine_tuned(recipe, parameter_names(shapes), plan)
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
     elif (start := recipe.config.model.weights) is not None:
