@@ -319,7 +319,7 @@ def test_a_run_is_tested_once(monkeypatch):
     tests = []
     monkeypatch.setattr(SelfTest, "__call__", lambda self, state, *feed: tests.append(int(state.step)))
     setup = made.setup_of(LINEAR, optax.sgd(0.1), TABLE, devices=2, batch_size=16)
-    made.train(setup, {"train": {"duration": "5 steps"}})
+    made.train(setup, AUTO | {"train": {"duration": "5 steps"}})
     assert tests == [0]
 
 

@@ -178,7 +178,7 @@ def test_a_crop_above_the_damage_is_refused_all_the_same(damaged_below, start: i
     from jaxddp.data.images import decode
     from jaxddp.data.tensorflow_cpu import tf
 
-    monkeypatch.setattr(decode, "random_area_window", lambda size, key, crop: tf.constant([0, 0, 24, 24]))
+    monkeypatch.setattr(decode, "random_area_window", lambda size, key, area: tf.constant([0, 0, 24, 24]))
     order = SampleOrder(NUM_EXAMPLES, BATCH, 0)
     steps = range(start, start + 3)
     with pytest.raises(InputError) as caught:
