@@ -43,10 +43,12 @@ HOUSE = (
     Room(5, "configs"),
     Room(5, "training", "jax"),
     Room(6, "experiment", "jax optax"),
-    Room(7, "api __init__", "jax optax"),
-    Room(7, "cluster"),
-    Room(7, "curate"),
-    Room(8, "cli commands __main__", "tyro rich"),
+    Room(7, "predictions"),
+    Room(7, "serving", "jax"),
+    Room(8, "api __init__", "jax optax"),
+    Room(8, "cluster"),
+    Room(8, "curate"),
+    Room(9, "cli commands __main__", "tyro rich"),
 )
 ROOMS = {place: room for room in HOUSE for place in room.places.split()}
 DOOR = "__init__"
@@ -69,6 +71,9 @@ FILES = {
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",
+    "jaxddp/experiment/predictions.py": "pandas",
+    "jaxddp/predictions/formats.py": "pyarrow",
+    "jaxddp/serving/onnx_file.py": "jax2onnx onnxruntime",
     "jaxddp/training/checkpoints.py": "orbax",
     "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
     "jaxddp/experiment/results.py": "matplotlib",

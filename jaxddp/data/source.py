@@ -133,7 +133,10 @@ class Source(Protocol):
         ...
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Every example once. Where the last batch is padded, mask and image are 0. Raises: as `train_batches`."""
+        """Every example once. Where the last batch is padded, mask and image are 0. Raises: as `train_batches`.
+
+        Where there are files to verify (`verified`), `omissions` may be given too; see `ExampleTable.eval_batches`.
+        """
         ...
 
     # --- Single images ---
