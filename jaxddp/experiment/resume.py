@@ -107,11 +107,12 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
     there = flatten(Config().to_dict()) | known
     releases = there.get("objects.jax"), here.get("objects.jax")
     if None not in releases and releases[0] != releases[1]:
-        # Digests are those of one release of JAX.
+        # Digests are those of one release of JAX; that there is a schedule, say, is the same in all.
         if is_first():
             _log.warning(f"{path}: written with jax {releases[0]}; its model, loss and optimizer cannot be compared")
-        there = {key: value for key, value in there.items() if not key.startswith("objects.")}
-        here = {key: value for key, value in here.items() if not key.startswith("objects.")}
+        both = {key for key in there.keys() & here.keys() if key.startswith("objects.")}
+        there = {key: value for key, value in there.items() if key not in both}
+        here = {key: value for key, value in here.items() if key not in both}
     changed = {
         key: f"{key} was {there.get(key)!r} and is now {here.get(key)!r}"
         for key in sorted(known.keys() | here.keys())
