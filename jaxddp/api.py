@@ -116,8 +116,9 @@ def resnet(
         InputError: an unknown name, option or dtype; says the nearest right one.
     """
     for key in options.keys() - set(RESNET_KEYS):
-        where = f"; give {key} to prepare_training" if key in options_of("model") else ""
-        raise InputError(f"resnet: unknown option {key!r}{where}; {choices(key, RESNET_KEYS)}")
+        if key in options_of("model"):
+            raise InputError(f"resnet: {key} is an option of prepare_training; give it there")
+        raise InputError(f"resnet: unknown option {key!r}; {choices(key, RESNET_KEYS)}")
     settings = replaced(ModelConfig(), {"name": name, **options})
     return build(settings, checked(num_classes, int, "num_classes"), dtype, param_dtype)
 

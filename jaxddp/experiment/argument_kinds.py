@@ -50,7 +50,11 @@ def check_schedule(schedule: Any) -> optax.Schedule | None:
             f"schedule: fails for a step int32[] ({type(error).__name__}: {reason}); give a function that JAX can trace"
         ) from error
     if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.number):
-        kind = f"{found.dtype}{list(found.shape)}" if hasattr(found, "dtype") else f"an object of {type(found)}"
+        kind = (
+            f"{found.dtype}{list(found.shape)}"
+            if hasattr(found, "dtype")
+            else f"an object of type {type(found).__name__}"
+        )
         raise InputError(f"schedule: returned {kind} for a step; return one number")
     return schedule
 
