@@ -38,7 +38,7 @@ class History(Listener):
         files.check_path(workdir, "workdir")
         path = Path(workdir) / METRICS
         if not path.exists():
-            raise InputError(f"{path}: no such file; give the work directory of a run")
+            raise InputError(f"{path}: no such file; give the work directory of a run that was logged")
         history = cls()
         history._rows = [row for _, row in rows.parse(path)]
         return history
@@ -81,7 +81,8 @@ class History(Listener):
 
     def share(self, topology: Topology) -> None:
         """Make this the history of process 0, whose listeners alone are told; all processes must call it alike."""
-        self._rows = json.loads(topology.from_first(json.dumps(self._rows).encode()))
+        if topology.process_count > 1:
+            self._rows = json.loads(topology.from_first(json.dumps(self._rows).encode()))
 
     def start(self, run: RunStart) -> None:
         self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []
