@@ -1,8 +1,10 @@
 """The notebook's door: any model, any loss, any optimizer, and figures that can be looked at."""
 
 import dataclasses
+import functools
 import json
 import os
+import re
 import signal
 
 import flax.linen as nn
@@ -337,6 +339,47 @@ def test_a_run_resumed_under_another_object_says_which(other, named, tmp_path):
     with pytest.raises(InputError, match=f"config.json: {named}") as raised:
         run(**other)
     assert "\n" not in str(raised.value) and "a resumed run keeps its recipe" in str(raised.value)
+
+
+def falling(step):
+    return 1 / (1 + step)
+
+
+def steeper(schedule):
+    """Another of the same name."""
+    return functools.wraps(schedule)(lambda step: schedule(2 * step))
+
+
+def test_a_schedule_that_is_dropped_or_another_is_said_in_words_of_arguments(tmp_path):
+    setup = prepare_training(Wide(), TABLE, 4, SGD, 2, epochs=1)
+
+    def run(workdir, schedule):
+        given = {"schedule": schedule, "workdir": tmp_path / workdir, "epochs": 2, "listeners": ()}
+        return train(jaxddp.softmax_cross_entropy, setup, **given)[0]
+
+    def said(workdir, schedule):
+        with pytest.raises(InputError) as error:
+            run(workdir, schedule)
+        start, end = f"{tmp_path / workdir}/config.json: schedule was ", "set it back, or start in another workdir"
+        assert str(error.value).startswith(start) and str(error.value).endswith(end)
+        return str(error.value)
+
+    train(jaxddp.softmax_cross_entropy, setup, schedule=falling, workdir=tmp_path / "w", listeners=())
+    assert re.search(r"schedule was 'falling [0-9a-f]{12}' and is now None; a resumed run keeps", said("w", None))
+    assert re.search(r"schedule was 'falling .*' and is now 'falling .*'", said("w", steeper(falling)))
+    for steps in (10, 20):
+        run(f"cosine{steps}", optax.cosine_decay_schedule(1.0, steps))
+    assert "schedule was 'cosine_decay_schedule" in said("cosine10", optax.cosine_decay_schedule(1.0, 20))
+    # An equal one that is made anew is the same; and of another release of JAX it is known that there was one.
+    assert int(run("cosine10", optax.cosine_decay_schedule(1.0, 10)).step) == 13
+    written = json.loads((tmp_path / "w" / "config.json").read_text())
+    written["objects"]["jax"] = "0.1"
+    (tmp_path / "w" / "config.json").write_text(json.dumps(written))
+    assert "schedule was 'falling " in said("w", None)
+    # A run of before had no such key, and is resumed with whatever it is given.
+    del written["objects"]
+    (tmp_path / "w" / "config.json").write_text(json.dumps(written))
+    assert int(run("w", falling).step) == 13
 
 
 def test_objects_of_another_release_of_jax_are_not_compared_and_a_line_says_so(tmp_path, caplog):
