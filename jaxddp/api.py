@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from jaxddp.augment.preprocess import Augmentation
@@ -33,11 +31,11 @@ from jaxddp.experiment.argument_kinds import (
     check_function,
     check_schedule,
     check_setup,
-    check_start,
 )
 from jaxddp.experiment.arguments import changes_of_cadences, changes_of_options, options_of, words_of_arguments
 from jaxddp.experiment.exported_weights import export_weights
 from jaxddp.experiment.fine_tuning import check_thaw
+from jaxddp.experiment.fit_setup import fit_setup
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (
@@ -51,8 +49,6 @@ from jaxddp.experiment.recipe import (
 )
 from jaxddp.experiment.resources import Resources, join_job
 from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
-from jaxddp.experiment.resume import claim, claim_of
-from jaxddp.experiment.session import session
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.files import check_path
 from jaxddp.job.environment import find_job
@@ -64,12 +60,9 @@ from jaxddp.models.resnet import ResNet, build
 from jaxddp.models.settings import RESNET_KEYS
 from jaxddp.overrides import checked, replaced
 from jaxddp.ranges import Range
-from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.listeners.history import History
-from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.training.loop import fit
 from jaxddp.wording import choices
 
 __all__ = [
@@ -254,26 +247,9 @@ def train(
     setup = dataclasses.replace(setup, recipe=recipe, resources=resources)
     history, measures = History(), check_evaluators(evaluators, setup)
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
+    directory = None if workdir is None else Path(check_path(workdir, "workdir"))
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
     agree({name: str(value) for name, value in (told(recipe, val) | given).items()})
-    state = _fit(setup, None if workdir is None else Path(check_path(workdir, "workdir")), watching, measures)
+    state = fit_setup(setup, directory, watching, measures)
     history.share(setup.topology)
     return state, history
-
-
-def _fit(setup: RunSetup, workdir: Path | None, watching: list[Any], evaluators: list[Measure]) -> TrainState:
-    """Train a copy of the setup's state, in a work directory or without one."""
-    # The step consumes the state that it is given, and the setup's is to be used again.
-    own_state = dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
-    if workdir is None:
-        check_start(setup)
-        objects = setup.identity() if setup.topology.process_count > 1 else None
-        return fit(own_state.run(listeners=watching, evaluators=evaluators, objects=objects))
-    with session(workdir) as own:
-        check_start(setup, resumes=own.resume_step is not None)
-        # Once there was no config.json.
-        known = own.resume_step is not None and (own.directory / CONFIG_FILE).exists()
-        claimed = claim_of(setup)
-        claim(own.directory, claimed, resuming=known)
-        watching = [*watching, JsonLines(own.directory)]
-        return fit(own_state.run(own, listeners=watching, evaluators=evaluators, objects=claimed.objects))

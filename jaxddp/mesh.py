@@ -50,7 +50,7 @@ class Topology:
         """
         if devices is None or (isinstance(devices, numbers.Integral) and not isinstance(devices, bool)):
             devices = _first(devices if devices is None else int(devices))
-        several = list(devices) if isinstance(devices, Iterable) else [None]
+        several: list[Any] = list(devices) if isinstance(devices, Iterable) else [None]
         if not all(hasattr(device, "process_index") for device in several):
             raise InputError(f"devices={show(devices)}: give a number of devices, a list of them, or None for all")
         if not several:

@@ -160,7 +160,7 @@ def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tu
 
     Raises: InputError; `where` says who gave them.
     """
-    given = parts if isinstance(parts, Sequence) and not isinstance(parts, str) else [parts]
+    given = list(parts) if isinstance(parts, list | tuple) else [parts]
     if wrong := [part for part in given if not isinstance(part, Part)]:
         raise InputError(f"{where}: {_kind(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
     names = [part.name for part in (*given, *configured)]
