@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
+from jaxddp.job.membership import exchange
 from jaxddp.mesh import Topology
 from jaxddp.overrides import checked
 from jaxddp.training import rows
@@ -82,6 +83,8 @@ class History(Listener):
     def share(self, topology: Topology) -> None:
         """Make this the history of process 0, whose listeners alone are told; all processes must call it alike."""
         if topology.process_count > 1:
+            # It may be at work on its files for longer than others wait for it in a collective.
+            exchange("history", "")
             self._rows = json.loads(topology.from_first(json.dumps(self._rows).encode()))
 
     def start(self, run: RunStart) -> None:
