@@ -323,12 +323,16 @@ def test_resnets(named, value, expected):
         ("start in another --workdir", "start in another workdir"),
         ("train.duration differs: process 0 has", "epochs differs: process 0 has"),
         ("(model.new_layers)", "(new_layers)"),
+        ("config.json: objects.metric half was None", "config.json: metric half was None"),
+        ("use the config that wrote it, or another --workdir", "use the model and optimizer that wrote it, or another "
+         "workdir"),
+        ("start all of them, or raise parallel.start_timeout (process 0", "start all of them (process 0"),
         # What is no key stays.
         ("/runs/train.precision: cannot be read", "/runs/train.precision: cannot be read"),
         ("runs/model.weights.safetensors: no such file", "runs/model.weights.safetensors: no such file"),
         ("data.image_size=64: these images", "data.image_size=64: these images"),
     ],
-)
+)  # fmt: skip
 def test_words_of_a_config_become_arguments(message, expected):
     with pytest.raises(JaxddpError) as error, words_of_arguments():
         raise InputError(message)
