@@ -79,6 +79,7 @@ FILES = {
     "jaxddp/experiment/results.py": "matplotlib",
     "jaxddp/training/pictures.py": "matplotlib",
     "jaxddp/training/listeners/parameters.py": "clu",
+    "jaxddp/training/listeners/history.py": "pandas",
     "jaxddp/training/listeners/live.py": "rich IPython",
     "jaxddp/training/listeners/tensorboard.py": "clu",
 }

@@ -6,6 +6,8 @@ import numpy as np
 
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
+from jaxddp.experiment.argument_kinds import check_state
+from jaxddp.experiment.arguments import words_of_arguments
 from jaxddp.experiment.initial_weights import by_path, read_run
 from jaxddp.experiment.recipe import model_of
 from jaxddp.experiment.saved_state import recipe_of_run
@@ -36,12 +38,16 @@ def export_run(directory: Path, which: str, out: Path) -> str:
     return f"{out}: {count} arrays of step {step} of {directory}"
 
 
+@words_of_arguments()
 def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
     """Write the weights that evaluation measures as a .safetensors file.
 
     A network that torchvision or timm published has their names and layout, and any other its own paths with dots.
-    `prepare_training(..., weights=out)` starts from them. Raises: InputError; the file cannot be written.
+    `prepare_training(..., weights=out)` starts from them. Raises: InputError; an argument is of another kind,
+    or the file cannot be written.
     """
+    check_state(state, setup)
+    files.check_path(out, "out")
     arrays = by_path(state.eval_params, state.model_state)
     _write(Path(out), setup.recipe.model, {path: np.asarray(leaf) for path, leaf in arrays.items()})
 

@@ -53,6 +53,8 @@ class RunSetup:
     feed: Feed = field(repr=False)
     preprocess: Preprocess = field(repr=False)
     state: TrainState = field(repr=False)
+    like: TrainState = field(repr=False)
+    """What a state of it consists of: the shape and dtype of each array."""
     programs: Programs = field(default_factory=Programs, repr=False)
 
     @property
