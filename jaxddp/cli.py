@@ -12,6 +12,8 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
        jaxddp checkpoints RUN [--verify]
        jaxddp export RUN --out FILE.safetensors [--step latest|best|N]
+       jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions]
+       jaxddp runs [DIR]
        jaxddp doctor [CONFIG] [--workdir DIR] [overrides]
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
@@ -22,7 +24,7 @@ CONFIG is a name ({names}), the path of a Python file with
 get_config(), or of the config.json of a run; RUN is a work directory; PATH is what data.path takes.
 `jaxddp train CONFIG --help` lists what can be overridden, with the config's values."""
 
-COMMANDS = ("train", "eval", "checkpoints", "export", "doctor", "data", "launch")
+COMMANDS = ("train", "eval", "checkpoints", "export", "report", "runs", "doctor", "data", "launch")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,6 +87,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.list_checkpoints import run
     elif name == "export":
         from jaxddp.commands.export import run
+    elif name == "report":
+        from jaxddp.commands.report_runs import run
+    elif name == "runs":
+        from jaxddp.commands.list_runs import run
     elif name == "doctor":
         from jaxddp.commands.doctor import run
     elif name == "data":

@@ -46,6 +46,7 @@ HOUSE = (
     Room(7, "api __init__", "jax optax"),
     Room(7, "cluster"),
     Room(7, "curate"),
+    Room(7, "reports"),
     Room(8, "cli commands __main__", "tyro rich"),
 )
 ROOMS = {place: room for room in HOUSE for place in room.places.split()}
@@ -70,6 +71,9 @@ FILES = {
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/tensorflow_cpu.py": "tensorflow",
     "jaxddp/training/checkpoints.py": "orbax",
+    "jaxddp/reports/page.py": "jinja2 plotly",
+    "jaxddp/reports/thumbnails.py": "PIL",
+    "jaxddp/reports/validated.py": "jax",
     "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
     "jaxddp/experiment/results.py": "matplotlib",
     "jaxddp/training/pictures.py": "matplotlib",
