@@ -23,6 +23,8 @@ _SPEED = ("images_per_second", "data_wait_fraction", "flops_utilization", "peak_
 _TITLES = {
     "loss": "loss",
     "top1": "top-1 accuracy",
+    "top5": "top-5 accuracy",
+    "top10": "top-10 accuracy",
     "learning_rate": "learning rate",
     "images_per_second": "images/s",
     "data_wait_fraction": "time spent waiting for data",
@@ -183,6 +185,6 @@ def _layout(metric: str) -> dict[str, Any]:
         axis["tickformat"] = ".0%"
     elif metric == "peak_memory":
         axis |= {"tickformat": ".3~s", "ticksuffix": "B"}
-    if metric in (*_SPEED, "learning_rate"):
+    if metric in (*_SPEED, "learning_rate", "loss_scale"):
         axis["rangemode"] = "tozero"
     return {"yaxis": axis}

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.reports.charts import COLOURS, Chart, plain
+from jaxddp.reports.charts import Chart, plain
 from jaxddp.reports.outcome import Outcome
 from jaxddp.reports.tables import NOTHING, Cell, Column, Table
 from jaxddp.reports.thumbnails import thumbnails
@@ -126,7 +126,7 @@ def _confusions(outcome: Outcome) -> Table:
             Cell(outcome.class_names[each.label]),
             Cell(outcome.class_names[each.prediction]),
             Cell(f"{each.count:,}"),
-            Cell(f"{each.share:.1%}", COLOURS[1], each.share),
+            Cell(f"{each.share:.1%}"),
         )
         for each in outcome.confusions(MOST_CONFUSIONS)
     ]

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.reports.run_files import RunFiles, is_run
-from jaxddp.reports.tables import Cell, Column, Table, clock, number
+from jaxddp.reports.tables import NOTHING, Cell, Column, Table, clock, number, without_empty_columns
 
 _DEEPEST = 5
+_MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
 
 
 def runs_below(directory: Path) -> list[Path]:
@@ -32,14 +33,14 @@ def _runs_below(directory: Path, depth: int) -> Iterator[Path]:
 
 def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> Table:
     """How far the runs are, and how good."""
-    titles = ("step", "epoch", "best validation", "at step", "last validation", "time")
+    titles = ("step", "best validation", "at step", "last validation", "epoch", "time")
     columns = (Column("run", number=False), Column("status", number=False), *map(Column, titles))
     rows = []
     for run, colour in zip(runs, colours or [""] * len(runs), strict=True):
         step = f"{run.step:,}" if run.total_steps is None else f"{run.step:,} of {run.total_steps:,}"
-        best = "-" if run.best is None else f"{run.best.metric} {number(run.best.metric, run.best.value)}"
-        at = "-" if run.best is None else f"{run.best.step:,}"
-        cells = (run.status, step, _epoch(run), best, at, _last(run), clock(run.duration))
+        best = NOTHING if run.best is None else f"{run.best.metric} {number(run.best.metric, run.best.value)}"
+        at = NOTHING if run.best is None else f"{run.best.step:,}"
+        cells = (run.status, step, best, at, _last(run), _epoch(run), clock(run.duration))
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
     return Table(columns, rows)
 
@@ -62,21 +63,18 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> Table:
         times = clock(training), clock(None if validation is None else float(np.nansum(validation)))
         cells = (*medians, number("peak_memory", _peak_memory(run)), *counts, *times)
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
-    return Table(columns, rows)
-
-
-_MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
+    return without_empty_columns(Table(columns, rows))
 
 
 def _epoch(run: RunFiles) -> str:
     last = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
     known = [epoch for epoch in last if np.isfinite(epoch)]
-    return f"{max(known):.4g}" if known else "-"
+    return f"{max(known):.4g}" if known else NOTHING
 
 
 def _last(run: RunFiles) -> str:
     if run.best is None:
-        return "-"
+        return NOTHING
     metric = run.best.metric
     return f"{metric} {number(metric, float(run.series.val[metric][-1]))}"
 
@@ -92,4 +90,4 @@ def _peak_memory(run: RunFiles) -> float | None:
 
 
 def _count(value: object) -> str:
-    return str(value) if isinstance(value, int) else "-"
+    return str(value) if isinstance(value, int) else NOTHING

@@ -199,4 +199,3 @@ def _rows(directory: Path) -> tuple[list[Row], str | None]:
         return rows, f"{fault}; what is known of its validations is that of {CHECKPOINTS}/" if rows else fault
     except InputError:
         return [], fault
-

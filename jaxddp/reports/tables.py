@@ -38,6 +38,14 @@ class Table(NamedTuple):
     tall: bool = False
 
 
+def without_empty_columns(table: Table) -> Table:
+    """The same without the columns in which no row says anything."""
+    told = [any(row[place].text != NOTHING for row in table.rows) for place in range(len(table.columns))]
+    columns = tuple(column for column, tells in zip(table.columns, told, strict=True) if tells)
+    rows = [tuple(cell for cell, tells in zip(row, told, strict=True) if tells) for row in table.rows]
+    return table._replace(columns=columns, rows=rows)
+
+
 def is_share(metric: str) -> bool:
     """Whether a metric is a share from 0 to 1, to be written in percent."""
     return metric.startswith(_SHARES)
