@@ -6,6 +6,7 @@
   // A finger scrolls the page, and does not draw a box.
   const mouse = matchMedia("(pointer: fine)").matches;
 
+  const known = (axis) => Object.values(positions).some((axes) => axes[axis]);
   const longest = Math.max(0, ...Object.values(positions).map((axes) => (axes.time || []).at(-1) || 0));
   const unit = longest < 120 ? ["s", 1] : longest < 7200 ? ["min", 60] : ["h", 3600];
   const axisTitles = { step: "step", epoch: "epoch", time: `training time (${unit[0]})` };
@@ -83,11 +84,13 @@
     drawAll();
   }
 
-  for (const button of document.querySelectorAll("[data-axis]"))
+  for (const button of document.querySelectorAll("[data-axis]")) {
+    button.disabled = !known(button.dataset.axis);
     button.addEventListener("click", () => {
       chosen.axis = button.dataset.axis;
       press(button, "[data-axis]");
     });
+  }
   for (const button of document.querySelectorAll("[data-scale]"))
     button.addEventListener("click", () => {
       chosen.scale = button.dataset.scale;
@@ -102,5 +105,7 @@
     });
   for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", drawAll);
   dark.addEventListener("change", drawAll);
+  const first = [...document.querySelectorAll("[data-axis]")].find((button) => button.dataset.axis === chosen.axis);
+  if (first?.disabled) document.querySelector("[data-axis=step]").click();
   drawAll();
 })();

@@ -16,7 +16,7 @@ from jaxddp.experiment.lock import is_locked
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.listeners.jsonl import METRICS, RESULT
 from jaxddp.training.manifest import CHECKPOINTS
-from jaxddp.training.rows import Columns, Row, Series, parse, series
+from jaxddp.training.rows import Columns, Series, parse, series
 from jaxddp.training.validations import Validations
 from jaxddp.wording import show
 
@@ -142,7 +142,10 @@ def read_runs(directories: Sequence[Path]) -> list[RunFiles]:
     places = [directory.resolve() for directory in directories]
     for directory, place in zip(directories, places, strict=True):
         if not is_run(place):
-            raise InputError(f"{directory}: no work directory of a run, which has {CONFIG_FILE} and {METRICS}")
+            raise InputError(
+                f"{directory}: no work directory of a run, which has {CONFIG_FILE} and {METRICS}; give one that a run "
+                "wrote into"
+            )
         if places.count(place) > 1:
             raise InputError(f"{directory}: is given twice; give each run once")
     return [_read(place, name) for place, name in zip(places, _names(places), strict=True)]
@@ -159,17 +162,19 @@ def _names(places: Sequence[Path]) -> list[str]:
 def _read(directory: Path, name: str) -> RunFiles:
     config, of_config = _object(directory / CONFIG_FILE)
     result, of_result = _object(directory / RESULT)
-    rows, of_rows = _rows(directory)
-    faults = [of_config, of_rows, of_result if (directory / RESULT).exists() else None]
-    columns = series(rows)
-    if columns.train and (np.diff(columns.train["step"]) < 0).any():
-        faults.append(f"{METRICS} goes back to earlier steps: more than one run wrote into it")
+    columns, of_rows = _series(directory)
+    faults = []
+    if of_config is not None:
+        faults.append(f"{of_config}; its settings and its time are left out")
+    if of_rows is not None:
+        faults.append(of_rows)
+    if of_result is not None and (directory / RESULT).exists():
+        faults.append(f"{of_result}; how it ended is left out")
     ended = result.get("status")
     status = {True: "running", False: "stopped", None: "unknown"}[is_locked(directory)]
     if status != "running" and isinstance(ended, str):
         status = ended
-    told = tuple(fault for fault in faults if fault is not None)
-    return RunFiles(directory, name, config, columns, result, status, told)
+    return RunFiles(directory, name, config, columns, result, status, tuple(faults))
 
 
 def _object(path: Path) -> tuple[dict[str, Any], str | None]:
@@ -185,17 +190,21 @@ def _object(path: Path) -> tuple[dict[str, Any], str | None]:
     return (content, None) if isinstance(content, dict) else ({}, f"{path.name} is damaged (it holds {show(content)})")
 
 
-def _rows(directory: Path) -> tuple[list[Row], str | None]:
-    """The rows of metrics.jsonl; without it what validation measured of the checkpoints."""
+def _series(directory: Path) -> tuple[Series, str | None]:
+    """What metrics.jsonl holds; without it what validation measured of the checkpoints, and why."""
+    path = directory / METRICS
     try:
-        return [row for _, row in parse(directory / METRICS)], None
+        found = series(row for _, row in parse(path))
+        if found.train and (np.diff(found.train["step"]) < 0).any():
+            return found, f"{METRICS} goes back to earlier steps; more than one run wrote into it"
+        return found, None
     except InputError as error:
-        missing = not (directory / METRICS).exists()
-        fault = f"{METRICS} is missing" if missing else str(error).removeprefix(f"{directory}/")
+        told = str(error).removeprefix(f"{directory}/") if path.exists() else f"{METRICS} is missing"
+    except OverflowError:
+        told = f"{METRICS} is damaged (a step is beyond 64 bits)"
     try:
         known = Validations(directory / CHECKPOINTS, None)
-        steps = sorted(known.steps)
-        rows = [{"step": step, "split": "val", **known.of(step)} for step in steps]
-        return rows, f"{fault}; what is known of its validations is that of {CHECKPOINTS}/" if rows else fault
     except InputError:
-        return [], fault
+        return series([]), f"{told}; its curves are left out"
+    rows = [{"step": step, "split": "val", **known.of(step)} for step in known.steps]
+    return series(rows), f"{told}; its curves are left out, but for what validation measured of checkpoints"
