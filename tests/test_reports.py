@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,7 @@ def test_plotly_knows_every_property_of_the_charts(tmp_path):
     graph_objects = pytest.importorskip("plotly.graph_objects")
     runs = runs_of(tmp_path)
     page = page_of(runs)
-    (classes,) = [run_classes(0, "a", outcome_of_noise())]
+    classes = run_classes(0, "a", "#000000", outcome_of_noise())
     assert classes.matrix is not None
     for one in (*page.curves, *page.seed_curves, classes.matrix):
         figure = graph_objects.Figure({"data": one.data, "layout": one.layout})
@@ -222,12 +223,12 @@ def test_confusions_and_accuracies_are_counted_as_by_hand():
         assert outcome.class_accuracy[label] == np.mean(np.array(guesses)[own] == label)
     assert (outcome.class_accuracy * outcome.class_counts).sum() / 60 == pytest.approx(outcome.accuracy, rel=1e-12)
     confusions = outcome.confusions(100)
-    assert sum(each.count for each in confusions) == (outcome.labels != guesses).sum()
-    counts = [each.count for each in confusions]
+    assert sum(each.images for each in confusions) == (outcome.labels != guesses).sum()
+    counts = [each.images for each in confusions]
     assert counts == sorted(counts, reverse=True) and all(each.label != each.prediction for each in confusions)
     first = confusions[0]
-    assert first.count == expected[first.label, first.prediction]
-    assert first.share == first.count / (outcome.labels == first.label).sum()
+    assert first.images == expected[first.label, first.prediction]
+    assert first.share == first.images / (outcome.labels == first.label).sum()
 
 
 def test_the_surest_mistakes_are_wrong_and_sorted():
@@ -251,14 +252,15 @@ def test_what_has_no_label_or_no_finite_probability_counts_nowhere():
 
 
 def test_the_worst_class_comes_first_and_other_classes_have_a_table_of_their_own():
-    one, other = outcome_of_noise().outcome, outcome_of_noise(names=("v", "w", "x", "y", "z")).outcome
-    tables = accuracy_tables([("one", "#000000", one), ("other", "#000000", other), ("third", "#000000", one)])
+    other = outcome_of_noise(names=("v", "w", "x", "y", "z"))
+    found = {"one": outcome_of_noise(), "other": other, "third": outcome_of_noise()}
+    tables = accuracy_tables([run_classes(0, name, "#000000", each) for name, each in found.items()])
     assert [[column.title for column in table.columns] for table in tables] == [
         ["class", "images", "one", "third"],
         ["class", "images", "other"],
     ]
     shares = [row[2].share for row in tables[0].rows]
-    assert shares == sorted(one.class_accuracy) and tables[0].rows[0][2].text == f"{shares[0]:.1%}"
+    assert shares == sorted(other.outcome.class_accuracy) and tables[0].rows[0][2].text == f"{shares[0]:.1%}"
 
 
 @pytest.mark.parametrize(
@@ -287,7 +289,7 @@ def test_many_classes_have_no_matrix():
     labels = np.arange(101)
     wrong = Outcome(labels, np.roll(np.eye(101), 1, axis=1), names, 3)
     table = ArrayTable(np.zeros((101, 8, 8, 3), np.uint8), labels, names)
-    found = run_classes(0, "a", Validated(wrong, table, DataConfig()))
+    found = run_classes(0, "a", "#000000", Validated(wrong, table, DataConfig()))
     assert found.matrix is None and len(found.confusions.rows) == 20 and len(found.mistakes) == 24
 
 
@@ -305,10 +307,8 @@ def hostile_page(folder: Path) -> Page:
     (place / "result.json").write_text(json.dumps({"status": HOSTILE, "step": 40}))
     runs = read_runs([place])
     page = page_of(runs)
-    found = outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e"))
-    classes = run_classes(0, runs[0].name, found)
-    tables = accuracy_tables([(runs[0].name, "#0072B2", found.outcome)])
-    return Page(**vars(page) | {"classes": [classes], "accuracies": tables, "class_faults": [HOSTILE]})
+    classes = [run_classes(0, *page.legend[0], outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e")))]
+    return replace(page, classes=classes, accuracies=accuracy_tables(classes), class_faults=[HOSTILE])
 
 
 def test_no_name_becomes_markup(tmp_path):

@@ -1,6 +1,6 @@
 """How runs tell classes apart: the confusion matrix, the accuracy of each class, the surest mistakes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,47 +32,56 @@ class Mistake(NamedTuple):
 
 
 class RunClasses(NamedTuple):
-    """What one run makes of the classes."""
+    """What one run makes of the classes.
+
+    Attributes:
+        counts: images of each class, int64[K].
+        accuracies: float64[K], NaN of a class without images.
+    """
 
     name: str
+    colour: str
     summary: str
     matrix: Chart | None
     confusions: Table
     mistakes: list[Mistake]
+    class_names: tuple[str, ...]
+    counts: np.ndarray
+    accuracies: np.ndarray
 
 
-def run_classes(number: int, name: str, found: Validated) -> RunClasses:
+def run_classes(number: int, name: str, colour: str, found: Validated) -> RunClasses:
     """The confusion matrix, the most frequent confusions and the surest mistakes of a run."""
     outcome = found.outcome
+    names = outcome.class_names
     summary = f"step {outcome.step:,}: {outcome.accuracy:.1%} of {len(outcome.known):,} images are right"
-    matrix = _matrix(f"matrix-{number}", outcome) if len(outcome.class_names) <= LARGEST_MATRIX else None
-    return RunClasses(name, summary, matrix, _confusions(outcome), _mistakes(found))
+    matrix = _matrix(f"matrix-{number}", outcome) if len(names) <= LARGEST_MATRIX else None
+    shown = (matrix, _confusions(outcome), _mistakes(found))
+    return RunClasses(name, colour, summary, *shown, names, outcome.class_counts, outcome.class_accuracy)
 
 
-def accuracy_tables(runs: Sequence[tuple[str, str, Outcome]]) -> list[Table]:
-    """The accuracy of each class in each run, given by name, colour and outcome; the worst class first.
+def accuracy_tables(runs: Sequence[RunClasses]) -> list[Table]:
+    """The accuracy of each class in each run; the worst class first.
 
     Runs of other classes have a table of their own.
     """
-    alike: Mapping[tuple[str, ...], list[tuple[str, str, Outcome]]] = {}
+    alike: dict[tuple[str, ...], list[RunClasses]] = {}
     for run in runs:
-        alike.setdefault(run[2].class_names, []).append(run)
+        alike.setdefault(run.class_names, []).append(run)
     return [_accuracies(members) for members in alike.values()]
 
 
-def _accuracies(runs: Sequence[tuple[str, str, Outcome]]) -> Table:
-    names, counts = runs[0][2].class_names, runs[0][2].class_counts
-    accuracies = np.stack([outcome.class_accuracy for _, _, outcome in runs])
-    # Classes without images come last.
-    order = np.argsort(accuracies.mean(0), kind="stable")
-    columns = (Column("class", number=False), Column("images"), *(Column(name) for name, _, _ in runs))
+def _accuracies(runs: Sequence[RunClasses]) -> Table:
+    first, accuracies = runs[0], np.stack([run.accuracies for run in runs])
+    columns = (Column("class", number=False), Column("images"), *(Column(run.name) for run in runs))
     rows = []
-    for label in order.tolist():
+    # Classes without images come last.
+    for label in np.argsort(accuracies.mean(0), kind="stable").tolist():
         cells = [
-            Cell(NOTHING) if np.isnan(share) else Cell(f"{share:.1%}", colour, float(share))
-            for share, (_, colour, _) in zip(accuracies[:, label].tolist(), runs, strict=True)
+            Cell(NOTHING) if np.isnan(share) else Cell(f"{share:.1%}", run.colour, share)
+            for share, run in zip(accuracies[:, label].tolist(), runs, strict=True)
         ]
-        rows.append((Cell(names[label]), Cell(f"{counts[label]:,}"), *cells))
+        rows.append((Cell(first.class_names[label]), Cell(f"{first.counts[label]:,}"), *cells))
     return Table(columns, rows, tall=True)
 
 
@@ -125,7 +134,7 @@ def _confusions(outcome: Outcome) -> Table:
         (
             Cell(outcome.class_names[each.label]),
             Cell(outcome.class_names[each.prediction]),
-            Cell(f"{each.count:,}"),
+            Cell(f"{each.images:,}"),
             Cell(f"{each.share:.1%}"),
         )
         for each in outcome.confusions(MOST_CONFUSIONS)

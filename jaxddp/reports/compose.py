@@ -63,15 +63,13 @@ def with_classes(page: Page, runs: Sequence[RunFiles], which: str) -> Page:
     from jaxddp.reports.classes import accuracy_tables, run_classes
     from jaxddp.reports.validated import validated
 
-    found, faults = [], []
+    classes, faults = [], []
     for number, (run, key) in enumerate(zip(runs, page.legend, strict=True)):
         try:
-            of_run = validated(run.directory, which)
-            found.append((key, of_run.outcome, run_classes(number, run.name, of_run)))
+            classes.append(run_classes(number, *key, validated(run.directory, which)))
         except JaxddpError as error:
             faults.append(f"{run.name} is left out: {error}")
-    tables = accuracy_tables([(key.name, key.colour, outcome) for key, outcome, _ in found])
-    return replace(page, accuracies=tables, classes=[classes for _, _, classes in found], class_faults=faults)
+    return replace(page, accuracies=accuracy_tables(classes), classes=classes, class_faults=faults)
 
 
 def _groups(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:

@@ -8,11 +8,11 @@ import numpy as np
 
 
 class Confusion(NamedTuple):
-    """Images of one class that were taken for another: labels, their number, and their share of the class."""
+    """Images of one class that were taken for another: labels, how many, and their share of the class."""
 
     label: int
     prediction: int
-    count: int
+    images: int
     share: float
 
 

@@ -1,6 +1,7 @@
 """A report in a real browser: everything is drawn, nothing is loaded, and a phone shows all of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from browser import Browser
 from run_folders import write_run
 from test_reports import HOSTILE, hostile_page, outcome_of_noise
 
+from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
-from jaxddp.reports.page import Page, render
+from jaxddp.reports.page import render
 from jaxddp.reports.run_files import read_runs
 
 WIDE, PHONE = (1400, 1000), (390, 844)
@@ -28,19 +30,16 @@ def browser(require, tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
     """Three seeds, and a run with another learning rate whose time is not known."""
-    from jaxddp.reports.classes import accuracy_tables, run_classes
-
     folder = tmp_path_factory.mktemp("runs")
     places = [write_run(folder / f"imagenet_resnet50-with-a-long-name-seed{seed}", seed) for seed in range(3)]
     places.append(write_run(folder / "other", 3, optimizer={"learning_rate": 0.3}))
     (places[3] / "metrics.jsonl").write_text((places[3] / "metrics.jsonl").read_text().replace("images_per_", "i_"))
     runs = read_runs(places)
     told = page_of(runs)
-    found = [outcome_of_noise(60 + run) for run in range(3)]
-    classes = [run_classes(number, runs[number].name, one) for number, one in enumerate(found)]
-    tables = accuracy_tables([(run.name, "#0072B2", one.outcome) for run, one in zip(runs, found, strict=False)])
+    classes = [run_classes(run, *told.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
+    told = replace(told, classes=classes, accuracies=accuracy_tables(classes), class_faults=["none"])
     file = folder / "report.html"
-    file.write_text(render(Page(**vars(told) | {"classes": classes, "accuracies": tables, "class_faults": ["none"]})))
+    file.write_text(render(told))
     return file
 
 
