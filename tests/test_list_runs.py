@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_folders import rows_of, write_run
+from reported import rows_of, write_run
 
 from jaxddp.cli import main
 from jaxddp.errors import InputError

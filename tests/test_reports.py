@@ -4,12 +4,11 @@ import contextlib
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folders import BATCH_SIZE, STEPS, course, rows_of, write_run
+from reported import BATCH_SIZE, STEPS, hostile_page, outcome_of_noise, rows_of, write_run
 from small import SMALL, random_table, write_arrays
 
 from jaxddp.cli import main
@@ -21,7 +20,7 @@ from jaxddp.reports.compose import page_of
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
 from jaxddp.reports.outcome import Outcome
 from jaxddp.reports.overview import run_table, speed_table
-from jaxddp.reports.page import Page, render
+from jaxddp.reports.page import render
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.tables import Table, clock, number
 from jaxddp.reports.thumbnails import thumbnails
@@ -200,16 +199,6 @@ def test_seconds_as_people_read_them(seconds, text):
 # --- Classes ---
 
 
-def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "d", "e")) -> Validated:
-    """Images and predictions that are right more often than not."""
-    rng = np.random.default_rng(0)
-    table = random_table(count, image=8)
-    logits = rng.normal(size=(count, len(names))) + 1.5 * np.eye(len(names))[table.labels]
-    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    source = ArrayTable(table.images, table.labels, names)
-    return Validated(Outcome(table.labels, probabilities, names, 12), source, DataConfig())
-
-
 def test_confusions_and_accuracies_are_counted_as_by_hand():
     outcome, _, _ = outcome_of_noise()
     guesses = [max(range(5), key=lambda label: row[label]) for row in outcome.probabilities]
@@ -294,21 +283,6 @@ def test_many_classes_have_no_matrix():
 
 
 # --- The page ---
-
-
-HOSTILE = "</script><script>alert(1)</script><b>&amp;{{ 7 * 7 }}"
-
-
-def hostile_page(folder: Path) -> Page:
-    """A page on which everything that comes from a run would like to be markup."""
-    place = write_run(folder / "<img src=x onerror=alert(2)>", 0, model={"weights": HOSTILE})
-    rows = [row | {HOSTILE: 1.0} for row in course(np.random.default_rng(0))]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (place / "result.json").write_text(json.dumps({"status": HOSTILE, "step": 40}))
-    runs = read_runs([place])
-    page = page_of(runs)
-    classes = [run_classes(0, *page.legend[0], outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e")))]
-    return replace(page, classes=classes, accuracies=accuracy_tables(classes), class_faults=[HOSTILE])
 
 
 def test_no_name_becomes_markup(tmp_path):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser
-from run_folders import write_run
-from test_reports import HOSTILE, hostile_page, outcome_of_noise
+from reported import HOSTILE, hostile_page, outcome_of_noise, write_run
 
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of

@@ -1,17 +1,28 @@
-"""Work directories as runs leave them, written without training."""
+"""What a report is made of, without training: work directories as runs leave them, predictions, and hostile names."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from small import random_table
 
-from jaxddp.config import Config
+from jaxddp.config import Config, DataConfig
+from jaxddp.data.arrays import ArrayTable
 from jaxddp.experiment.lock import LOCK_FILE
+from jaxddp.reports.classes import accuracy_tables, run_classes
+from jaxddp.reports.compose import page_of
+from jaxddp.reports.outcome import Outcome
+from jaxddp.reports.page import Page
+from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.validated import Validated
 
 BATCH_SIZE, EXAMPLES, EPOCHS, LOG_EVERY = 32, 320, 4, 5
 """10 steps an epoch."""
 STEPS = EPOCHS * EXAMPLES // BATCH_SIZE
+
+HOSTILE = "</script><script>alert(1)</script><b>&amp;{{ 7 * 7 }}"
 
 
 def write_run(directory: Path, seed: int = 0, status: str | None = "done", **changes: Any) -> Path:
@@ -52,3 +63,25 @@ def rows_of(directory: Path, split: str) -> list[dict[str, Any]]:
     """What metrics.jsonl holds of a split."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["split"] == split]
+
+
+def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "d", "e")) -> Validated:
+    """Images and predictions that are right more often than not."""
+    rng = np.random.default_rng(0)
+    table = random_table(count, image=8)
+    logits = rng.normal(size=(count, len(names))) + 1.5 * np.eye(len(names))[table.labels]
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    source = ArrayTable(table.images, table.labels, names)
+    return Validated(Outcome(table.labels, probabilities, names, 12), source, DataConfig())
+
+
+def hostile_page(folder: Path) -> Page:
+    """A page on which everything that comes from a run would like to be markup."""
+    place = write_run(folder / "<img src=x onerror=alert(2)>", 0, model={"weights": HOSTILE})
+    rows = [row | {HOSTILE: 1.0} for row in course(np.random.default_rng(0))]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "result.json").write_text(json.dumps({"status": HOSTILE, "step": 40}))
+    runs = read_runs([place])
+    page = page_of(runs)
+    classes = [run_classes(0, *page.legend[0], outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e")))]
+    return replace(page, classes=classes, accuracies=accuracy_tables(classes), class_faults=[HOSTILE])
