@@ -48,7 +48,7 @@ def course(rng: np.random.Generator) -> list[dict[str, Any]]:
         at = {"step": step, "epoch": step * BATCH_SIZE / EXAMPLES}
         loss = float(np.exp(-step / 10) + 0.1 * rng.random())
         row = at | {"split": "train", "loss": loss, "top1": float(rng.random()), "learning_rate": 0.1 / step}
-        row |= {"images_per_second": float(rng.uniform(50, 200)), "data_wait_fraction": float(rng.random() / 10)}
+        row |= {"images_per_second": float(rng.uniform(2, 8)), "data_wait_fraction": float(rng.random() / 10)}
         row["peak_memory"] = 1_000_000 * step
         if step % 10 == 0:
             row |= {"epoch_loss": loss + 0.05, "epoch_top1": float(rng.random()), "epoch_seconds": 2.5}

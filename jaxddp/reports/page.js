@@ -71,7 +71,7 @@
 
   function draw(chart) {
     const place = document.getElementById(chart.id);
-    // In a closed part of the page it has no width yet.
+    // In a closed part of the page it has, in some browsers, no width yet.
     if (!place.clientWidth) return;
     const data = chart.curve ? chart.data.map(placed) : chart.data;
     Plotly.react(place, data, layout(chart), { responsive: true, displayModeBar: false });
