@@ -90,6 +90,17 @@ def test_of_many_points_none_of_the_peaks_is_lost(tmp_path):
     assert len(page.positions["0 steps"]["step"]) == len(losses)
 
 
+@pytest.mark.parametrize(("losses", "wide"), [((0.01, 1.01), True), ((0.011, 1), False), ((0, 1), False), ((), False)])
+def test_a_loss_that_spans_much_has_a_logarithmic_axis_at_first(tmp_path, losses, wide):
+    place = write_run(tmp_path / "run")
+    rows = [{"step": step, "split": "val", "loss": loss} for step, loss in enumerate((*losses, None))]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(read_runs([place]))
+    assert page.logarithmic == wide
+    html = render(page)
+    assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves))
+
+
 def test_plotly_knows_every_property_of_the_charts(tmp_path):
     graph_objects = pytest.importorskip("plotly.graph_objects")
     runs = runs_of(tmp_path)

@@ -90,6 +90,14 @@ def curves(runs: Sequence[RunFiles], colours: Sequence[str]) -> list[Chart]:
     return [chart for chart in charts if chart.data]
 
 
+def is_wide(runs: Sequence[RunFiles]) -> bool:
+    """Whether the losses, of epochs and of validation, span more than a factor of 100: then a line shows little."""
+    known = [columns["loss"] for run in runs for columns in run.series[1:] if "loss" in columns]
+    losses = np.concatenate([*known, np.ones(0)])
+    losses = losses[losses > 0]
+    return bool(losses.size and losses.max() > 100 * losses.min())
+
+
 def seed_curves(runs: Sequence[RunFiles], groups: Sequence[Group]) -> tuple[list[Chart], Positions]:
     """The mean over seeds of what validation measured, with a band from the least to the most.
 

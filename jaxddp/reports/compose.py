@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jaxddp.files as files
 from jaxddp.errors import InputError, JaxddpError
-from jaxddp.reports.charts import COLOURS, curves, run_positions, seed_curves
+from jaxddp.reports.charts import COLOURS, curves, is_wide, run_positions, seed_curves
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
 from jaxddp.reports.overview import run_table, speed_table
 from jaxddp.reports.page import Key, Page, check_libraries, render
@@ -52,6 +52,7 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
         curves=curves(runs, colours),
         seed_curves=of_seeds,
         positions=run_positions(runs) | seed_positions,
+        logarithmic=is_wide(runs),
         seeds=seed_table(runs, several),
         settings=_settings(runs, colours),
         speed=speed_table(runs, colours),

@@ -1,7 +1,8 @@
 "use strict";
 (() => {
   const { charts, positions } = JSON.parse(document.getElementById("figures").textContent);
-  const chosen = { axis: "epoch", scale: "linear", hidden: new Set() };
+  const pressed = (group) => document.querySelector(`[data-${group}][aria-pressed=true]`)?.dataset[group];
+  const chosen = { axis: pressed("axis"), scale: pressed("scale"), hidden: new Set() };
   const dark = matchMedia("(prefers-color-scheme: dark)");
   // A finger scrolls the page, and does not draw a box.
   const mouse = matchMedia("(pointer: fine)").matches;
@@ -105,7 +106,6 @@
     });
   for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", drawAll);
   dark.addEventListener("change", drawAll);
-  const first = [...document.querySelectorAll("[data-axis]")].find((button) => button.dataset.axis === chosen.axis);
-  if (first?.disabled) document.querySelector("[data-axis=step]").click();
-  drawAll();
+  if (chosen.axis && !known(chosen.axis)) document.querySelector("[data-axis=step]").click();
+  else drawAll();
 })();

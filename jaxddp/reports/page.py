@@ -30,6 +30,7 @@ class Page:
 
     Attributes:
         faults: what is left out, and why.
+        logarithmic: whether the axis of the loss is, until the reader chooses.
         accuracies: of each class, a table for all runs of the same classes.
         charts: those of `classes` are not among them.
     """
@@ -41,6 +42,7 @@ class Page:
     curves: Sequence[Chart]
     seed_curves: Sequence[Chart]
     positions: Positions
+    logarithmic: bool
     seeds: Table
     settings: Table
     speed: Table

@@ -1,5 +1,6 @@
 """Several seeds of one recipe as one: mean and spread of what validation measured."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -66,27 +67,23 @@ def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
     return MeanCurve(positions, values.mean(0), values.min(0), values.max(0))
 
 
-def spreads(runs: Sequence[RunFiles]) -> list[tuple[str, str, Spread]]:
-    """(metric, "best" or "last", spread over the runs): at each run's best validation, and at its last."""
-    found = []
-    for metric in dict.fromkeys(name for run in runs for name in run.metrics):
-        for moment in ("best", "last"):
-            values = [value for run in runs if (value := _value(run, metric, moment)) is not None]
-            if values:
-                found.append((metric, moment, Spread.of(values)))
-    return found
+def spread_of(runs: Sequence[RunFiles], metric: str, moment: str) -> Spread | None:
+    """Of a metric over the runs that have it, at each run's "best" validation or at its "last"; None without any."""
+    values = [value for run in runs if (value := _value(run, metric, moment)) is not None]
+    return Spread.of(values) if values else None
 
 
 def seed_table(runs: Sequence[RunFiles], groups: Sequence[Group]) -> Table:
     """The spreads of groups of runs."""
     titles = ("metric", "validation", "n", "mean", "standard deviation", "least", "most")
-    columns = (Column("runs", number=False), *(Column(title, number=i > 1) for i, title in enumerate(titles)))
+    columns = (Column("runs", number=False), *(Column(title, number=place > 1) for place, title in enumerate(titles)))
     rows = []
-    for group in groups:
-        for metric, moment, spread in spreads([runs[member] for member in group.members]):
+    metrics = dict.fromkeys(name for run in runs for name in run.metrics)
+    for metric, moment, group in itertools.product(metrics, ("best", "last"), groups):
+        spread = spread_of([runs[member] for member in group.members], metric, moment)
+        if spread is not None:
             told = (number(metric, value) for value in spread[1:])
-            cells = (metric, moment, str(spread.n), *told)
-            rows.append((Cell(group.name, group.colour), *map(Cell, cells)))
+            rows.append((Cell(group.name, group.colour), *map(Cell, (metric, moment, str(spread.n), *told))))
     return Table(columns, rows)
 
 
