@@ -59,6 +59,15 @@
     return `rgb(${from.map((value, i) => Math.round(value + share * (blue[i] - value))).join(",")})`;
   }
 
+  /** A logarithmic axis: plotly's own marks between two powers of ten are too small to read. */
+  function logarithmic(chart) {
+    const values = chart.data.flatMap((trace) => trace.y).filter((value) => value > 0);
+    const [most, least] = [Math.max, Math.min].map((of) => values.reduce((one, other) => of(one, other), values[0]));
+    const digits = most > 1000 * least ? [1] : [1, 2, 5];
+    const powers = Array.from({ length: 41 }, (_, place) => place - 20);
+    return { type: "log", tickvals: powers.flatMap((power) => digits.map((digit) => Number(`${digit}e${power}`))) };
+  }
+
   function layout(chart) {
     const { xaxis = {}, yaxis = {} } = chart.layout;
     const chosenAxis = { title: { text: axisTitles[chosen.axis] }, hoverformat: chosen.axis === "step" ? ",d" : ".4~g" };
@@ -66,7 +75,7 @@
       ...chart.layout,
       template: template(),
       xaxis: { ...xaxis, ...(chart.curve ? chosenAxis : {}) },
-      yaxis: { ...yaxis, ...(chart.logarithmic ? { type: chosen.scale } : {}) },
+      yaxis: { ...yaxis, ...(chart.logarithmic && chosen.scale === "log" ? logarithmic(chart) : {}) },
     };
   }
 

@@ -99,6 +99,7 @@ def test_what_would_be_an_error_is_seen(browser, tmp_path):
 def test_the_page_is_no_wider_than_the_screen_and_its_text_can_be_read(browser, page, size):
     browser.open(page, *size)
     open_all(browser)
+    press(browser, "[data-scale=log]")
     assert browser.run("document.scrollingElement.scrollWidth") <= size[0]
     small = browser.run(
         """[...document.querySelectorAll("body *")]
