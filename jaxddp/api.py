@@ -6,31 +6,36 @@ history
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
-from jaxddp.data.source import Source, check_labelled
+from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
-from jaxddp.duration import Duration
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.program_cache import keep_compiled_programs
-from jaxddp.engine.self_test import Mode
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
+from jaxddp.experiment.argument_kinds import (
+    Measure,
+    check_data,
+    check_evaluators,
+    check_function,
+    check_schedule,
+    check_setup,
+)
+from jaxddp.experiment.arguments import changes_of_cadences, changes_of_options, options_of, words_of_arguments
 from jaxddp.experiment.exported_weights import export_weights
 from jaxddp.experiment.fine_tuning import check_thaw
+from jaxddp.experiment.fit_setup import fit_setup
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (
@@ -42,25 +47,22 @@ from jaxddp.experiment.recipe import (
     configured_metrics,
     configured_parts,
 )
-from jaxddp.experiment.resources import Resources
+from jaxddp.experiment.resources import Resources, join_job
 from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
-from jaxddp.experiment.resume import claim, claim_of
-from jaxddp.experiment.session import session
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.files import check_path
 from jaxddp.job.environment import find_job
-from jaxddp.job.membership import agree, join
+from jaxddp.job.membership import agree
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
-from jaxddp.mesh import Device, Topology, fix_cpu_threads
+from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, build
-from jaxddp.overrides import checked
+from jaxddp.models.settings import RESNET_KEYS
+from jaxddp.overrides import checked, replaced
 from jaxddp.ranges import Range
-from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.listeners.history import History
-from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.training.loop import fit
 from jaxddp.wording import choices
 
 __all__ = [
@@ -89,15 +91,8 @@ __all__ = [
 
 _Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
-_OPTIONS = {
-    "model": ("freeze", "new_layers", "unfreeze", "weights"),
-    "optimizer": ("layer_decay", "rate_factors"),
-    "train": ("accumulate", "gradient_precision", "max_bad_steps", "precision"),
-    "parallel": ("buckets", "reproducible", "xla_options"),
-}
-"""What `prepare_training` takes of a config, by its section."""
 
-
+@words_of_arguments()
 def resnet(
     name: str, num_classes: int, *, dtype: Any = "float32", param_dtype: Any = "float32", **options: Any
 ) -> ResNet:
@@ -113,12 +108,15 @@ def resnet(
     Raises:
         InputError: an unknown name, option or dtype; says the nearest right one.
     """
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
-    for key in options.keys() - known:
-        raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
-    return build(ModelConfig(name, **options), num_classes, dtype, param_dtype)
+    for key in options.keys() - set(RESNET_KEYS):
+        if key in options_of("model"):
+            raise InputError(f"resnet: {key} is an option of prepare_training; give it there")
+        raise InputError(f"resnet: unknown option {key!r}; {choices(key, RESNET_KEYS)}")
+    settings = replaced(ModelConfig(), {"name": name, **options})
+    return build(settings, checked(num_classes, int, "num_classes"), dtype, param_dtype)
 
 
+@words_of_arguments()
 def prepare_training(
     model: Any,
     table: Source,
@@ -167,48 +165,30 @@ def prepare_training(
     Raises:
         InputError: names the argument, its value, and what would do.
     """
-    check_labelled(table, "training data")
-    checked(batch_size_per_device, BatchSize, "batch_size_per_device")
-    checked(epochs, _Epochs, "epochs")
-    _join(reproducible=bool(options.get("reproducible")))
+    check_labelled(check_source(table, "table"), "training data")
+    per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
+    length = {"duration": f"{checked(epochs, _Epochs, 'epochs')} epochs"}
+    config = Config().replace(seed=seed, **changes_of_options({"precision": "float32"} | options))
+    config = dataclasses.replace(config, data=check_data(data) or table.default_data())
+    join_job(find_job(), config.parallel)
     topology = Topology.create(devices)
-    numbers = {"batch_size": batch_size_per_device * topology.num_devices, "duration": f"{epochs} epochs"}
-    config = Config().replace(seed=seed, **_sections({"precision": "float32"} | options, numbers))
+    config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
     loss, classes = example_loss(softmax_cross_entropy, table.num_classes), table.num_classes
     recipe = Recipe(
-        config=dataclasses.replace(config, data=data or table.default_data()),
+        config=config,
         model=adapt(model),
         optimizer=check_optimizer(optimizer, "optimizer"),
         loss=loss,
         eval_loss=loss,
         metrics=configured_metrics(config, classes) | check_metrics(metrics or {}, "metrics", classes),
-        augmentation=augmentation,
+        augmentation=check_function(augmentation, "augmentation", "(key, image)"),
         parts=check_parts(parts, "parts", configured_parts(config)),
-        initialize=initialize,
+        initialize=check_function(initialize, "initialize", "(params, model_state)"),
     )
     return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
 
 
-def _join(*, reproducible: bool) -> None:
-    """Join the job of the environment; what is compiled from here on is kept for the next start."""
-    if reproducible:
-        fix_cpu_threads()
-    join(find_job())
-    keep_compiled_programs()
-
-
-def _sections(options: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Options as changes of a config, beside those of its `train`. Raises: InputError; one is unknown."""
-    section_of = {key: section for section, keys in _OPTIONS.items() for key in keys}
-    for key in options.keys() - section_of:
-        raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, section_of)}")
-    given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
-    # As at the terminal: "conv1=0.1,fc=10".
-    given |= {key: (given[key],) for key in ("unfreeze", "rate_factors") if isinstance(given.get(key), str)}
-    changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
-    return changes | {"train": {**changes["train"], **train}}
-
-
+@words_of_arguments()
 def train(
     loss: Loss,
     setup: RunSetup,
@@ -217,7 +197,7 @@ def train(
     schedule: optax.Schedule | None = None,
     epochs: float | None = None,
     listeners: Sequence[Any] | None = None,
-    evaluators: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
+    evaluators: Sequence[Measure] = (),
     workdir: str | Path | None = None,
     log_every: str = "10 steps",
     eval_every: str = "1 epoch",
@@ -236,7 +216,7 @@ def train(
         epochs: how long, from step 0 on; the setup's where absent. A setup with a trained state goes on from its step.
         listeners: objects with any of the methods of `jaxddp.training.events.Listener`. A live progress display where
             absent; () watches in silence.
-        evaluators: functions of the state, whose metrics join each evaluation's.
+        evaluators: functions of the state to a dict of numbers, which join each evaluation's.
         workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
             returned as it is (and measured, if it was not). A run with another model, loss, optimizer or data is
             refused there. With it, SIGTERM makes the run save and stop.
@@ -246,53 +226,30 @@ def train(
         profile: a duration, soon after the first step, of which a trace for TensorBoard goes into workdir/profile/.
 
     Returns:
-        The trained state, and a history that draws itself in a notebook.
+        The trained state, and a history that draws itself in a notebook: the same on every process.
 
     Raises:
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.errors`.
     """
+    check_setup(setup)
     if profile and workdir is None:
         raise InputError(f"profile={profile!r}: a trace is written into the work directory; give workdir too")
-    changes = _cadences(log_every, save_every, eval_every, check_every, profile, self_test)
+    often = {"log_every": log_every, "eval_every": eval_every, "save_every": save_every, "check_every": check_every}
+    changes = changes_of_cadences(**often, self_test=self_test, profile=profile)
     changes["eval"]["batch_size"] = setup.order.batch_size
     if epochs is not None:
         changes["train"] = {"duration": f"{checked(epochs, _Epochs, 'epochs')} epochs"}
         check_thaw(setup.recipe.config, setup.recipe.config.replace(**changes))
     setup = setup.with_loss(loss)
-    recipe = dataclasses.replace(setup.recipe, config=setup.recipe.config.replace(**changes), schedule=schedule)
-    resources = dataclasses.replace(setup.resources, val=val)
-    # The step consumes the state that it is given, and the setup's is to be used again.
-    state = jax.tree.map(jnp.copy, setup.state)
-    setup = dataclasses.replace(setup, recipe=recipe, resources=resources, state=state)
-    history = History()
+    config = setup.recipe.config.replace(**changes)
+    recipe = dataclasses.replace(setup.recipe, config=config, schedule=check_schedule(schedule))
+    resources = dataclasses.replace(setup.resources, val=val if val is None else check_source(val, "val"))
+    setup = dataclasses.replace(setup, recipe=recipe, resources=resources)
+    history, measures = History(), check_evaluators(evaluators, setup)
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
-    given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(evaluators)}
-    agree({name: str(value) for name, value in (told(setup.recipe, val) | given).items()})
-    if workdir is None:
-        objects = setup.identity() if setup.topology.process_count > 1 else None
-        return fit(setup.run(listeners=watching, evaluators=evaluators, objects=objects)), history
-    with session(Path(workdir)) as own:
-        # Once there was no config.json.
-        known = own.resume_step is not None and (own.directory / CONFIG_FILE).exists()
-        claimed = claim_of(setup)
-        claim(own.directory, claimed, resuming=known)
-        watching.append(JsonLines(own.directory))
-        return fit(setup.run(own, listeners=watching, evaluators=evaluators, objects=claimed.objects)), history
-
-
-def _cadences(
-    log_every: str, save_every: str, eval_every: str, check_every: str, profile: str | None, self_test: str
-) -> dict[str, dict[str, Any]]:
-    """What `train` is told of when and how, as the sections of a config."""
-    return {
-        "log": {
-            "every": checked(log_every, Duration, "log_every"),
-            "profile": checked(profile, Duration | None, "profile"),
-        },
-        "checkpoint": {"every": checked(save_every, Duration, "save_every")},
-        "eval": {"every": checked(eval_every, Duration, "eval_every")},
-        "parallel": {
-            "check_replicas": checked(check_every, Duration, "check_every"),
-            "self_test": checked(self_test, Mode, "self_test"),
-        },
-    }
+    directory = None if workdir is None else Path(check_path(workdir, "workdir"))
+    given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
+    agree({name: str(value) for name, value in (told(recipe, val) | given).items()})
+    state = fit_setup(setup, directory, watching, measures)
+    history.share(setup.topology)
+    return state, history

@@ -10,8 +10,9 @@ from jaxddp.wording import choices
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
+       jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
        jaxddp checkpoints RUN [--verify]
-       jaxddp export RUN --out FILE.safetensors [--step latest|best|N]
+       jaxddp export RUN --out FILE [--format safetensors|stablehlo|onnx] [--step latest|best|N]
        jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions]
        jaxddp runs [DIR]
        jaxddp doctor [CONFIG] [--workdir DIR] [overrides]
@@ -21,10 +22,17 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp launch [--processes P | --gpus K] [--nodes N --nr RANK --coordinator HOST:PORT] -- train CONFIG ...
 
 CONFIG is a name ({names}), the path of a Python file with
-get_config(), or of the config.json of a run; RUN is a work directory; PATH is what data.path takes.
+get_config(), or of the config.json of a run; RUN is a work directory; PATH is what data.path takes; IMAGES is a folder,
+files, a CSV file with a column path, or a directory with a test listing.
 `jaxddp train CONFIG --help` lists what can be overridden, with the config's values."""
 
-COMMANDS = ("train", "eval", "checkpoints", "export", "report", "runs", "doctor", "data", "launch")
+COMMANDS = ("train", "eval", "predict", "checkpoints", "export", "report", "runs", "doctor", "data", "launch")
+
+
+_INTERRUPTED = {
+    "data": "what it was writing is not there",
+    "predict": "the same command goes on behind what was answered",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _end("standard output was closed before all of it was written", 1, error)
     except KeyboardInterrupt as error:
-        what = {"data": "what it was writing is not there"}.get(arguments[0] if arguments else "")
+        what = _INTERRUPTED.get(arguments[0] if arguments else "")
         return _end(f"interrupted; {what or 'the same command resumes from the last checkpoint'}", 130, error)
 
 
@@ -83,6 +91,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.train import run
     elif name == "eval":
         from jaxddp.commands.evaluate import run
+    elif name == "predict":
+        from jaxddp.commands.predict import run
     elif name == "checkpoints":
         from jaxddp.commands.list_checkpoints import run
     elif name == "export":

@@ -25,6 +25,7 @@ from jaxddp.ranges import Range, Seconds, Share
 BatchSize = Annotated[int, Range(1, 2**24)]
 Decay = Annotated[float, Range(0, 1, below=True)]
 Views = Literal["one", "mirror", "mirror_translate"]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class TrainConfig:
     accumulate: Annotated[int, Range(1, 65_536)] = 1
     """Compute each device's share of a batch in this many microbatches, one after the other, to save memory. With
     batch norm local, a microbatch is what is normalized together."""
-    precision: Literal["float32", "bfloat16", "float16"] | None = None
+    precision: Precision | None = None
     """Of the computation; parameters, batch statistics and loss stay float32. Where absent, float32 on a CPU and
     bfloat16 on a GPU. In float16 the loss is scaled, by as much as its gradients bear."""
     gradient_precision: Literal["bfloat16"] | None = None

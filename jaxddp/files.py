@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxddp.errors import InputError
+from jaxddp.wording import refusal
 
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
@@ -35,6 +36,14 @@ def reading(where: Path | str, advice: str, *, missing: str | None = None) -> It
         if missing is not None and isinstance(error, FileNotFoundError):
             raise InputError(f"{where}: {missing}") from None
         raise InputError(f"{where}: cannot be read ({error.strerror}); {advice}") from None
+
+
+def check_path(path: Any, name: str) -> str | os.PathLike[str]:
+    """An argument that is a path: text, or another object that the system takes for one. Raises: InputError."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(refusal(name, path, "expected a path"))
+    return path
 
 
 def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab"] = "rb", buffering: int = -1) -> Any:

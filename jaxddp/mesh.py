@@ -1,11 +1,13 @@
 """The devices of a run as one mesh, and how host memory becomes arrays on it."""
 
+import functools
 import logging
+import numbers
 import os
 import resource
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,10 +19,15 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.errors import InputError
+from jaxddp.wording import show
 
 AXIS = "data"
 
 _log = logging.getLogger("jaxddp.mesh")
+_PIECE = 1 << 18
+"""Bytes that are sent at once: a program is compiled for as many."""
+_LENGTH = 8
+"""Bytes of the length that goes before what is sent."""
 _THREADS = 8
 """As many as the most devices of a reproducible run."""
 
@@ -35,16 +42,22 @@ class Topology:
     mesh: Mesh
 
     @classmethod
-    def create(cls, devices: int | Sequence[Device] | None = None) -> "Topology":
+    def create(cls, devices: int | Iterable[Device] | None = None) -> "Topology":
         """The mesh of some devices of all processes: so many, the same number on every process; or these; or all.
 
-        Raises: InputError; more devices than there are, or unequal shares of the processes that have any.
+        Raises: InputError; something else, more devices than there are, one that is there twice, or unequal shares of
+        the processes that have any.
         """
-        if devices is None or isinstance(devices, int):
-            devices = _first(devices)
-        ordered = sorted(devices, key=lambda d: (d.process_index, d.id))
-        if not ordered:
+        if devices is None or (isinstance(devices, numbers.Integral) and not isinstance(devices, bool)):
+            devices = _first(devices if devices is None else int(devices))
+        several: list[Any] = list(devices) if isinstance(devices, Iterable) else [None]
+        if not all(hasattr(device, "process_index") for device in several):
+            raise InputError(f"devices={show(devices)}: give a number of devices, a list of them, or None for all")
+        if not several:
             raise InputError("devices=[]: give at least one device")
+        if twice := [device for device, count in Counter(several).items() if count > 1]:
+            raise InputError(f"devices: {twice[0]} is there twice; give each device once")
+        ordered = sorted(several, key=lambda d: (d.process_index, d.id))
         counts = Counter(device.process_index for device in ordered)
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
         if counts[most] != counts[least]:
@@ -107,6 +120,23 @@ class Topology:
             ones = self.place(np.ones(len(self.mesh.local_devices), np.float32))
             jax.block_until_ready(jax.jit(jnp.sum, out_shardings=self.replicated)(ones))
 
+    def from_first(self, data: bytes) -> bytes:
+        """The bytes that process 0 has, of any length, on every process; all must call this alike, whatever they have.
+
+        They go over the devices: what the coordination service carries has to be short.
+        """
+        first, received = self.process_index == 0, bytearray()
+        framed, length = len(data).to_bytes(_LENGTH, "big") + data, _LENGTH
+        while len(received) < length:
+            piece = np.zeros((len(self.mesh.local_devices), _PIECE), np.uint8)
+            own = np.frombuffer(framed[len(received) : len(received) + _PIECE] if first else b"", np.uint8)
+            piece[0, : len(own)] = own
+            # Only one row of one process is not zero.
+            whole = _sum_over_devices(self.place(piece), self.replicated)
+            received += np.asarray(whole.addressable_data(0)).tobytes()
+            length = _LENGTH + int.from_bytes(received[:_LENGTH], "big")
+        return bytes(received[_LENGTH:length])
+
     @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, P())
@@ -141,6 +171,11 @@ class Topology:
             return jax.make_array_from_process_local_data(self.replicated, x, x.shape)
 
         return jax.tree.map(put, tree)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _sum_over_devices(rows: jax.Array, sharding: NamedSharding) -> jax.Array:
+    return lax.with_sharding_constraint(jnp.sum(rows, 0, rows.dtype), sharding)
 
 
 def _first(count: int | None) -> list[Device]:

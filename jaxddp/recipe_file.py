@@ -67,6 +67,11 @@ class RecipeFile:
         found = {*self.loaded, *self.seen, *imported}
         return {os.path.relpath(path, self.root): path.read_bytes() for path in sorted(found)}
 
+    def check_kept(self) -> None:
+        """Raises `InputError` where a run's copy is not what its config.json says."""
+        if self.kept_digest is not None and self.kept_digest != self.digest():
+            raise InputError(f"{self.root}: the run's copy of its recipe was changed since; restore it")
+
     def digest(self) -> str | None:
         """SHA-256, as hex, of `files`; None where there is none."""
         files = self.files()

@@ -1,15 +1,30 @@
 """The parts that error messages share: a value or a size shown on one line, and the nearest right name."""
 
+import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 _LONGEST = 80
+_PLAIN = (str, bytes, int, float, bool, list, tuple, dict, set, type(None))
+
+_shortened = reprlib.Repr()
+_shortened.maxstring = _shortened.maxother = _LONGEST
 
 
 def show(value: object) -> str:
     """`repr(value)`, cut to 80 characters: what a file holds may be long, or hold control characters."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return _cut(repr(value))
+
+
+def refusal(name: str, value: object, advice: str) -> str:
+    """What is said of an argument of the wrong kind: `k='5': give …`, or `model: a function was given; give …`.
+
+    Values are shown, long ones in part; of anything else its type is named.
+    """
+    if type(value) in _PLAIN:
+        return f"{name}={_cut(_shortened.repr(value))}: {advice}"
+    kind = f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
+    return f"{name}: {kind} was given; {advice}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -32,3 +47,7 @@ def choices(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'? there are: w, x, y`, for names few enough to list."""
     known = sorted(known)
     return f"{nearest(name, known)} there are: {', '.join(known)}".lstrip(", ")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -241,7 +241,7 @@ def test_from_python_gradients_travel_in_bfloat16():
     given = SmallNet(), random_table(16), 2, optax.sgd(0.1), 4
     setup = prepare_training(*given, gradient_precision="bfloat16")
     assert "bf16[" in str(jax.make_jaxpr(setup.step())(setup.state, next(setup.batches(0, 1))))
-    with pytest.raises(InputError, match="train.gradient_precision='half': expected"):
+    with pytest.raises(InputError, match="^gradient_precision='half': expected"):
         prepare_training(*given, gradient_precision="half")
 
 

@@ -250,22 +250,22 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
     [
         (
             {"freeze": "conv2"},
-            "model.freeze: no layer's name begins with 'conv2'; did you mean 'conv1'\\?",
+            "freeze: no layer's name begins with 'conv2'; did you mean 'conv1'\\?",
         ),
-        ({"freeze": "conv1,,fc"}, "model.freeze='conv1,,fc': expected how names of layers begin"),
-        ({"freeze": "conv1,bn1,layer1,layer2,layer3,layer4,fc"}, "model.freeze=.*: no layer is left to train"),
-        ({"unfreeze": ["layer4"]}, "model.unfreeze: 'layer4': expected LAYER=VALUE"),
-        ({"unfreeze": ["layer4=soon"]}, "model.unfreeze: 'soon' is not a duration"),
-        ({"unfreeze": ["layer5=1 step"]}, "model.unfreeze: no layer's name begins with 'layer5'"),
-        ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "model.unfreeze: 'fc' is frozen for good by model.freeze=fc"),
-        ({"rate_factors": ["fc=-1"]}, "optimizer.rate_factors: fc='-1': expected a number, 0 to 1,000,000"),
-        ({"rate_factors": ["fc=1", "fc=2"]}, "optimizer.rate_factors: 'fc' has two values, 1 and 2; give one"),
-        ({"rate_factors": ["layer1.0=1", "layer1_0=2"]}, "optimizer.rate_factors: 'layer1_0' has two values, 1 and 2"),
+        ({"freeze": "conv1,,fc"}, "freeze='conv1,,fc': expected how names of layers begin"),
+        ({"freeze": "conv1,bn1,layer1,layer2,layer3,layer4,fc"}, "freeze=.*: no layer is left to train"),
+        ({"unfreeze": ["layer4"]}, "unfreeze: 'layer4': expected LAYER=VALUE"),
+        ({"unfreeze": ["layer4=soon"]}, "unfreeze: 'soon' is not a duration"),
+        ({"unfreeze": ["layer5=1 step"]}, "unfreeze: no layer's name begins with 'layer5'"),
+        ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "unfreeze: 'fc' is frozen for good by freeze=fc"),
+        ({"rate_factors": ["fc=-1"]}, "rate_factors: fc='-1': expected a number, 0 to 1,000,000"),
+        ({"rate_factors": ["fc=1", "fc=2"]}, "rate_factors: 'fc' has two values, 1 and 2; give one"),
+        ({"rate_factors": ["layer1.0=1", "layer1_0=2"]}, "rate_factors: 'layer1_0' has two values, 1 and 2"),
         (
             {"rate_factors": "fc=2", "freeze": "fc"},
-            "optimizer.rate_factors: 'fc' is frozen for good by",
+            "rate_factors: 'fc' is frozen for good by",
         ),
-        ({"rate_factors": ["head=2"]}, "optimizer.rate_factors: no layer's name begins with 'head'"),
+        ({"rate_factors": ["head=2"]}, "rate_factors: no layer's name begins with 'head'"),
     ],
 )
 def test_a_mistake_is_one_line(changes, message):
@@ -285,5 +285,5 @@ def test_a_thaw_behind_the_end_is_said(caplog):
 
 
 def test_a_network_that_does_not_say_its_depths():
-    with pytest.raises(InputError, match="^optimizer.layer_decay=0.5: LinenNet does not say how deep its layers lie"):
+    with pytest.raises(InputError, match="^layer_decay=0.5: LinenNet does not say how deep its layers lie"):
         prepare_training(LinenNet(), random_table(20), 1, optax.sgd(0.1), 4, layer_decay=0.5)

@@ -163,17 +163,17 @@ def test_a_batch_that_the_microbatches_cannot_share_is_one_line():
     table, model = random_table(64), SmallNet()
     with pytest.raises(
         InputError,
-        match="^train.batch_size=16 cannot be divided among 2 devices with train.accumulate=3 microbatches each; "
+        match="^a global batch of 16 cannot be divided among 2 devices with accumulate=3 microbatches each; "
         "12 or 18 would do$",
     ):
         prepare_training(model, table, 2, optax.sgd(0.1), 8, accumulate=3)
     with pytest.raises(
-        InputError, match="mixes pairs of images .* train.batch_size=12 makes 4 parts of 3, an odd number"
+        InputError, match="mixes pairs of images .* a global batch of 12 makes 4 parts of 3, an odd number"
     ):
         prepare_training(
             model, table, 2, optax.sgd(0.1), 6, accumulate=2, data=DataConfig(augment=AugmentConfig(mixup=0.2))
         )
-    with pytest.raises(InputError, match="^train.accumulate=0"):
+    with pytest.raises(InputError, match="^accumulate=0: expected 1 to 65,536$"):
         prepare_training(model, table, 2, optax.sgd(0.1), 8, accumulate=0)
     with pytest.raises(InputError, match="unknown option 'acumulate'.*'accumulate'"):
         prepare_training(model, table, 2, optax.sgd(0.1), 8, acumulate=2)

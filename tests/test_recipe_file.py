@@ -253,7 +253,7 @@ BAD = [
         hook("get_initialize", "return lambda params, state: params['fc']"),
         "mine.py:.*: get_initialize: KeyError: 'fc'",
     ),
-    (hook("get_parts", "return [GradientNorm]"), "get_parts: an object of type type was given; give a list of jaxddp"),
+    (hook("get_parts", "return [GradientNorm]"), "get_parts: the class GradientNorm was given; give a list of jaxddp"),
     (hook("get_parts", "return 2 * [GradientNorm()]"), "get_parts: two parts are called 'gradient_norm'; give each"),
     (hook("get_listeners", "return 3"), "get_listeners: an object of type int was given; give a list"),
     (hook("get_listeners", "return [3]"), "get_listeners: an object of type int has none of a listener's methods"),

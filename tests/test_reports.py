@@ -459,5 +459,5 @@ def test_what_cannot_be_asked_for_its_classes_is_left_out_in_a_line(trained, tmp
     python, gone, empty = page.class_faults
     assert "the run came from Python and does not say its network" in python
     assert "gone.npz: no such directory or file" in gone
-    assert f"{places[2]}/checkpoints" in empty
+    assert f"{places[2]}: no work directory of a run, which has checkpoints/" in empty
     assert STEPS == 40 and render(page).count("is left out:") == 3

@@ -153,7 +153,7 @@ def test_what_it_cannot_do_is_one_line(devices, config, line):
 
 
 def test_a_batch_that_8_shards_cannot_share_is_one_line():
-    line = "^train.batch_size=12 cannot be divided among the 8 shards of parallel.reproducible; 8 or 16"
+    line = "^a global batch of 12 cannot be divided among the 8 shards of reproducible; 8 or 16 would do$"
     with pytest.raises(InputError, match=line):
         prepare_training(SmallNet(), random_table(50), 2, optax.sgd(0.1), 6, reproducible=True)
 

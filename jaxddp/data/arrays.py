@@ -1,9 +1,10 @@
 """Data sets that fit in memory, and their batches, without TensorFlow."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from jaxddp.data.source import Record, check_order, columns
 from jaxddp.data.subset import ClassSelection, balanced_rows, selected
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.errors import InputError
+from jaxddp.wording import refusal, show
 
 # Images that do not lie in memory one after the other are copied, and then not all at once.
 _HASHED_AT_ONCE = 1024
@@ -28,7 +30,7 @@ class ArrayTable:
             memory (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all.
         labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32.
 
-    Raises `InputError` as `check_images` and `check_labels`.
+    Raises `InputError` as `check_images`, `check_labels` and `check_class_names`.
     """
 
     images: np.ndarray
@@ -41,7 +43,8 @@ class ArrayTable:
         for name, values in (("images", self.images), ("labels", self.labels)):
             if np.ma.is_masked(values):
                 raise InputError(f"{name}: a masked array with masked values; leave those examples out")
-        images, labels = np.asarray(self.images), np.asarray(self.labels)
+        check_class_names(self.class_names)
+        images, labels = _array("images", self.images), _array("labels", self.labels)
         check_images(images)
         check_labels(labels, len(images), len(self.class_names))
         object.__setattr__(self, "images", images)
@@ -153,6 +156,22 @@ class ArrayTable:
             return batch._replace(image=images)
 
         return (with_images(columns(self.labels, order, step, shard)) for step in steps)
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise InputError(f"{name}: they make no array ({error}); give all of them one shape") from None
+
+
+def check_class_names(names: Any) -> None:
+    """Raises `InputError` where class names are not several texts."""
+    if not isinstance(names, Collection) or isinstance(names, str | set | frozenset):
+        raise InputError(refusal("class_names", names, "give a list of the classes' names"))
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(refusal("class_names", names, f"give text for each class, and not {show(name)}"))
 
 
 def check_images(images: np.ndarray) -> None:

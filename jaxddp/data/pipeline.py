@@ -21,6 +21,7 @@ from jaxddp.data.images.decode import decodes, verified
 from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import example_keys
+from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import Order, Shard
 from jaxddp.data.source import check_order, columns
 from jaxddp.data.substitutes import Substitutes
@@ -51,7 +52,7 @@ class Pipeline:
     """From an encoded image, a string scalar, and a key, int64[2], to pixels [S, S, C], in TensorFlow ops."""
     steps: range
     shard: Shard
-    substitutes: Substitutes | None = None
+    substitutes: Substitutes | Omissions | None = None
     lost: list[Unreachable] = field(default_factory=list)
     """The error of a store that does not answer, as the producer got it: TensorFlow passes on only its text."""
 

@@ -14,6 +14,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.subset import ClassSelection
 from jaxddp.errors import InputError
+from jaxddp.wording import refusal
 
 if TYPE_CHECKING:
     from jaxddp.data.substitutes import Substitutes
@@ -133,7 +134,10 @@ class Source(Protocol):
         ...
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Every example once. Where the last batch is padded, mask and image are 0. Raises: as `train_batches`."""
+        """Every example once. Where the last batch is padded, mask and image are 0. Raises: as `train_batches`.
+
+        Where there are files to verify (`verified`), `omissions` may be given too; see `ExampleTable.eval_batches`.
+        """
         ...
 
     # --- Single images ---
@@ -161,10 +165,29 @@ class Source(Protocol):
         ...
 
 
+_MEMBERS = (
+    *("labels", "class_ids", "class_names", "num_classes", "default_data", "image_shape", "check_evaluation"),
+    *("check_resident", "substitutes", "train_batches", "eval_batches", "name"),
+)
+"""Without which nothing trains or is measured; a fingerprint may take long."""
+
+
 def image_dtype(source: Source, data: DataConfig) -> np.dtype:
     """Of the pixels in a source's batches, uint8 or uint16: what its `image_dtype(data)` says; uint8 without one."""
     told = getattr(source, "image_dtype", None)
     return np.dtype(np.uint8) if told is None else told(data)
+
+
+def check_source(source: Any, name: str) -> Source:
+    """An argument that has the members of a source. Raises: InputError; names the argument, and what it is instead."""
+    missing = [member for member in _MEMBERS if not hasattr(source, member)]
+    if len(missing) == len(_MEMBERS) or isinstance(source, type):
+        advice = "give a table of train_solutions(ROOT), an ArrayTable(images, labels, class_names) or another source"
+        raise InputError(refusal(name, source, advice))
+    if missing:
+        advice = f"it has no {missing[0]}, which a source has; see jaxddp.data.source.Source"
+        raise InputError(refusal(name, source, advice))
+    return source
 
 
 def check_labelled(source: Source, what: str) -> None:

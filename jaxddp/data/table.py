@@ -13,6 +13,7 @@ from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.label_sets import LabelSets
+from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.source import Record
 from jaxddp.data.storage.store import Store
@@ -164,11 +165,14 @@ class ExampleTable:
         load = partial(train_image, area=crop_area(data), image_size=data.image_size, pixels=pixels)
         return Pipeline(self, order, data.image_size, pixels, load, steps, shard, substitutes).batches()
 
-    def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
+    def eval_batches(
+        self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, omissions: Omissions | None = None
+    ) -> Iterator[Batch]:
         """Every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
 
-        With `data.resize == data.image_size`, square images stay whole. Bad images are never replaced: the metrics
-        would be those of another data set. Raises: as `train_batches` and `check_evaluation`.
+        With `data.resize == data.image_size`, square images stay whole. Bad images end it, unless there are `omissions`
+        that take them: then `substituted` is 1 where an image is another's. To replace one in a measurement would make
+        the metrics those of another data set. Raises: as `train_batches` and `check_evaluation`.
         """
         from jaxddp.data.images.decode import eval_image
         from jaxddp.data.pipeline import Pipeline
@@ -179,7 +183,8 @@ class ExampleTable:
         def load(encoded: Any, _: Any) -> Any:
             return eval_image(encoded, data.image_size, data.resize, pixels)
 
-        return Pipeline(self, order, data.image_size, pixels, load, range(order.num_batches), shard).batches()
+        steps = range(order.num_batches)
+        return Pipeline(self, order, data.image_size, pixels, load, steps, shard, omissions).batches()
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where in the store the images of int[n] rows are: paths, bytes 'S'[n], and offsets, int64[n]."""

@@ -158,3 +158,16 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
         return objective.predict(state.eval_params, state.model_state, images)
 
     return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
+
+
+def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
+    """Compile (on first use) the classification of one batch, the same on every device.
+
+    It gives the probabilities of the classes, float32[B, K], and the batch's `substituted`.
+    """
+    predict = make_predict(objective, topology)
+
+    def classify(state: TrainState, batch: Batch) -> tuple[jax.Array, Any]:
+        return jax.nn.softmax(predict(state, batch).astype(jnp.float32)), batch.substituted
+
+    return jax.jit(classify, out_shardings=topology.replicated)

@@ -16,9 +16,10 @@ from jaxddp.experiment.prepare import initialize, make_feed, make_preprocess
 from jaxddp.experiment.recipe import Recipe, check_listeners, recipe_of
 from jaxddp.experiment.resources import Resources, join_with, open_resources
 from jaxddp.experiment.resume import Claim, claim
+from jaxddp.experiment.saved_state import agreed_step
 from jaxddp.experiment.session import Resume, session
 from jaxddp.experiment.setup import RunSetup
-from jaxddp.job.membership import from_first, is_first
+from jaxddp.job.membership import is_first
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.registry import LOGGERS
 from jaxddp.training.checkpoints import Checkpoints
@@ -95,27 +96,14 @@ def train(
 
 def evaluate(experiment: Experiment, directory: Path, which: str = "latest") -> dict[str, float]:
     """The validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`."""
-    kept, file = experiment.file.kept_digest, experiment.file
-    if kept is not None and kept != file.digest():
-        raise InputError(f"{file.root}: the run's copy of its recipe was changed since; restore it")
+    experiment.file.check_kept()
     # A missing or damaged one is an error before anything is compiled.
     with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
-        _agreed_step(checkpoints, which)
+        agreed_step(checkpoints, which)
     setup, val = experiment.setup(fresh=False), experiment.resources.val
     assert val is not None  # a config names both
     # Looked up again after compiling, for a run may have gone on meanwhile.
     with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
-        step = _agreed_step(checkpoints, which)
+        step = agreed_step(checkpoints, which)
         state, _ = checkpoints.restore(step, setup.state)
     return {"step": step, **setup.evaluator(val, experiment.config.eval.batch_size)(state)}
-
-
-def _agreed_step(checkpoints: Checkpoints, which: str) -> int:
-    """The step of a checkpoint that is whole, as process 0 sees it. Raises: InputError; it is not, or there is none."""
-
-    def whole() -> str:
-        step = checkpoints.step(which)
-        checkpoints.verify(step)
-        return str(step)
-
-    return int(from_first("checkpoint", whole))

@@ -1,19 +1,19 @@
 """The weights of a run as other libraries read them."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
+from jaxddp.experiment.argument_kinds import check_state
+from jaxddp.experiment.arguments import words_of_arguments
 from jaxddp.experiment.initial_weights import by_path, read_run
 from jaxddp.experiment.recipe import model_of
+from jaxddp.experiment.saved_state import recipe_of_run
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
-from jaxddp.recipe_file import CONFIG_FILE, read_recipe
 from jaxddp.weights.layout import namings_of, published
 from jaxddp.weights.state_dict import write
 
@@ -27,13 +27,10 @@ def export_run(directory: Path, which: str, out: Path) -> str:
     Raises:
         InputError: there is no such checkpoint, the run's config does not say its network, or `out` cannot be written.
     """
-    config_file = directory / CONFIG_FILE
-    with files.reading(config_file, "give a run's work directory", missing="no such file; give a run's work directory"):
-        content = files.read(config_file)
-    file = read_recipe(config_file)
-    if "model" not in json.loads(content):
+    file, says_network = recipe_of_run(directory)
+    if not says_network:
         raise InputError(
-            f"{config_file}: the run came from Python and does not say its network; there, write its weights with "
+            f"{file.path}: the run came from Python and does not say its network; there, write its weights with "
             "jaxddp.export_weights(state, setup, FILE)"
         )
     step, arrays = read_run(directory, which, Topology.create(1))
@@ -41,12 +38,16 @@ def export_run(directory: Path, which: str, out: Path) -> str:
     return f"{out}: {count} arrays of step {step} of {directory}"
 
 
+@words_of_arguments()
 def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
     """Write the weights that evaluation measures as a .safetensors file.
 
     A network that torchvision or timm published has their names and layout, and any other its own paths with dots.
-    `prepare_training(..., weights=out)` starts from them. Raises: InputError; the file cannot be written.
+    `prepare_training(..., weights=out)` starts from them. Raises: InputError; an argument is of another kind,
+    or the file cannot be written.
     """
+    check_state(state, setup)
+    files.check_path(out, "out")
     arrays = by_path(state.eval_params, state.model_state)
     _write(Path(out), setup.recipe.model, {path: np.asarray(leaf) for path, leaf in arrays.items()})
 

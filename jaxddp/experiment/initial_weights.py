@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.engine.state import PARAMS
-from jaxddp.errors import InputError, about
+from jaxddp.errors import about
+from jaxddp.experiment.saved_state import restored
 from jaxddp.job.membership import agree, is_first
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import Topology
 from jaxddp.models.frozen import path_of
 from jaxddp.models.protocol import Model
-from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.manifest import CHECKPOINTS
 from jaxddp.weights.layout import namings_of, own_name
 from jaxddp.weights.match import Shapes, listed, match
 from jaxddp.weights.state_dict import FORMS, read
@@ -89,14 +88,10 @@ def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict
 
     "best" is the latest where nothing was validated. Raises: InputError; there is none, or it is damaged.
     """
-    if not (directory / CHECKPOINTS).is_dir():
-        raise InputError(f"{directory}: no work directory of a run, which has {CHECKPOINTS}/; give {FORMS}")
-    with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
-        if checkpoints.latest() is None:
-            raise InputError(f"{directory}: the run has no checkpoint yet; wait for its first, or give another run")
-        step = checkpoints.step("latest" if which == "best" and checkpoints.best() is None else which)
-        state = checkpoints.restore_as_saved(step, topology.replicated)
-    return step, {path: np.asarray(leaf) for path, leaf in by_path(state.eval_params, state.model_state).items()}
+    state = restored(directory, which, topology, f"give {FORMS}")
+    return int(state.step), {
+        path: np.asarray(leaf) for path, leaf in by_path(state.eval_params, state.model_state).items()
+    }
 
 
 def _checksum(arrays: dict[str, np.ndarray]) -> str:

@@ -56,7 +56,8 @@ def initialize(
     init = programs.init(model, recipe, shape, topology)
     with named(lambda: "as the network was initialized", lambda: "choose a smaller network"):
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
-    return RunSetup(recipe, resources, model, feed, preprocess, state, programs)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+    return RunSetup(recipe, resources, model, feed, preprocess, state, like, programs)
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:

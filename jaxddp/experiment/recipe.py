@@ -135,15 +135,21 @@ def check_metrics(metrics: Any, where: str, num_classes: int) -> dict[str, Metri
     if not isinstance(metrics, Mapping):
         raise InputError(f"{where}: {_kind(metrics)} was given; give a dict of name to function")
     for name, metric in metrics.items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
-            raise InputError(f"{where}: {name!r} cannot be the name of a metric; give another")
+        check_name(name, where)
         check_metric(metric, f"{where}: {name}", num_classes)
     return dict(metrics)
 
 
+def check_name(name: Any, where: str) -> None:
+    """Raises `InputError` where a metric cannot have a name; `where` says who gave it."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+        raise InputError(f"{where}: {name!r} cannot be the name of a metric; give another")
+
+
 def check_optimizer(optimizer: Any, where: str) -> optax.GradientTransformation:
     """Anything with optax's two functions. Raises: InputError; `where` says who gave it."""
-    if not callable(getattr(optimizer, "init", None)) or not callable(getattr(optimizer, "update", None)):
+    functions = (getattr(optimizer, name, None) for name in ("init", "update"))
+    if isinstance(optimizer, type) or not all(map(callable, functions)):
         raise InputError(f"{where}: {_kind(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
     return optimizer
 
@@ -154,7 +160,7 @@ def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tu
 
     Raises: InputError; `where` says who gave them.
     """
-    given = parts if isinstance(parts, Sequence) else [parts]
+    given = list(parts) if isinstance(parts, list | tuple) else [parts]
     if wrong := [part for part in given if not isinstance(part, Part)]:
         raise InputError(f"{where}: {_kind(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
     names = [part.name for part in (*given, *configured)]
@@ -166,7 +172,7 @@ def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tu
 
 def check_listeners(listeners: Any, where: str) -> list[Any]:
     """Objects with any of a listener's methods. Raises: InputError; `where` says who gave them."""
-    if not isinstance(listeners, Sequence):
+    if not isinstance(listeners, Sequence) or isinstance(listeners, str):
         raise InputError(f"{where}: {_kind(listeners)} was given; give a list of listeners")
     for listener in listeners:
         if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in MOMENTS):
@@ -196,4 +202,6 @@ def _parts(hook: Hook | None, config: Config, steps: Steps) -> tuple[Part, ...]:
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     return "None" if value is None else f"an object of type {type(value).__name__}"

@@ -105,13 +105,15 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
     # A key that is newer than the file had its default.
     known, here = flatten(saved), flatten(content)
     there = flatten(Config().to_dict()) | known
-    releases = there.get("objects.jax"), here.get("objects.jax")
-    if None not in releases and releases[0] != releases[1]:
-        # Digests are those of one release of JAX.
+    written, release = there.get("objects.jax"), here.get("objects.jax")
+    if release is not None and written != release:
+        # Digests are those of one release of JAX; that there is a schedule, say, is the same in all.
         if is_first():
-            _log.warning(f"{path}: written with jax {releases[0]}; its model, loss and optimizer cannot be compared")
-        there = {key: value for key, value in there.items() if not key.startswith("objects.")}
-        here = {key: value for key, value in here.items() if not key.startswith("objects.")}
+            by = "before they were noted down" if written is None else f"with jax {written}"
+            _log.warning(f"{path}: written {by}; its model, loss and optimizer cannot be compared")
+        objects = {key for key in here if key.startswith("objects.") and (written is None or key in there)}
+        there = {key: value for key, value in there.items() if key not in objects}
+        here = {key: value for key, value in here.items() if key not in objects}
     changed = {
         key: f"{key} was {there.get(key)!r} and is now {here.get(key)!r}"
         for key in sorted(known.keys() | here.keys())

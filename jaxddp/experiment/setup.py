@@ -29,8 +29,9 @@ from jaxddp.experiment.programs import Programs, seeded_step
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.experiment.session import Session
+from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.suspects import suspects
-from jaxddp.job.membership import agree
+from jaxddp.job.membership import agree, is_first
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.protocol import Model
 from jaxddp.training.evaluation import Evaluator
@@ -52,6 +53,8 @@ class RunSetup:
     feed: Feed = field(repr=False)
     preprocess: Preprocess = field(repr=False)
     state: TrainState = field(repr=False)
+    like: TrainState = field(repr=False)
+    """What a state of it consists of: the shape and dtype of each array."""
     programs: Programs = field(default_factory=Programs, repr=False)
 
     @property
@@ -228,7 +231,11 @@ class RunSetup:
             self_test=self.programs.self_test(self.objective, self.recipe, self.topology, resident=resident),
             replicas=Replicas(self.topology) if several and self.plan.replicas.examples else None,
         )
-        return run if session is None else session.joined(run)
+        if session is None:
+            return run
+        if is_first():
+            Signature.of(self.table, self.data).write(session.directory)
+        return session.joined(run)
 
     def __str__(self) -> str:
         rows = [f"  {device}: rows {rows.start}:{rows.stop}" for device, rows in self.slices]

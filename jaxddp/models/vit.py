@@ -175,11 +175,14 @@ class ViT(nn.Module):
             name="patch_embed",
             **dtypes,
         )
-        x = conv(images).reshape(len(images), -1, width)
+        x = conv(images)
+        # Not len(images): programs are exported for any number of images.
+        batch, rows, columns, _ = x.shape
+        x = x.reshape(batch, rows * columns, width)
         self.check_positions(images.shape[1:3], x.shape[1])
         token = self.param("cls_token", _normal(1e-6), (1, 1, width), self.param_dtype)
         positions = self.param("pos_embed", _normal(0.02), (1, 1 + x.shape[1], width), self.param_dtype)
-        x = jnp.concatenate([jnp.broadcast_to(token.astype(x.dtype), (len(x), 1, width)), x], axis=1)
+        x = jnp.concatenate([jnp.broadcast_to(token.astype(x.dtype), (batch, 1, width)), x], axis=1)
         return x + positions.astype(x.dtype)
 
     def check_positions(self, size: tuple[int, ...], patches: int) -> None:

@@ -54,7 +54,9 @@ def run_classes(number: int, name: str, colour: str, found: Validated) -> RunCla
     """The confusion matrix, the most frequent confusions and the surest mistakes of a run."""
     outcome = found.outcome
     names = outcome.class_names
+    unusable = len(outcome.labels) - len(outcome.known)
     summary = f"step {outcome.step:,}: {outcome.accuracy:.1%} of {len(outcome.known):,} images are right"
+    summary += f", {unusable:,} cannot be used" if unusable else ""
     matrix = _matrix(f"matrix-{number}", outcome) if len(names) <= LARGEST_MATRIX else None
     shown = (matrix, _confusions(outcome), _mistakes(found))
     return RunClasses(name, colour, summary, *shown, names, outcome.class_counts, outcome.class_accuracy)

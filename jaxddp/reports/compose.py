@@ -67,6 +67,8 @@ def with_classes(page: Page, runs: Sequence[RunFiles], which: str) -> Page:
     classes, faults = [], []
     for number, (run, key) in enumerate(zip(runs, page.legend, strict=True)):
         try:
+            if run.config and "model" not in run.config:
+                raise InputError("the run came from Python and does not say its network")
             classes.append(run_classes(number, *key, validated(run.directory, which)))
         except JaxddpError as error:
             faults.append(f"{run.name} is left out: {error}")

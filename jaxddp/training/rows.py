@@ -60,6 +60,14 @@ def series(rows: Iterable[Row]) -> Series:
     return Series(_columns(steps), _columns(ends), _columns(row for row in rows if row["split"] == "val"))
 
 
+def table(rows: Iterable[Row]) -> Columns:
+    """All rows as columns, in their order: `step` int64[n], `epoch`, `split` (of strings), and whatever any row has."""
+    rows = list(rows)
+    columns = {name: np.zeros(0, np.int64 if name == "step" else np.float64) for name in ("step", "epoch")}
+    columns |= {"split": np.array([row["split"] for row in rows], object)}
+    return columns | _columns(rows)
+
+
 def parse(path: Path) -> list[tuple[bytes, Row]]:
     """The lines of a `metrics.jsonl`, newline included, with their rows.
 

@@ -166,7 +166,7 @@ UNLIKE_NAMES = {
     "parameters": "the initial parameters",
     "step": "the step that training begins with",
     "loss": "loss",
-    "epochs": "train.duration",
+    "epochs": "epochs",
     "data": "data.std",
     "setting": "jax_default_matmul_precision",
     "options": "XLA's options",

@@ -11,6 +11,7 @@ alone has no validation split, which `data.val_share` makes.
 
 import csv
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,18 @@ def read_csv(file: Path, split: Split = "train") -> ExampleTable:
     return _table(home, own, names)
 
 
+def read_paths(file: Path) -> ExampleTable:
+    """Reads the column `path` alone: images whose labels are -1, and no classes. Raises: as `read_csv`."""
+    home = open_root(file.parent, file.name)
+    listed = home.file(file.name)
+    rows = [(_encoded(path, f"{listed}:{line}"), line) for line, path in csv_rows(listed, _COLUMNS[:1])]
+    if not rows:
+        raise InputError(f"{listed}: no rows below the header; give each image a row")
+    _refuse_repeated(listed, rows, "remove one of the two")
+    paths = np.array([path for path, _ in rows])
+    return ExampleTable(home.store, paths, paths, np.full(len(paths), -1, np.int32), (), (), ())
+
+
 class _Listing:
     """The rows of a file as columns: `file`, `paths` bytes 'S'[N], `labels` of each row, `line` int64[N]."""
 
@@ -65,14 +78,19 @@ class _Listing:
 
 
 def _listing(file: TextFile) -> _Listing:
-    listing, first = _Listing(file), {}
-    for path, line in zip(listing.paths.tolist(), listing.line.tolist(), strict=True):
-        if first.setdefault(path, line) != line:
-            raise InputError(
-                f"{file}:{line}: {show(path.decode())} is listed on line {first[path]} already; write its labels into "
-                f"one row, separated by {SEPARATOR!r}"
-            )
+    listing = _Listing(file)
+    rows = zip(listing.paths.tolist(), listing.line.tolist(), strict=True)
+    _refuse_repeated(file, rows, f"write its labels into one row, separated by {SEPARATOR!r}")
     return listing
+
+
+def _refuse_repeated(file: TextFile, rows: Iterable[tuple[bytes, int]], advice: str) -> None:
+    """Raises `InputError` where a path is on two lines."""
+    first: dict[bytes, int] = {}
+    for path, line in rows:
+        if first.setdefault(path, line) != line:
+            shown = show(path.decode())
+            raise InputError(f"{file}:{line}: {shown} is listed on line {first[path]} already; {advice}")
 
 
 def _labels(cell: str, where: str) -> list[str]:

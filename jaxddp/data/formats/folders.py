@@ -50,6 +50,11 @@ def has_validation_folder(root: Path) -> bool:
     return any((root / name).is_dir() for name in _FOLDERS["val"])
 
 
+def is_image_name(name: str) -> bool:
+    """Whether a file is called as an image is, be it of a kind that is read or not."""
+    return os.path.splitext(name)[1].lower() in _IMAGES | _FOREIGN
+
+
 def read_folders(root: Path, split: Split) -> ExampleTable:
     """Reads the examples of one split; all as "train" where there are no folders of splits. No image is opened.
 

@@ -10,6 +10,7 @@ from os import PathLike
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.solution_files import SYNSET_MAPPING, Solutions, read_mapping, read_solutions
 from jaxddp.data.source import Split
@@ -61,18 +62,24 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
 
     Only the column ImageId is read. Raises: as `train_solutions`.
     """
-    home = open_root(root, SYNSET_MAPPING, cache)
+    home = _open(root, csv, cache)
     solutions = read_solutions(home.file(csv), None)
     folder = np.array([f"{_IMAGES}/test/".encode()])
     return _table(home, solutions, folder, {})
 
 
 def _labelled(root: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, folder: str) -> ExampleTable:
-    home = open_root(root, SYNSET_MAPPING, cache)
+    home = _open(root, csv, cache)
     mapping = read_mapping(home.file(SYNSET_MAPPING))
     solutions = read_solutions(home.file(csv), tuple(mapping))
     folders = np.array([folder.format(synset=synset).encode() for synset in mapping])
     return _table(home, solutions, folders, mapping, classes)
+
+
+def _open(root: AnyPath, csv: AnyPath, cache: AnyPath | None) -> Home:
+    for name, path in (("root", root), ("csv", csv), *([] if cache is None else [("cache", cache)])):
+        files.check_path(path, name)
+    return open_root(root, SYNSET_MAPPING, cache)
 
 
 def _table(

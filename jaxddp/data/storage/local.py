@@ -26,7 +26,7 @@ class LocalFiles:
     root: Path
 
     def name(self, path: bytes, offset: int = 0) -> str:
-        return f"{self.root}/{os.fsdecode(path)}"
+        return os.path.join(self.root, os.fsdecode(path))
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         name = self.name(path)
@@ -37,7 +37,7 @@ class LocalFiles:
     def in_graph(self) -> Callable[[Any, Any], Any]:
         from jaxddp.data.tensorflow_cpu import tf
 
-        top = os.fsencode(self.root) + b"/"
+        top = os.path.join(os.fsencode(self.root), b"")
         return lambda path, offset: tf.io.read_file(top + path)
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:

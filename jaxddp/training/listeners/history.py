@@ -1,9 +1,22 @@
-"""A run's metrics in memory, for a notebook: arrays to compute with, and a picture."""
+"""A run's metrics in memory, for a notebook: arrays to compute with, a table, and a picture."""
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+import jaxddp.files as files
+from jaxddp.errors import InputError
+from jaxddp.job.membership import exchange
+from jaxddp.mesh import Topology
+from jaxddp.overrides import checked
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunStart, StepRecord
+from jaxddp.training.listeners.jsonl import METRICS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Part = Literal["train", "epochs", "val"]
 
 
 class History(Listener):
@@ -15,6 +28,21 @@ class History(Listener):
 
     def __init__(self) -> None:
         self._rows: list[rows.Row] = []
+
+    @classmethod
+    def read(cls, workdir: str | Path) -> "History":
+        """The history of the run of a work directory, which may still go on: what its metrics.jsonl says.
+
+        Raises:
+            InputError: there is no such file, it cannot be read, or a line is not one of ours.
+        """
+        files.check_path(workdir, "workdir")
+        path = Path(workdir) / METRICS
+        if not path.exists():
+            raise InputError(f"{path}: no such file; give the work directory of a run that was logged")
+        history = cls()
+        history._rows = [row for _, row in rows.parse(path)]
+        return history
 
     @property
     def train(self) -> rows.Columns:
@@ -28,11 +56,36 @@ class History(Listener):
     def val(self) -> rows.Columns:
         return rows.series(self._rows).val
 
+    def to_frame(self, part: Part | None = None) -> "DataFrame":
+        """The metrics as a pandas DataFrame, in the order in which they were logged.
+
+        All of them, with the columns `step` (int64), `epoch`, `split` ("train", "val", …), `loss`, … of metrics.jsonl,
+        where an epoch's means are those that begin with `epoch_`; or a part, with the columns of `train`, `epochs` or
+        `val`. Numbers are float64, NaN where a row has none.
+
+        Raises:
+            InputError: there is no such part, or no pandas.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise InputError("history.to_frame(): pandas is not installed; pip install pandas") from None
+        if checked(part, Part | None, "part") is not None:
+            return pd.DataFrame(getattr(self, str(part)))
+        return pd.DataFrame(rows.table(self._rows))
+
     def plot(self) -> Any:
         """The curves as a matplotlib Figure. Needs matplotlib."""
         from jaxddp.training import pictures
 
         return pictures.figure(rows.series(self._rows))
+
+    def share(self, topology: Topology) -> None:
+        """Make this the history of process 0, whose listeners alone are told; all processes must call it alike."""
+        if topology.process_count > 1:
+            # It may be at work on its files for longer than others wait for it in a collective.
+            exchange("history", "")
+            self._rows = json.loads(topology.from_first(json.dumps(self._rows).encode()))
 
     def start(self, run: RunStart) -> None:
         self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []

@@ -1,0 +1,62 @@
+"""`jaxddp predict RUN IMAGES --out FILE`: what the network of a run says of images."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxddp.commands.parse import parse
+from jaxddp.config import ParallelConfig
+from jaxddp.errors import InputError
+from jaxddp.predictions.formats import Format, format_of
+from jaxddp.ranges import Range
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Classify images with a run's network, on all devices; the same command goes on where it was interrupted."""
+
+    run: tyro.conf.Positional[Path] = tyro.MISSING
+    """The work directory."""
+    images: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
+    """A folder, files, a CSV file with a column path, or a directory with LOC_sample_submission.csv."""
+    out: Path = tyro.MISSING
+    """The file to write."""
+    top: Annotated[int, Range(1, 100_000)] = 5
+    """How many classes of each image, the most probable first; all if there are fewer."""
+    format: Format | None = None
+    """csv, jsonl or parquet: a row for each image; kaggle: the submission file of the ImageNet localization challenge,
+    with the whole image as every box. As the name of the file says unless given."""
+    step: str = "best"
+    """Which checkpoint: latest, best, or its step. Without validation the best is the latest."""
+    devices: Annotated[int, Range(1, 100_000)] | None = None
+    """Use this many devices of all; all unless given."""
+    cpu_devices: Annotated[int, Range(1, 1024)] | None = None
+    """Simulate this many devices on the CPU, in each process."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command; returns the exit code. Raises: InputError."""
+    options = parse(Predict, Predict(), "jaxddp predict", arguments)
+    form = options.format or format_of(options.out)
+    if not options.run.is_dir():
+        raise InputError(f"{options.run}: no such work directory; give one that a run wrote into")
+    from jaxddp.curate.progress_bar import ProgressBar
+    from jaxddp.data.inputs import open_inputs
+    from jaxddp.experiment.resources import join_job
+    from jaxddp.experiment.trained import load_run
+    from jaxddp.job.environment import find_job
+    from jaxddp.job.membership import is_first
+    from jaxddp.mesh import Topology
+    from jaxddp.predictions.predict import predict
+
+    join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
+    table = open_inputs(options.images)
+    trained = load_run(options.run, options.step, Topology.create(options.devices))
+    with ProgressBar(len(table)) as bar:
+        done = predict(trained, table, options.out, form, top=options.top, progress=bar.advance)
+    if is_first():
+        unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
+        print(f"{options.out}: {done.images:,} images{unusable}, step {trained.step} of {options.run}")
+    return 0

@@ -1,0 +1,99 @@
+"""What is to be classified: images without labels, from a folder, files, a CSV file or a test listing."""
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+import jaxddp.files as files
+from jaxddp.data.formats.csv_listing import read_paths
+from jaxddp.data.formats.folders import is_image_name
+from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
+from jaxddp.data.storage.home import is_url, nearest_beside, permitted
+from jaxddp.data.storage.local import LocalFiles
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+from jaxddp.wording import show
+
+
+@permitted()
+def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
+    """The images of some places, in their order; no image is opened. Labels are -1, and there are no classes.
+
+    A place is one of these:
+
+    - a folder: all images below it, sorted by their paths, which are their ids;
+    - the file of an image: its id is the path as it is given;
+    - alone, a CSV file with a column `path`, relative to its folder: its rows;
+    - alone, a directory or URL of Kaggle's archive with LOC_sample_submission.csv: the test images, by ImageId.
+
+    Links may lead anywhere. Raises: InputError; a place is not there or holds no image, or an image is given twice.
+    """
+    if not places:
+        raise InputError("no images are given; give a folder, files, a CSV file, or a directory with a test listing")
+    texts = [os.fspath(place) for place in places]
+    listings = [_listing(text) for text in texts]
+    found = next((table for table in listings if table is not None), None)
+    if found is not None and len(texts) > 1:
+        raise InputError(f"{texts[listings.index(found)]}: lists images by itself; give it alone")
+    return found or _table(list(chain.from_iterable(_images(text, alone=len(texts) == 1) for text in texts)))
+
+
+def _listing(place: str) -> ExampleTable | None:
+    """The table of what lists images; None for folders and images."""
+    path = Path(place).expanduser()
+    if is_url(place) or (path / TEST_CSV).is_file():
+        return test_listing(place)
+    return read_paths(path.absolute()) if path.suffix == ".csv" and path.is_file() else None
+
+
+def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
+    """(id, real path) of the images of a folder or of a file."""
+    path = Path(place).expanduser()
+    if path.is_file():
+        yield place, os.path.realpath(path)
+    elif not path.is_dir():
+        raise InputError(f"{place}: no such file or folder{nearest_beside(path.absolute())}; check the path")
+    else:
+        below = sorted(_below(path, "", ()))
+        if not below:
+            raise InputError(f"{place}: no image is below this folder; check the path")
+        for name in below:
+            yield name if alone else os.path.join(place, name), os.path.realpath(path / name)
+
+
+def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
+    """The paths of all images below a folder; `above` is the real paths of the folders above it."""
+    here = os.path.realpath(top / folder)
+    if here in above:
+        raise InputError(f"{top / folder}: a symbolic link leads into a folder above itself; remove the link")
+    with files.reading(top / folder, "make it a readable folder"):
+        entries = [*os.scandir(top / folder)]
+    for entry in entries:
+        name = os.path.join(folder, entry.name)
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _below(top, name, (*above, here))
+        elif is_image_name(entry.name):
+            yield name
+
+
+def _table(images: list[tuple[str, str]]) -> ExampleTable:
+    ids, paths = ([_encoded(image[place]) for image in images] for place in range(2))
+    unique, count = np.unique(np.array(ids), return_counts=True)
+    if len(unique) < len(ids):
+        raise InputError(f"{os.fsdecode(unique[count > 1][0])}: is given twice; give each image once")
+    nowhere = np.full(len(ids), -1, np.int32)
+    # Where links lead is resolved, so the files may lie anywhere.
+    paths = np.array([path.removeprefix(b"/") for path in paths])
+    return ExampleTable(LocalFiles(Path("/")), np.array(ids), paths, nowhere, (), (), ())
+
+
+def _encoded(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the name {show(os.fsencode(name))} is not UTF-8; rename the file") from None

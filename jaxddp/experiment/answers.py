@@ -1,0 +1,97 @@
+"""What a network says of each image of a source, once and in order, on all devices of all processes."""
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxddp.config import DataConfig
+from jaxddp.data.omissions import Omissions
+from jaxddp.data.order import EvalOrder, Shard
+from jaxddp.data.source import Source
+from jaxddp.errors import InputError
+from jaxddp.job.membership import agree, exchange
+from jaxddp.mesh import Topology
+
+_MOST_AT_ONCE = 64
+_AHEAD = 2
+
+
+class Answers(NamedTuple):
+    """Those of consecutive images."""
+
+    start: int
+    """The row of the first."""
+    probabilities: np.ndarray
+    """float32[n, K]; NaN in the row of an image that cannot be used."""
+    errors: dict[int, str]
+    """Why an image cannot be used, by its row in the source."""
+
+
+def images_at_once(num_examples: int) -> int:
+    """How many images each device classifies at once: as many on any number of devices, a power of two."""
+    return min(_MOST_AT_ONCE, 1 << (num_examples - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A source and what classifies it.
+
+    Attributes:
+        classify: `jaxddp.engine.step.make_classify`'s, of a placed batch.
+        at_once: images on each device. Which images share a device's batch, and their places in it, follow from this
+            number alone, so the answers have the same bits on any number of devices.
+    """
+
+    classify: Callable[[Any], tuple[Any, Any]]
+    source: Source
+    data: DataConfig
+    topology: Topology
+    num_classes: int
+    at_once: int
+
+    def __iter__(self) -> Iterator[Answers]:
+        """All answers, in the order of the source. Raises: InputError; the processes ask about different images."""
+        agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
+        self.topology.connect()
+        if self.source.verified is None:
+            yield from self._answers(None)
+            return
+        omissions = Omissions(len(self.source))
+        try:
+            for row, fault in self.source.verified.look():
+                omissions.refuse(row, f"{self.source.name(row)}: {fault}")
+            yield from self._answers(omissions)
+        except InputError:
+            if not omissions.all:
+                raise
+            # Before the first batch: one image that can be used would have been enough.
+            nothing = np.full((len(self.source), self.num_classes), np.nan, np.float32)
+            yield Answers(0, nothing, dict(omissions.faults))
+
+    def _answers(self, omissions: Omissions | None) -> Iterator[Answers]:
+        order = EvalOrder(len(self.source), self.at_once * self.topology.num_devices)
+        shard = Shard(self.topology.process_index, self.topology.process_count)
+        given: dict[str, Any] = {} if omissions is None else {"omissions": omissions}
+        waiting: deque[tuple[int, Any, Any]] = deque()
+        for step, batch in enumerate(self.source.eval_batches(order, self.data, shard, **given)):
+            found = self.classify(self.topology.place(batch))
+            waiting.append((step * order.batch_size, *found))
+            if len(waiting) > _AHEAD:
+                yield self._answer(*waiting.popleft(), omissions)
+        while waiting:
+            yield self._answer(*waiting.popleft(), omissions)
+
+    def _answer(self, start: int, probabilities: Any, replaced: Any, omissions: Omissions | None) -> Answers:
+        """The answers of one batch, waited for: the images that were `replaced` by others, float[B], have errors."""
+        count = min(len(probabilities), len(self.source) - start)
+        found, errors = np.array(probabilities[:count]), dict[int, str]()
+        if omissions is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
+            own = {row: omissions.faults[row] for row in (start + bad).tolist() if row in omissions.faults}
+            for others in exchange("images that cannot be used", json.dumps(own)):
+                errors |= {int(row): fault for row, fault in json.loads(others).items()}
+            found[bad] = np.nan
+        return Answers(start, found, dict(sorted(errors.items())))

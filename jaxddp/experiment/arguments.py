@@ -1,0 +1,113 @@
+"""The arguments of the Python API: which keys of a config they set, and what messages about those keys call them.
+
+What prepares and trains speaks of a config's keys, as the terminal does; a notebook's user has written arguments.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxddp.duration import Duration
+from jaxddp.engine.self_test import Mode
+from jaxddp.errors import InputError, JaxddpError
+from jaxddp.overrides import checked
+from jaxddp.wording import choices
+
+_OPTIONS = {
+    "model": ("freeze", "new_layers", "unfreeze", "weights"),
+    "optimizer": ("layer_decay", "rate_factors"),
+    "train": ("accumulate", "gradient_precision", "max_bad_steps", "precision"),
+    "parallel": ("buckets", "reproducible", "xla_options"),
+}
+"""What `prepare_training` takes of a config, by its section."""
+
+_CADENCES = {
+    "log_every": ("log.every", Duration),
+    "profile": ("log.profile", Duration | None),
+    "save_every": ("checkpoint.every", Duration),
+    "eval_every": ("eval.every", Duration),
+    "check_every": ("parallel.check_replicas", Duration),
+    "self_test": ("parallel.self_test", Mode),
+}
+"""What `train` takes: each argument's key and its type."""
+
+_NAMES = {
+    **{f"{section}.{key}": key for section, keys in _OPTIONS.items() for key in keys},
+    **{key: argument for argument, (key, _) in _CADENCES.items()},
+    "train.duration": "epochs",
+    "train.batch_size": "batch_size_per_device",
+    "eval.batch_size": "batch_size_per_device",
+    "parallel.devices": "devices",
+    "model.batch_norm": "batch_norm",
+    "model.name": "model",
+    "fingerprint.train": "table.fingerprint",
+}
+"""What a key of a config is called among the arguments."""
+
+_KEYS = "|".join(re.escape(name).replace("_", "[_-]") for name in _NAMES)
+# `--train.batch-size 8`, `train.batch_size=8` or `train.batch_size`, but no part of a path.
+_KEY = re.compile(
+    rf"(?<![\w/.'-])(?:--(?P<option>{_KEYS})(?: (?P<value>[\w.]+))?|(?P<key>{_KEYS})(?P<equals>=\d+)?)(?![\w/-]|\.\w)"
+)
+_WORDS = (
+    (re.compile(r"(?<![\w/.'-])objects\.(?=\w)"), ""),
+    (re.compile(r"--workdir\b"), "workdir"),
+    (re.compile(r"\bthe same command resumes it"), "the same call resumes it"),
+    (re.compile(r"\buse the config that wrote it"), "use the model and optimizer that wrote it"),
+    # How long processes wait for each other is no argument.
+    (re.compile(r", or raise parallel\.start_timeout"), ""),
+)
+
+
+def options_of(section: str) -> tuple[str, ...]:
+    """What `prepare_training` takes of a section of a config."""
+    return _OPTIONS[section]
+
+
+def changes_of_options(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The options of `prepare_training` as changes of a config. Raises: InputError; one is unknown."""
+    section_of = {key: section for section, keys in _OPTIONS.items() for key in keys}
+    for key in options.keys() - section_of:
+        raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, section_of)}")
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
+    # As at the terminal: "conv1=0.1,fc=10".
+    given |= {key: (given[key],) for key in ("unfreeze", "rate_factors") if isinstance(given.get(key), str)}
+    return {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
+
+
+def changes_of_cadences(**given: Any) -> dict[str, dict[str, Any]]:
+    """When and how `train` is to do what, as changes of a config. Raises: InputError; names an argument."""
+    changes: dict[str, dict[str, Any]] = {}
+    for argument, (name, kind) in _CADENCES.items():
+        section, _, key = name.partition(".")
+        changes.setdefault(section, {})[key] = checked(given[argument], kind, argument)
+    return changes
+
+
+@contextmanager
+def words_of_arguments() -> Iterator[None]:
+    """What the block says of a config's keys, or of the terminal's options, is said of arguments."""
+    try:
+        yield
+    except JaxddpError as error:
+        error.args = (in_arguments(str(error)),)
+        raise
+
+
+def in_arguments(message: str) -> str:
+    """`train.accumulate=4` or `--train.accumulate 4` is `accumulate=4`; a batch of so many is a global one."""
+    message = _KEY.sub(_argument, message)
+    for words, others in _WORDS:
+        message = words.sub(others, message)
+    return message
+
+
+def _argument(found: re.Match[str]) -> str:
+    key = (found["option"] or found["key"]).replace("-", "_")
+    value = found["value"] or (found["equals"] or "").removeprefix("=")
+    if value and key.endswith(".batch_size"):
+        return f"a global batch of {value}"
+    shown = value if value.replace(".", "").isdecimal() else repr(value)
+    return f"{_NAMES[key]}={shown}" if value else _NAMES[key]

@@ -1,0 +1,45 @@
+"""The training of a setup whose pieces came from Python, in a work directory or without one."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxddp.engine.state import TrainState
+from jaxddp.experiment.argument_kinds import Measure, check_start
+from jaxddp.experiment.resume import claim, claim_of
+from jaxddp.experiment.session import session
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.loop import fit
+
+
+def fit_setup(
+    setup: RunSetup, directory: Path | None, listeners: Sequence[Any], evaluators: Sequence[Measure]
+) -> TrainState:
+    """Train a setup, which stays as it was, and return the last state.
+
+    In a directory it resumes or begins, saves, and writes metrics.jsonl. Raises: as `check_start`, `session`, `claim`
+    and `fit`.
+    """
+    if directory is None:
+        check_start(setup)
+        objects = setup.identity() if setup.topology.process_count > 1 else None
+        return fit(_consumed(setup).run(listeners=listeners, evaluators=evaluators, objects=objects))
+    with session(directory) as own:
+        check_start(setup, resumes=own.resume_step is not None)
+        # Once there was no config.json.
+        known = own.resume_step is not None and (own.directory / CONFIG_FILE).exists()
+        claimed = claim_of(setup)
+        claim(own.directory, claimed, resuming=known)
+        watching = [*listeners, JsonLines(own.directory)]
+        return fit(_consumed(setup).run(own, listeners=watching, evaluators=evaluators, objects=claimed.objects))
+
+
+def _consumed(setup: RunSetup) -> RunSetup:
+    """The setup with a copy of its state: the step consumes what it is given."""
+    return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))

@@ -1,0 +1,96 @@
+"""What a trained network says of images: a probability for each class, or why an image cannot be used."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jaxddp.errors import InputError
+
+Cell = str | float | None
+Row = dict[str, Cell]
+
+
+def column_names(top: int) -> list[str]:
+    """`id,class,probability,class_2,probability_2,…,error`."""
+    of_classes = [f"{name}_{place}" if place > 1 else name for place in range(1, top + 1) for name in _OF_A_CLASS]
+    return ["id", *of_classes, "error"]
+
+
+_OF_A_CLASS = ("class", "probability")
+_NOT_FINITE = "the network's output is not finite"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The classes of N images out of K.
+
+    Attributes:
+        ids: N, what each image is called.
+        probabilities: float32[N, K], in the order of the classes; NaN in the row of an image that cannot be used.
+        class_ids: K, by which data sets are compared, such as the name of a folder.
+        class_names: K, for people.
+        errors: why an image cannot be used, by its row.
+    """
+
+    ids: Sequence[str]
+    probabilities: np.ndarray = field(repr=False)
+    class_ids: Sequence[str]
+    class_names: Sequence[str]
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """int32[N], the most probable class; -1 where there is none."""
+        best = np.where(self._known, self._sorted[:, 0], -1)
+        return best.astype(np.int32)
+
+    @property
+    def classes(self) -> list[str | None]:
+        """The name of each image's most probable class."""
+        return [self.class_names[int(label)] if label >= 0 else None for label in self.labels]
+
+    def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k most probable classes and their probabilities: int64[N, k] and float32[N, k].
+
+        Of equal ones the first comes first. Raises: InputError; there are fewer classes.
+        """
+        if not 1 <= k <= len(self.class_ids):
+            raise InputError(f"k={k}: expected 1 to {len(self.class_ids)}, the number of classes")
+        labels = self._sorted[:, :k]
+        return labels, np.take_along_axis(self.probabilities, labels, 1)
+
+    def rows(self, top: int = 5) -> Iterator[Row]:
+        """A row for each image, of `column_names`: class ids, and probabilities with all digits of a float32."""
+        columns = column_names(min(top, len(self.class_ids)))
+        labels, shares = self.top(min(top, len(self.class_ids)))
+        for row, identity in enumerate(self.ids):
+            error = self.errors.get(row) or (None if self._known[row] else _NOT_FINITE)
+            cells: list[Cell] = [None] * (len(columns) - 2)
+            if error is None:
+                cells[::2] = [self.class_ids[int(label)] for label in labels[row]]
+                # The shortest decimal that is this float32.
+                cells[1::2] = [float(str(share)) for share in shares[row]]
+            yield dict(zip(columns, (identity, *cells, error), strict=True))
+
+    def to_frame(self, top: int = 5) -> Any:
+        """`rows` as a pandas DataFrame. Raises: InputError; pandas is not installed."""
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise InputError("to_frame: pandas is not installed; pip install pandas") from None
+        return pandas.DataFrame(list(self.rows(top)), columns=column_names(min(top, len(self.class_ids))))
+
+    @cached_property
+    def _known(self) -> np.ndarray:
+        """bool[N]: whether the image has probabilities."""
+        return np.asarray(np.isfinite(self.probabilities).all(1))
+
+    @cached_property
+    def _sorted(self) -> np.ndarray:
+        return np.argsort(-self.probabilities, axis=1, kind="stable")

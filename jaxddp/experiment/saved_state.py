@@ -1,0 +1,58 @@
+"""What a run has saved: its recipe, and the state of a checkpoint, whatever its architecture."""
+
+import json
+from pathlib import Path
+
+import jaxddp.files as files
+from jaxddp.engine.state import TrainState
+from jaxddp.errors import InputError
+from jaxddp.job.membership import from_first
+from jaxddp.mesh import Topology
+from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
+from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.manifest import CHECKPOINTS
+
+_A_RUN = "give a run's work directory"
+
+
+def recipe_of_run(directory: Path) -> tuple[RecipeFile, bool]:
+    """The recipe of a run, and whether it says the network: not of a run whose objects came from Python.
+
+    Raises:
+        InputError: there is no such run, or its copy of the recipe is another one now.
+    """
+    path = directory / CONFIG_FILE
+    with files.reading(path, _A_RUN, missing=f"no such file; {_A_RUN}"):
+        content = files.read(path)
+    file = read_recipe(path)
+    file.check_kept()
+    return file, "model" in json.loads(content)
+
+
+def restored(directory: Path, which: str, topology: Topology, advice: str = _A_RUN) -> TrainState:
+    """The state of a checkpoint (see `agreed_step`) on every device, its trees as plain dicts.
+
+    Raises:
+        InputError: there is no checkpoint, or not this one, or it is damaged.
+    """
+    place = directory / CHECKPOINTS
+    if not place.is_dir():
+        raise InputError(f"{directory}: no work directory of a run, which has {CHECKPOINTS}/; {advice}")
+    with Checkpoints(place, read_only=True) as checkpoints:
+        if checkpoints.latest() is None:
+            raise InputError(f"{directory}: the run has no checkpoint yet; wait for its first, or give another run")
+        return checkpoints.restore_as_saved(agreed_step(checkpoints, which), topology.replicated)
+
+
+def agreed_step(checkpoints: Checkpoints, which: str) -> int:
+    """The step of a checkpoint that is whole, "latest", "best" or a number, as process 0 sees it.
+
+    "best" is the latest where nothing was validated. Raises: InputError; there is none, or it is damaged.
+    """
+
+    def whole() -> str:
+        step = checkpoints.step("latest" if which == "best" and checkpoints.best() is None else which)
+        checkpoints.verify(step)
+        return str(step)
+
+    return int(from_first("checkpoint", whole))

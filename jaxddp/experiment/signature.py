@@ -1,0 +1,78 @@
+"""What a network takes and tells apart, in a file of the work directory: a run can be asked without its data."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jaxddp.files as files
+from jaxddp.config import DataConfig
+from jaxddp.data.source import Source, image_dtype
+from jaxddp.errors import InputError
+
+SIGNATURE_FILE = "signature.json"
+_DECODED = (1, 3, 4)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The classes of a run, in the order of its logits, and its images."""
+
+    class_ids: tuple[str, ...]
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    """(H, W, C) of the pixels that the network sees, before they are normalized."""
+    dtype: str
+    """Of these: "uint8" or "uint16"."""
+    in_memory: bool
+    """Whether they were arrays, taken as they are, and no files."""
+
+    @classmethod
+    def of(cls, source: Source, data: DataConfig) -> "Signature":
+        """That of a run which trains on a source."""
+        dtype, arrays = image_dtype(source, data).name, source.verified is None
+        return cls(tuple(source.class_ids), tuple(source.class_names), source.image_shape(data), dtype, arrays)
+
+    @classmethod
+    def read(cls, directory: Path) -> "Signature | None":
+        """That of a work directory; None where it has none, as those of older releases. Raises: InputError."""
+        path = directory / SIGNATURE_FILE
+        if not path.exists():
+            return None
+        with files.reading(path, "make it readable"):
+            content = files.read(path)
+        try:
+            told: dict[str, Any] = json.loads(content)
+            lists = {key: tuple(told[key]) for key in ("class_ids", "class_names", "image_shape")}
+            return cls(**lists, dtype=np.dtype(told["dtype"]).name, in_memory=bool(told["in_memory"]))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InputError(f"{path}: is damaged ({error}); remove it, and the run's data are asked instead") from None
+
+    def write(self, directory: Path) -> None:
+        """Write it into a work directory. Raises: InputError."""
+        files.replace(directory / SIGNATURE_FILE, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
+
+    def check(self, images: np.ndarray) -> None:
+        """Raises `InputError` where arrays are not such images, [N, H, W, C]."""
+        if images.shape[1:] != self.image_shape or images.dtype != self.dtype:
+            wanted = ", ".join(map(str, self.image_shape))
+            raise InputError(
+                f"images: {images.dtype}{list(images.shape)} was given; give {self.dtype}[N, {wanted}], as the network "
+                "was trained on"
+            )
+
+    def data(self, data: DataConfig) -> DataConfig:
+        """The config by which evaluation makes such images of files. Raises: InputError; no files have them."""
+        height, width, channels = self.image_shape
+        if channels not in _DECODED or height != width:
+            raise InputError(
+                f"the run was trained on arrays of {height}x{width} pixels with {channels} channels, which are not "
+                f"made of files; give an array, {self.dtype}[N, {height}, {width}, {channels}]"
+            )
+        size: dict[str, Any] = {"image_size": height, "channels": channels, "bits": 8 * np.dtype(self.dtype).itemsize}
+        # What was in memory was seen whole.
+        resize = height if self.in_memory else data.resize
+        return dataclasses.replace(data, **size, resize=resize)

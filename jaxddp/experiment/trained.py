@@ -1,0 +1,189 @@
+"""A run that is asked: its network, as a checkpoint has it, with all that it takes to classify images."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import AugmentConfig, Config, Precision
+from jaxddp.data.arrays import ArrayTable, check_images
+from jaxddp.data.inputs import open_inputs
+from jaxddp.data.opening import open_splits
+from jaxddp.data.source import Source
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.state import TrainState, with_weights
+from jaxddp.engine.step import make_classify
+from jaxddp.errors import InputError
+from jaxddp.experiment.answers import Answering, images_at_once
+from jaxddp.experiment.initial_weights import by_path
+from jaxddp.experiment.predictions import Predictions
+from jaxddp.experiment.recipe import model_of
+from jaxddp.experiment.saved_state import recipe_of_run, restored
+from jaxddp.experiment.signature import Signature
+from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt, for_platform
+from jaxddp.models.protocol import Model
+from jaxddp.wording import show
+
+Images = np.ndarray | Source | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A network as a checkpoint of a run has it.
+
+    Attributes:
+        directory: the run's work directory.
+        step: of the checkpoint.
+        config: the run's; of a run whose objects came from Python, what it wrote down of it.
+        model: `apply(state.params, state.model_state, images, train=False, key=None)` gives (logits float[B, K], …).
+        state: on every device, with the parameters that evaluation measures and without those of an optimizer.
+        preprocess: from pixels to the network's input.
+        signature: its classes and its images.
+    """
+
+    directory: Path
+    step: int
+    config: Config = field(repr=False)
+    model: Model = field(repr=False)
+    state: TrainState = field(repr=False)
+    preprocess: Preprocess = field(repr=False)
+    signature: Signature
+    topology: Topology = field(repr=False)
+
+    @property
+    def class_ids(self) -> tuple[str, ...]:
+        """K, by which data sets are compared, such as the name of a folder."""
+        return self.signature.class_ids
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """K, for people."""
+        return self.signature.class_names
+
+    def predict(self, images: Images) -> Predictions:
+        """Classify images as evaluation does; all processes of a job must ask alike.
+
+        Args:
+            images: an array, uint8 or uint16 [N, H, W, C] of the size that the network was trained on; a folder, a
+                CSV file or a test listing, or paths of files (see `jaxddp.data.inputs.open_inputs`); or a source.
+
+        Returns:
+            The classes of all images, in their order; a file that cannot be used has an error instead.
+
+        Raises:
+            InputError: the images are of another kind, or not there.
+        """
+        source = self.source(images)
+        answers = [*self.answers(source)]
+        return Predictions(
+            [str(source.record(row).id) for row in range(len(source))],
+            np.concatenate([each.probabilities for each in answers]),
+            self.class_ids,
+            self.class_names,
+            {row: error for each in answers for row, error in each.errors.items()},
+        )
+
+    def source(self, images: Images) -> Source:
+        """What `predict` is given, as a source. Raises: InputError."""
+        if isinstance(images, str | os.PathLike):
+            return open_inputs([images])
+        paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]
+        if all(isinstance(path, str | os.PathLike) for path in paths):
+            return open_inputs(paths)
+        if isinstance(images, np.ndarray):
+            check_images(images)
+            self.signature.check(images)
+            return ArrayTable(images, np.full(len(images), -1), self.class_names)
+        if not hasattr(images, "eval_batches"):
+            raise InputError(f"images={show(images)}: give an array, a path, a list of paths, or a source")
+        source: Any = images
+        return source
+
+    def answers(self, source: Source, at_once: int | None = None) -> Answering:
+        """To be iterated: the answers of a source, a batch at a time, with so many images on each device.
+
+        Raises:
+            InputError: the network does not take such images.
+        """
+        files = source.verified is not None
+        data = self.signature.data(self.config.data) if files else self.config.data
+        if (shape := source.image_shape(data)) != self.signature.image_shape:
+            raise InputError(f"images of {shape}: the network was trained on images of {self.signature.image_shape}")
+        size = at_once or images_at_once(len(source))
+        return Answering(
+            lambda batch: self._classify(self.state, batch),
+            *(source, data, self.topology, len(self.class_ids), size),
+        )
+
+    @cached_property
+    def _classify(self) -> Callable[..., Any]:
+        model = for_platform(self.model, self.topology.platform)
+        loss = example_loss(softmax_cross_entropy, len(self.class_ids))
+        return make_classify(Objective(model, loss, self.preprocess, views=self.config.eval.views), self.topology)
+
+
+def load_run(
+    directory: str | os.PathLike[str],
+    step: str,
+    topology: Topology,
+    model: Any = None,
+    *,
+    precision: Precision | None = None,
+) -> TrainedRun:
+    """Restore the network of a run's checkpoint: "best", "latest" or its step.
+
+    Args:
+        model: the network of a run whose objects came from Python, which its work directory does not say.
+        precision: of the computation; the run's where absent.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or the network is another one.
+    """
+    place = Path(directory)
+    file, says_network = recipe_of_run(place)
+    config = file.config if precision is None else file.config.replace(train={"precision": precision})
+    signature = Signature.read(place) or _signature_of_data(place, config)
+    if model is not None:
+        network = adapt(model)
+    elif says_network:
+        network = model_of(file, config, len(signature.class_ids))
+    else:
+        raise InputError(f"{file.path}: the run came from Python and does not say its network; give model= too")
+    saved = restored(place, step, topology)
+    preprocess = Preprocess(config.data.mean, config.data.std, AugmentConfig(), config.train.precision or "float32")
+    state = _fitted(network, saved, signature, place)
+    return TrainedRun(place, int(saved.step), config, network, state, preprocess, signature, topology)
+
+
+def _fitted(network: Model, saved: TrainState, signature: Signature, place: Path) -> TrainState:
+    """The arrays of a checkpoint in the network's own trees. Raises: InputError; they are not the network's."""
+    example = jax.ShapeDtypeStruct((1, *signature.image_shape), jnp.float32)
+    trees = jax.eval_shape(network.init, jax.eval_shape(lambda: jax.random.key(0)), example)
+    arrays = by_path(saved.eval_params, saved.model_state)
+    for path, wanted in by_path(*trees).items():
+        there = arrays.get(path)
+        if there is None or there.shape != wanted.shape:
+            found = "missing" if there is None else f"of shape {list(there.shape)}"
+            raise InputError(
+                f"{place}: {path} is {found}, and of shape {list(wanted.shape)} in the model; give its own"
+            )
+    params, model_state = with_weights(trees[0], trees[1], arrays)
+    return TrainState(saved.step, params, model_state, ())
+
+
+def _signature_of_data(place: Path, config: Config) -> Signature:
+    """For a run of a release that wrote no signature."""
+    try:
+        return Signature.of(open_splits(config.data)["train"], config.data)
+    except InputError as error:
+        raise InputError(f"{place}: says nothing of its classes, and its data cannot be asked ({error})") from error

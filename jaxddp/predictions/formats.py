@@ -1,0 +1,109 @@
+"""Files of predictions: CSV, JSON lines and Parquet with one row an image, and Kaggle's submission file."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from jaxddp.data.images.header import parse_header
+from jaxddp.data.source import Source
+from jaxddp.errors import InputError
+from jaxddp.experiment.predictions import Row
+from jaxddp.wording import choices
+
+Item = TypeVar("Item")
+Format = Literal["csv", "jsonl", "parquet", "kaggle"]
+_AT_ONCE = 4096
+_THREADS = 16
+
+
+def format_of(out: Path) -> Format:
+    """The format that a file's name says. Raises: InputError; it says none."""
+    known = get_args(Format)[:3]
+    found = next((each for each in known if out.suffix == f".{each}"), None)
+    if found is None:
+        raise InputError(f"{out}: its name says no format; {choices(out.suffix[1:], known)}, or give --format")
+    return found
+
+
+def check(form: Format) -> None:
+    """Raises `InputError` where a package is not installed that the format needs."""
+    if form == "parquet":
+        _parquet_library()
+
+
+def content(form: Format, columns: list[str], rows: Iterable[Row], source: Source) -> Iterator[bytes]:
+    """The file, in parts. `rows` are those of all images of the source, in its order."""
+    write: dict[Format, Callable[[list[str], Iterable[Row], Source], Iterator[bytes]]] = {
+        "csv": _csv,
+        "jsonl": _json_lines,
+        "parquet": _parquet,
+        "kaggle": _kaggle,
+    }
+    return write[form](columns, rows, source)
+
+
+def _csv(columns: list[str], rows: Iterable[Row], source: Source) -> Iterator[bytes]:
+    yield _csv_lines([columns])
+    for some in _blocks(rows):
+        yield _csv_lines([row[column] for column in columns] for row in some)
+
+
+def _csv_lines(rows: Iterable[Iterable[object]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _json_lines(columns: list[str], rows: Iterable[Row], source: Source) -> Iterator[bytes]:
+    return ((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows)
+
+
+def _parquet(columns: list[str], rows: Iterable[Row], source: Source) -> Iterator[bytes]:
+    pyarrow, parquet = _parquet_library()
+    kinds = {"probability": pyarrow.float32()}
+    schema = pyarrow.schema([(name, kinds.get(name.split("_")[0], pyarrow.string())) for name in columns])
+    file = io.BytesIO()
+    with parquet.ParquetWriter(file, schema) as writer:
+        for some in _blocks(rows):
+            writer.write_table(pyarrow.Table.from_pylist(list(some), schema=schema))
+    yield file.getvalue()
+
+
+def _parquet_library() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise InputError("format=parquet: pyarrow is not installed; pip install 'jaxddp[parquet]'") from None
+    return pyarrow, parquet
+
+
+def _kaggle(columns: list[str], rows: Iterable[Row], source: Source) -> Iterator[bytes]:
+    """The submission file of the ImageNet localization challenge: each class with a box, which is the whole image.
+
+    An image that cannot be used has no prediction.
+    """
+    classes = [column for column in columns if column.startswith("class")]
+
+    def line(place: int, row: Row) -> tuple[object, str]:
+        if row["error"] is not None:
+            return row["id"], ""
+        header = parse_header(source.read(place))
+        box = f"0 0 {header.width - 1} {header.height - 1}"
+        return row["id"], " ".join(f"{row[column]} {box}" for column in classes)
+
+    yield _csv_lines([("ImageId", "PredictionString")])
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for some in _blocks(enumerate(rows)):
+            yield _csv_lines(pool.map(line, *zip(*some, strict=True)))
+
+
+def _blocks(items: Iterable[Item]) -> Iterator[list[Item]]:
+    left = iter(items)
+    while block := list(islice(left, _AT_ONCE)):
+        yield block

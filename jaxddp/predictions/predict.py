@@ -1,0 +1,68 @@
+"""The images of a source become a file of predictions, each once and in order, on all devices of all processes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import jaxddp.files as files
+from jaxddp.data.table import ExampleTable
+from jaxddp.experiment.answers import images_at_once
+from jaxddp.experiment.identity import checksums
+from jaxddp.experiment.predictions import Predictions, column_names
+from jaxddp.experiment.trained import TrainedRun
+from jaxddp.job.membership import agree, from_first, is_first
+from jaxddp.predictions import formats
+from jaxddp.predictions.partial import Partial
+
+
+class Predicted(NamedTuple):
+    """What was written."""
+
+    images: int
+    errors: int
+    """Images that cannot be used."""
+
+
+def predict(
+    run: TrainedRun,
+    table: ExampleTable,
+    out: Path,
+    form: formats.Format,
+    *,
+    top: int = 5,
+    progress: Callable[[int, int], None] = lambda done, errors: None,
+) -> Predicted:
+    """Write the `top` classes of every image, or all classes if there are fewer; go on where a killed one stopped.
+
+    The file is the same, byte for byte, on any number of devices and processes, and it is there when it is whole.
+
+    Args:
+        progress: told by the first process how many images were answered, and how many of them cannot be used.
+
+    Raises:
+        InputError: the file cannot be written, or the processes differ in what they are asked.
+    """
+    formats.check(form)
+    agree({"--out": str(out), "--top": str(top), "--format": form})
+    count, at_once, top = len(table), images_at_once(len(table)), min(top, len(run.class_ids))
+    asked = {"run": str(run.directory.resolve()), "step": run.step, "top": top, "images": table.fingerprint}
+    partial = Partial(out, {**asked, **checksums(run.state), "version": 1})
+    done = int(from_first("answers so far", lambda: str(partial.resume(at_once, count))))
+    errors = sum(row["error"] is not None for row in partial.rows()) if is_first() and done else 0
+    if done < count:
+        rest = table.rows(np.arange(done, count)) if done else table
+        for answers in run.answers(rest, at_once):
+            first, number = done + answers.start, len(answers.probabilities)
+            errors += len(answers.errors)
+            if is_first():
+                ids = [str(table.record(row).id) for row in range(first, first + number)]
+                own = {row - answers.start: error for row, error in answers.errors.items()}
+                found = Predictions(ids, answers.probabilities, run.class_ids, run.class_names, own)
+                partial.append(found.rows(top))
+                progress(first + number, errors)
+    if is_first():
+        files.replace(out, formats.content(form, column_names(top), partial.rows(), table))
+        partial.remove()
+    return Predicted(count, errors)

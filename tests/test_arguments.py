@@ -1,0 +1,349 @@
+"""What was given to the Python API and is of the wrong kind: one line that names the argument and the value."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import CLASSES, linear_model, random_table
+
+import jaxddp
+from jaxddp import ArrayTable, InputError, prepare_training, train
+from jaxddp.engine.state import TrainState
+from jaxddp.errors import JaxddpError, Preempted
+from jaxddp.experiment.arguments import words_of_arguments
+
+TABLE, VAL = random_table(16), random_table(12, seed=1)
+SGD = optax.sgd(0.05)
+SOURCE = "give a table of train_solutions(ROOT), an ArrayTable(images, labels, class_names) or another source"
+PATHS = {"root": "/data", "csv": "a.csv"}
+
+
+class Half:
+    """A source that is not whole."""
+
+    labels = np.zeros(3, np.int32)
+    num_classes = 1
+    class_names = class_ids = ("a",)
+
+    def name(self, row):
+        return f"image {row}"
+
+
+class Descent:
+    def init(self, params):
+        return ()
+
+    def update(self, grads, state, params=None):
+        return grads, state
+
+
+def line(call, *arguments, **named) -> str:
+    with pytest.raises(InputError) as error:
+        call(*arguments, **named)
+    said = str(error.value)
+    assert "\n" not in said
+    return said
+
+
+@pytest.fixture(scope="module")
+def setup() -> jaxddp.RunSetup:
+    return prepare_training(linear_model(), TABLE, 2, SGD, 4, epochs=3)
+
+
+@pytest.fixture(scope="module")
+def trained(setup) -> TrainState:
+    return train(jaxddp.softmax_cross_entropy, setup, listeners=())[0]
+
+
+PREPARED = [
+    ("model", 3, "model is of type int; give a Linen module, an NNX module, a pair of functions (init, apply), or an "
+     "object with a Model's two methods"),
+    ("table", [[1, 2], [3]], f"table=[[1, 2], [3]]: {SOURCE}"),
+    ("table", "/data/imagenet", f"table='/data/imagenet': {SOURCE}"),
+    ("table", None, f"table=None: {SOURCE}"),
+    ("table", TABLE.images, f"table: an object of type ndarray was given; {SOURCE}"),
+    ("table", ArrayTable, f"table: the class ArrayTable was given; {SOURCE}"),
+    ("table", Half(), "table: an object of type Half was given; it has no default_data, which a source has; see "
+     "jaxddp.data.source.Source"),
+    ("devices", 9, "devices=9: expected 1 to 8"),
+    ("devices", 0, "devices=0: expected 1 to 8"),
+    ("devices", "2", "devices='2': give a number of devices, a list of them, or None for all"),
+    ("devices", 2.0, "devices=2.0: give a number of devices, a list of them, or None for all"),
+    ("devices", True, "devices=True: give a number of devices, a list of them, or None for all"),
+    ("devices", [0, 1], "devices=[0, 1]: give a number of devices, a list of them, or None for all"),
+    ("devices", [], "devices=[]: give at least one device"),
+    ("optimizer", 0.1, "optimizer: an object of type float was given; give an optax optimizer, such as optax.sgd(0.1)"),
+    ("optimizer", Descent, "optimizer: the class Descent was given; give an optax optimizer, such as optax.sgd(0.1)"),
+    ("optimizer", optax.sgd, "optimizer: an object of type function was given; give an optax optimizer, such as "
+     "optax.sgd(0.1)"),
+    ("batch_size_per_device", "8", "batch_size_per_device='8': expected int"),
+    ("batch_size_per_device", 0, "batch_size_per_device=0: expected 1 to 16,777,216"),
+    ("batch_size_per_device", 2**24, "a global batch of 33554432: expected 1 to 16,777,216"),
+    ("epochs", "3", "epochs='3': expected float"),
+    ("epochs", None, "epochs=None: expected float"),
+    ("data", {"pad": 1}, "data={'pad': 1}: give a jaxddp.DataConfig, such as DataConfig(image_size=64)"),
+    ("data", jaxddp.DataConfig(image_size="6"), "data.image_size='6': expected int"),
+    ("seed", "0", "seed='0': expected int"),
+    ("metrics", ["top3"], "metrics: an object of type list was given; give a dict of name to function"),
+    ("metrics", {"top3": 3}, "metrics: top3: an object of type int was given; give a function"),
+    ("augmentation", "flip", "augmentation='flip': give a function of (key, image)"),
+    ("initialize", 0, "initialize=0: give a function of (params, model_state)"),
+    ("parts", "ema", "parts: an object of type str was given; give a list of jaxddp.engine.parts.part.Part"),
+    ("accumulate", "2", "accumulate='2': expected int"),
+    ("accumulate", 3, "a global batch of 8 cannot be divided among 2 devices with accumulate=3 microbatches each; 6 or "
+     "12 would do"),
+    ("max_bad_steps", -1, "max_bad_steps=-1: expected 0 to 1,000,000"),
+    ("precision", "half", "precision='half': expected 'float32' or 'bfloat16' or 'float16'"),
+    ("gradient_precision", "half", "gradient_precision='half': expected 'bfloat16'"),
+    ("reproducible", "yes", "reproducible='yes': expected bool"),
+    ("buckets", 0, "buckets=0: expected 1 to 1,024"),
+    ("xla_options", ["fast"], "xla_options: 'fast'; give NAME=VALUE, a name that begins with xla_"),
+    ("weights", 5, "weights=5: expected str"),
+    ("freeze", "conv", "freeze: no layer's name begins with 'conv'; there are: weight"),
+    ("freeze", "weight", "freeze=weight: no layer is left to train; leave one out"),
+    ("new_layers", 3, "new_layers=3: expected str"),
+    ("unfreeze", "weight", "unfreeze: 'weight': expected LAYER=VALUE"),
+    ("layer_decay", 0, "layer_decay=0.0: expected above 0, at most 1"),
+    ("rate_factors", "fc=2", "rate_factors: no layer's name begins with 'fc'; there are: weight"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argument", "value", "expected"), PREPARED)
+def test_prepare_training(argument, value, expected):
+    given = {"model": linear_model(), "table": TABLE, "devices": 2, "optimizer": SGD, "batch_size_per_device": 4}
+    assert line(prepare_training, **{**given, argument: value}) == expected
+
+
+def test_an_unknown_option_of_prepare_training_and_a_device_twice():
+    given = (linear_model(), TABLE)
+    said = line(prepare_training, *given, 2, SGD, 4, acumulate=2)
+    assert said.startswith("prepare_training: unknown option 'acumulate'; did you mean 'accumulate'? there are: ")
+    device = jax.devices()[1]
+    said = line(prepare_training, *given, [device, device], SGD, 4)
+    assert said == f"devices: {device} is there twice; give each device once"
+    # What is no list, and holds devices, will do.
+    assert prepare_training(*given, np.array(jax.devices()[:2]), SGD, 4).topology.num_devices == 2
+
+
+def weight_norm(state):
+    return {"norm": jnp.linalg.norm(state.params["weight"])}
+
+
+def branching(step):
+    return 1.0 if step < 5 else 0.1
+
+
+TRAINED = [
+    ("loss", 0.5, "loss: an object of type float was given; give a function of (logits, labels)"),
+    ("setup", jaxddp.softmax_cross_entropy, "setup: an object of type function was given; give what prepare_training "
+     "returned"),
+    ("val", [1, 2], f"val=[1, 2]: {SOURCE}"),
+    ("val", "val.csv", f"val='val.csv': {SOURCE}"),
+    ("schedule", 0.1, "schedule=0.1: give a function of the step, such as optax.cosine_decay_schedule(1.0, steps)"),
+    ("schedule", SGD, "schedule: an object of type GradientTransformationExtraArgs was given; give a function of the "
+     "step, such as optax.cosine_decay_schedule(1.0, steps)"),
+    ("schedule", branching, "schedule: fails for a step int32[] (TracerBoolConversionError: Attempted boolean "
+     "conversion of traced array with shape bool[].); give a function that JAX can trace"),
+    ("schedule", lambda step: jnp.ones(3), "schedule: returned float32[3] for a step; return one number"),
+    ("schedule", lambda step: (step, step), "schedule: returned an object of type tuple for a step; return one number"),
+    ("epochs", "3", "epochs='3': expected float"),
+    ("epochs", 0, "epochs=0.0: expected above 0, at most 1,000,000,000"),
+    ("listeners", "quiet", "listeners: an object of type str was given; give a list of listeners"),
+    ("listeners", "", "listeners: an object of type str was given; give a list of listeners"),
+    ("listeners", jaxddp.History(), "listeners: an object of type History was given; give a list of listeners"),
+    ("listeners", [jaxddp.History], "listeners: the class History has none of a listener's methods (start, step, "
+     "evaluation, end)"),
+    ("evaluators", weight_norm, "evaluators: an object of type function was given; give a list of functions of the "
+     "state"),
+    ("evaluators", "norm", "evaluators='norm': give a list of functions of the state"),
+    ("evaluators", ["norm"], "evaluators='norm': give a function of the state"),
+    ("evaluators", [None], "evaluators=[None]: give functions of the state"),
+    ("evaluators", [weight_norm], "evaluators=[weight_norm]: they are measured at evaluations; give val too"),
+    ("workdir", 5, "workdir=5: expected a path"),
+    ("workdir", "", "workdir='': expected a path"),
+    ("workdir", b"w", "workdir=b'w': expected a path"),
+    ("log_every", 10, "log_every=10: expected a duration, such as '90 epochs'"),
+    ("eval_every", "soon", "eval_every: 'soon' is not a duration; write \"90 epochs\", \"5000 steps\", \"1_000_000 "
+     "examples\" or \"5%\" (of the run)"),
+    ("save_every", None, "save_every=None: expected a duration, such as '90 epochs'"),
+    ("check_every", 3, "check_every=3: expected a duration, such as '90 epochs'"),
+    ("self_test", "sometimes", "self_test='sometimes': expected 'auto' or 'always' or 'never'"),
+    ("profile", "9 steps", "profile='9 steps': a trace is written into the work directory; give workdir too"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argument", "value", "expected"), TRAINED)
+def test_train(argument, value, expected, setup):
+    given = {"loss": jaxddp.softmax_cross_entropy, "setup": setup, "listeners": ()}
+    assert line(train, **{**given, argument: value}) == expected
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (0.5, "evaluators: measure returned an object of type float; return a dict of numbers"),
+        ({"norm": "large"}, "evaluators: measure returned norm='large': return a number"),
+        ({"norm": np.ones(2)}, "evaluators: measure returned norm: an object of type ndarray was given; return a "
+         "number"),
+        ({"epoch": 1}, "evaluators: measure: 'epoch' cannot be the name of a metric; give another"),
+    ],
+)  # fmt: skip
+def test_what_an_evaluator_returns(returned, expected, setup):
+    def measure(state):
+        return returned
+
+    given = {"val": VAL, "evaluators": [measure], "listeners": ()}
+    assert line(train, jaxddp.softmax_cross_entropy, setup, **given) == expected
+    said = line(train, jaxddp.softmax_cross_entropy, setup, **given, eval_every="0 steps")
+    assert said == "evaluators=[measure]: they are measured at evaluations; eval_every switches them off"
+
+
+def test_a_state_that_is_at_its_end_or_of_another_setup(setup, trained, tmp_path):
+    loss, further = jaxddp.softmax_cross_entropy, dataclasses.replace(setup, state=trained)
+    for workdir in (None, tmp_path / "w"):
+        said = line(train, loss, further, workdir=workdir, listeners=())
+        assert said == ("state: it is at step 6, and epochs=3 end at step 6; give more epochs, such as epochs=6")
+    said = line(train, loss, further, epochs=0.5, listeners=())
+    assert said == "state: it is at step 6, and epochs=0.5 end at step 1; give more epochs, such as epochs=4"
+    assert int(train(loss, further, epochs=6, listeners=())[0].step) == 12
+    # A run that is done in its work directory is returned as it is.
+    done, _ = train(loss, setup, workdir=tmp_path / "done", listeners=())
+    again, _ = train(loss, dataclasses.replace(setup, state=done), workdir=tmp_path / "done", listeners=())
+    assert int(again.step) == 6
+    momentum = prepare_training(linear_model(), TABLE, 2, optax.sgd(0.05, momentum=0.9), 4, epochs=9)
+    said = line(train, loss, dataclasses.replace(momentum, state=trained), listeners=())
+    assert said == (
+        "state: opt_state/0/trace/weight is absent, and float32[108, 5] in this setup; give a state of its model and "
+        "optimizer"
+    )  # fmt: skip
+
+
+def measured_by(setup, state):
+    yield lambda: jaxddp.evaluate(state, setup, VAL)
+    yield lambda: jaxddp.topk_accuracy(state, setup, VAL)
+    yield lambda: jaxddp.show_predictions(state, setup, VAL)
+    yield lambda: jaxddp.export_weights(state, setup, "w.safetensors")
+
+
+def test_what_is_measured_is_a_state_of_this_setup(setup, trained):
+    other = prepare_training(linear_model(7), random_table(16, image=5), 2, SGD, 4).state
+    elsewhere = prepare_training(linear_model(), TABLE, 4, SGD, 2)
+    for call in measured_by(setup, (trained, jaxddp.History())):
+        assert line(call).startswith("state=(TrainState(")
+        assert line(call).endswith(": give a TrainState, the first of the two that train returns")
+    for call in measured_by(setup, other):
+        assert line(call) == (
+            "state: params/weight is float32[75, 7], and float32[108, 5] in this setup; give a state of its model and "
+            "optimizer"
+        )
+    for call in measured_by(trained, setup):
+        assert line(call) == "setup: an object of type TrainState was given; give what prepare_training returned"
+    for call in measured_by(elsewhere, trained):
+        assert line(call) == (
+            "state: it lies on 2 devices which are not the 4 of this setup; give "
+            "setup.topology.replicate(jax.device_get(state))"
+        )
+    moved = elsewhere.topology.replicate(jax.device_get(trained))
+    assert jaxddp.evaluate(moved, elsewhere, VAL) == pytest.approx(jaxddp.evaluate(trained, setup, VAL))
+
+
+def test_what_else_measuring_is_given(setup, trained):
+    for call in (jaxddp.evaluate, jaxddp.topk_accuracy, jaxddp.show_predictions):
+        assert line(call, trained, setup, [1]) == f"table=[1]: {SOURCE}"
+    assert line(jaxddp.evaluate, trained, setup, VAL, "mse") == (
+        "loss: an object of type str was given; give a function of (logits, labels)"
+    )
+    assert line(jaxddp.topk_accuracy, trained, setup, VAL, 6) == "k=6: expected 1 to 5, the number of classes"
+    assert line(jaxddp.topk_accuracy, trained, setup, VAL, "1") == "k='1': expected int"
+    assert line(jaxddp.topk_accuracy, trained, setup, VAL, [1.0]) == "k=1.0: expected int"
+    assert jaxddp.topk_accuracy(trained, setup, VAL, 5) == {5: 1.0}
+    assert line(jaxddp.show_predictions, trained, setup, VAL, count=0) == "count=0: expected 1 to 1,000"
+    assert line(jaxddp.export_weights, trained, setup, 5) == "out=5: expected a path"
+    assert line(setup.with_seed, "1") == "seed='1': expected int"
+    assert line(setup.with_loss, 1) == "loss: an object of type int was given; give a function of (logits, labels)"
+
+
+@pytest.mark.parametrize("read", [jaxddp.train_solutions, jaxddp.val_solutions, jaxddp.test_listing])
+@pytest.mark.parametrize(
+    ("named", "value", "shown"), [("root", 5, "=5"), ("csv", None, "=None"), ("cache", ["c"], "=['c']")]
+)
+def test_paths_of_solution_files(read, named, value, shown):
+    assert line(read, **{**PATHS, named: value}) == f"{named}{shown}: expected a path"
+
+
+@pytest.mark.parametrize(
+    ("named", "value", "expected"),
+    [
+        ("images", None, "images of shape (): give [N, H, W, C], with C = 1 for gray"),
+        ("images", [[1, 2], [3]], "images: they make no array (setting an array element with a sequence."),
+        ("labels", "cat", "labels of shape () for 16 images: give one label per image"),
+        ("class_names", "abcde", "class_names='abcde': give a list of the classes' names"),
+        ("class_names", 5, "class_names=5: give a list of the classes' names"),
+        ("class_names", {"a", "b"}, "class_names={'a', 'b'}: give a list of the classes' names"),
+        ("class_names", [0, 1], "class_names=[0, 1]: give text for each class, and not 0"),
+    ],
+)
+def test_array_tables(named, value, expected):
+    given = {"images": TABLE.images, "labels": TABLE.labels, "class_names": TABLE.class_names, named: value}
+    said = line(ArrayTable, **given)
+    assert said == expected or (expected.endswith(".") and said.startswith(expected))
+
+
+@pytest.mark.parametrize(
+    ("named", "value", "expected"),
+    [
+        ("name", 18, "name=18: expected str"),
+        ("num_classes", "10", "num_classes='10': expected int"),
+        ("num_classes", None, "num_classes=None: expected int"),
+        ("width", "64", "width='64': expected int"),
+        ("batch_norm", "both", "batch_norm='both': expected 'local', 'sync' or 'ghost:K' (K images are normalized "
+         "together, 1 to 99,999,999)"),
+        ("dtype", "int8", "resnet: dtype='int8'; give \"float32\", \"bfloat16\", \"float16\" or \"float64\""),
+        ("weights", "w.safetensors", "resnet: weights is an option of prepare_training; give it there"),
+        ("widht", 64, "resnet: unknown option 'widht'; did you mean 'width'? there are: batch_norm, stem, weight_init, "
+         "width, zero_init_last_scale"),
+    ],
+)  # fmt: skip
+def test_resnets(named, value, expected):
+    assert line(jaxddp.resnet, **{"name": "resnet18", "num_classes": CLASSES, named: value}) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("raise --train.accumulate, or lower --train.batch-size", "raise accumulate, or lower batch_size_per_device"),
+        ("--train.accumulate 4 would need about 2 GB", "accumulate=4 would need about 2 GB"),
+        ("--train.batch-size 32 would need about 2 GB", "a global batch of 32 would need about 2 GB"),
+        ("lower --eval.batch-size", "lower batch_size_per_device"),
+        ("--parallel.self-test never trains all the same", "self_test='never' trains all the same"),
+        ("as many as train.max_bad_steps=10", "as many as max_bad_steps=10"),
+        ("start in another --workdir", "start in another workdir"),
+        ("train.duration differs: process 0 has", "epochs differs: process 0 has"),
+        ("(model.new_layers)", "(new_layers)"),
+        ("config.json: objects.metric half was None", "config.json: metric half was None"),
+        ("use the config that wrote it, or another --workdir", "use the model and optimizer that wrote it, or another "
+         "workdir"),
+        ("start all of them, or raise parallel.start_timeout (process 0", "start all of them (process 0"),
+        # What is no key stays.
+        ("/runs/train.precision: cannot be read", "/runs/train.precision: cannot be read"),
+        ("runs/model.weights.safetensors: no such file", "runs/model.weights.safetensors: no such file"),
+        ("data.image_size=64: these images", "data.image_size=64: these images"),
+    ],
+)  # fmt: skip
+def test_words_of_a_config_become_arguments(message, expected):
+    with pytest.raises(JaxddpError) as error, words_of_arguments():
+        raise InputError(message)
+    assert str(error.value) == expected
+
+
+def test_an_error_keeps_its_kind_and_its_place():
+    @words_of_arguments()
+    def stopped():
+        raise Preempted("saved step 3 of 9; the same command resumes it")
+
+    with pytest.raises(Preempted, match="^saved step 3 of 9; the same call resumes it$") as error:
+        stopped()
+    assert error.traceback[-1].name == "stopped"

@@ -1,0 +1,106 @@
+"""A history as a table, that of a run's folder, and how the bytes of process 0 come to the others."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import optax
+import pytest
+from small import linear_model, random_table
+
+import jaxddp
+from jaxddp import History, InputError, mesh
+from jaxddp.mesh import Topology
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def history(workdir) -> History:
+    """50 examples in batches of 8, two epochs: 13 logged steps, and two evaluations, of steps 7 and 13."""
+    setup = jaxddp.prepare_training(linear_model(), random_table(50), 4, optax.sgd(0.05), 2, epochs=2)
+    odd = iter((math.inf, 0.5))
+    _, history = jaxddp.train(
+        *(jaxddp.softmax_cross_entropy, setup),
+        val=random_table(23, seed=1),
+        evaluators=[lambda state: {"odd": next(odd)}],
+        workdir=workdir,
+        listeners=(),
+        log_every="1 step",
+    )
+    return history
+
+
+def test_all_rows_as_one_table_in_the_order_of_logging(history, workdir):
+    frame = history.to_frame()
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert len(frame) == len(lines) == 15
+    assert frame.columns[:3].tolist() == ["step", "epoch", "split"]
+    assert set(frame.columns) == {name for line in lines for name in line}
+    assert frame["step"].dtype == np.int64
+    assert all(frame[name].dtype == np.float64 for name in frame if name not in ("step", "split"))
+    assert frame["split"].tolist() == ["train"] * 7 + ["val"] + ["train"] * 6 + ["val"]
+    for name in frame:
+        for value, line in zip(frame[name], lines, strict=True):
+            # JSON has no word for what is not finite.
+            given = line.get(name)
+            assert value == given or (given is None and not math.isfinite(value))
+    assert frame["odd"].iloc[7] == math.inf
+
+
+@pytest.mark.parametrize("part", ["train", "epochs", "val"])
+def test_a_part_as_a_table_has_its_columns(history, part):
+    frame, columns = history.to_frame(part), getattr(history, part)
+    assert list(frame) == list(columns) and len(frame) == {"train": 13, "epochs": 2, "val": 2}[part]
+    for name, values in columns.items():
+        np.testing.assert_array_equal(frame[name].to_numpy(), values)
+        assert frame[name].dtype == values.dtype
+
+
+def test_the_folder_of_a_run_holds_its_history(history, workdir):
+    for given in (workdir, str(workdir)):
+        read = History.read(given)
+        for part in ("train", "epochs", "val"):
+            expected, found = getattr(history, part), getattr(read, part)
+            assert list(found) == list(expected)
+            for name in expected:
+                np.testing.assert_array_equal(found[name], np.where(np.isinf(expected[name]), np.nan, expected[name]))
+        assert repr(read) == repr(history)
+    assert read._repr_png_().startswith(b"\x89PNG")
+
+
+def test_an_empty_history_is_an_empty_table():
+    frame = History().to_frame()
+    assert len(frame) == 0 and list(frame) == ["step", "epoch", "split"] and frame["step"].dtype == np.int64
+    assert len(History().to_frame("val")) == 0
+
+
+def line(call, *given) -> str:
+    with pytest.raises(InputError) as error:
+        call(*given)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_cannot_be_read_or_shown_is_one_line(history, workdir, tmp_path, monkeypatch):
+    assert line(History.read, tmp_path) == (
+        f"{tmp_path}/metrics.jsonl: no such file; give the work directory of a run that was logged"
+    )
+    assert line(History.read, 5) == "workdir=5: expected a path"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert line(History.read, tmp_path).startswith(f"{tmp_path}/metrics.jsonl:1: not a JSON object with a step")
+    assert line(history.to_frame, "test") == "part='test': expected 'train' or 'epochs' or 'val'"
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert line(history.to_frame) == "history.to_frame(): pandas is not installed; pip install pandas"
+
+
+@pytest.mark.parametrize("length", [0, 1, 992, 993, 5000])
+def test_bytes_of_any_length_go_over_the_devices(length, monkeypatch):
+    """A piece holds the length, in 8 bytes, and 992 of these."""
+    monkeypatch.setattr(mesh, "_PIECE", 1000)
+    data = np.random.default_rng(length).bytes(length)
+    assert Topology.create(3).from_first(data) == data

@@ -1,0 +1,328 @@
+"""`jaxddp predict` and `load_run`: each image once and in order, the same bytes on any devices, errors as rows."""
+
+import csv
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from small import SMALL, random_table
+
+from jaxddp.cli import main
+from jaxddp.data.formats.ilsvrc import TEST_CSV
+from jaxddp.data.inputs import open_inputs
+from jaxddp.data.order import EvalOrder
+from jaxddp.errors import InputError
+from jaxddp.experiment.answers import images_at_once
+from jaxddp.experiment.signature import SIGNATURE_FILE
+from jaxddp.experiment.trained import TrainedRun, load_run
+from jaxddp.mesh import Topology
+from jaxddp.predictions.predict import predict
+
+COUNT = 150
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    """A folder of JPEG files by class, of which the validation split is what is predicted."""
+    root = tmp_path_factory.mktemp("pictures")
+    for split, count in {"train": 20, "val": COUNT}.items():
+        table = random_table(count, seed=len(split), image=24)
+        for row, (pixels, label) in enumerate(zip(table.images, table.labels, strict=True)):
+            file = root / split / table.class_names[label] / f"{row:03d}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[: 20 + row % 5]).save(file, quality=95)
+    return root
+
+
+@pytest.fixture(scope="module")
+def workdir(pictures, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "first"
+    arguments = ["--data.path", str(pictures), "--workdir", str(folder), "--data.resize", "18"]
+    assert main(["train", "digits", *SMALL, *arguments, "--train.duration", "6 steps", "--eval.every", "6 steps"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(workdir) -> TrainedRun:
+    return load_run(workdir, "best", Topology.create(1))
+
+
+def written(run: TrainedRun, images: list, out: Path, **more) -> bytes:
+    form = more.pop("form", "csv")
+    predict(run, open_inputs(images), out, form, **more)
+    assert not out.with_name(f"{out.name}.partial").exists()
+    return out.read_bytes()
+
+
+def rows_of(content: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(content.decode().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def whole(run, pictures, tmp_path_factory) -> bytes:
+    return written(run, [pictures / "val"], tmp_path_factory.mktemp("out") / "whole.csv")
+
+
+def last_line(capfd) -> str:
+    return capfd.readouterr().err.rstrip("\n").split("\n")[-1]
+
+
+# --- What is answered ---
+
+
+def test_the_answers_are_those_of_evaluation(workdir, pictures, tmp_path, capfd):
+    out = tmp_path / "answers.csv"
+    assert main(["predict", str(workdir), str(pictures / "val"), "--out", str(out), "--step", "latest"]) == 0
+    assert capfd.readouterr().out == f"{out}: {COUNT} images, step 6 of {workdir}\n"
+    rows = rows_of(out.read_bytes())
+    assert main(["eval", str(workdir / "config.json"), "--workdir", str(workdir)]) == 0
+    metrics = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
+    hits = [row["class"] == row["id"].split("/")[0] for row in rows]
+    assert np.mean(hits) == float(metrics["top1"]) and sum(hits) > 0
+    loss = -np.mean([np.log(share_of(row, row["id"].split("/")[0])) for row in rows])
+    assert loss == pytest.approx(float(metrics["loss"]), rel=1e-5)
+
+
+def share_of(row: dict[str, str], wanted: str) -> float:
+    names = {name.replace("class", "probability"): row[name] for name in row if name.startswith("class")}
+    return next(float(row[share]) for share, name in names.items() if name == wanted)
+
+
+def test_each_image_is_answered_once_and_in_order(whole, pictures):
+    rows = rows_of(whole)
+    images = sorted(path.relative_to(pictures / "val").as_posix() for path in (pictures / "val").rglob("*.jpg"))
+    assert [row["id"] for row in rows] == images and len(images) == COUNT
+    shares = np.array([[float(row[f"probability{place}"]) for place in ("", "_2", "_3", "_4", "_5")] for row in rows])
+    assert np.allclose(shares.sum(1), 1, atol=1e-6) and (np.diff(shares) <= 0).all()
+    assert {row["error"] for row in rows} == {""}
+
+
+@pytest.mark.parametrize("devices", [2, 3, 8])
+def test_any_number_of_devices_writes_the_same_bytes(workdir, pictures, whole, devices, tmp_path):
+    run = load_run(workdir, "best", Topology.create(devices))
+    assert written(run, [pictures / "val"], tmp_path / "out.csv") == whole
+
+
+@pytest.mark.parametrize("answered", [64, 128, 150])
+def test_an_interrupted_prediction_goes_on(run, pictures, whole, answered, tmp_path):
+    def stop(done: int, errors: int) -> None:
+        if done >= answered:
+            raise KeyboardInterrupt
+
+    out, asked = tmp_path / "out.csv", []
+    with pytest.raises(KeyboardInterrupt):
+        predict(run, open_inputs([pictures / "val"]), out, "csv", progress=stop)
+    assert not out.exists()
+    partial = out.with_name("out.csv.partial")
+    # Killed while a batch was being written.
+    partial.write_bytes(partial.read_bytes()[:-7])
+    content = written(run, [pictures / "val"], out, progress=lambda done, errors: asked.append(done))
+    assert content == whole
+    assert asked == [done for done in (64, 128, 150) if done > answered - 64 and done > (answered - 1) // 64 * 64]
+
+
+def test_answers_to_another_question_are_made_anew(run, pictures, whole, tmp_path, caplog):
+    out = tmp_path / "out.csv"
+    out.with_name("out.csv.partial").write_text('{"run": "another"}\n{"id": "cat.jpg"}\n')
+    assert written(run, [pictures / "val"], out) == whole
+    assert "holds answers to another question" in caplog.text
+
+
+def test_how_many_are_answered_at_once_depends_on_their_number_alone():
+    assert [images_at_once(count) for count in (1, 2, 3, 33, 64, 65, 10**6)] == [1, 2, 4, 64, 64, 64, 64]
+
+
+# --- What cannot be used ---
+
+
+@pytest.fixture
+def spoiled(pictures, tmp_path) -> Path:
+    """The pictures of a class, of which some are unusable, in ways that show at a first look and only when decoding."""
+    folder = tmp_path / "spoiled"
+    folder.mkdir()
+    for path in sorted((pictures / "val" / "a").iterdir())[:12]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    names = sorted(path.name for path in folder.iterdir())
+    cut = (folder / names[0]).read_bytes()
+    (folder / names[0]).write_bytes(cut[: len(cut) // 2])
+    (folder / names[5]).write_bytes(b"")
+    (folder / names[6]).write_text("not an image")
+    (folder / "zebra.gif").write_bytes(b"GIF89a")
+    return folder
+
+
+def test_what_cannot_be_used_is_a_row_with_its_error(run, spoiled, whole, tmp_path):
+    rows = rows_of(written(run, [spoiled], tmp_path / "out.csv"))
+    names = sorted(path.name for path in spoiled.iterdir())
+    assert [row["id"] for row in rows] == names
+    bad = {row["id"]: row["error"] for row in rows if row["error"]}
+    assert list(bad) == [names[0], names[5], names[6], "zebra.gif"]
+    assert bad[names[0]].startswith(f"{spoiled / names[0]}: cut short") or "damaged" in bad[names[0]]
+    assert bad[names[5]].endswith("the image is empty") and all(str(spoiled) in line for line in bad.values())
+    assert all(not row["class"] and not row["probability_5"] for row in rows if row["error"])
+    good = {row["id"]: row for row in rows_of(whole)}
+    for row in rows:
+        if not row["error"]:
+            theirs = good[f"a/{row['id']}"]
+            assert row["class"] == theirs["class"]
+            assert float(row["probability"]) == pytest.approx(float(theirs["probability"]), rel=1e-5)
+
+
+def test_where_nothing_can_be_used_every_row_says_so(run, tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.png").write_text(name)
+    rows = rows_of(written(run, [tmp_path], tmp_path / "out.csv"))
+    assert [row["id"] for row in rows] == ["a.png", "b.png", "c.png"] and all(row["error"] for row in rows)
+
+
+def test_errors_are_the_same_on_any_number_of_devices(workdir, run, spoiled, tmp_path):
+    eight = load_run(workdir, "best", Topology.create(8))
+    assert written(eight, [spoiled], tmp_path / "a.csv") == written(run, [spoiled], tmp_path / "b.csv")
+
+
+def test_a_listed_image_that_is_missing_is_a_row(run, pictures, tmp_path, capfd):
+    first = next((pictures / "val" / "a").iterdir())
+    (tmp_path / "1.jpg").write_bytes(first.read_bytes())
+    (tmp_path / "list.csv").write_text("label,path\nx,nowhere/2.jpg\n?,1.jpg\n")
+    rows = rows_of(written(run, [tmp_path / "list.csv"], tmp_path / "out.csv"))
+    assert [(row["id"], bool(row["error"])) for row in rows] == [("nowhere/2.jpg", True), ("1.jpg", False)]
+    assert "missing" in rows[0]["error"]
+
+
+# --- Forms of answers ---
+
+
+def test_every_format_holds_the_same(run, pictures, spoiled, tmp_path):
+    out = {form: written(run, [spoiled], tmp_path / f"out.{form}", form=form, top=2) for form in FORMS}
+    rows = rows_of(out["csv"])
+    assert list(rows[0]) == ["id", "class", "probability", "class_2", "probability_2", "error"]
+    lines = [json.loads(line) for line in out["jsonl"].splitlines()]
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    assert [{name: as_text(value) for name, value in line.items()} for line in lines] == rows
+    kinds = [str(kind) for kind in table.schema.types]
+    assert kinds == ["string", "string", "float", "string", "float", "string"]
+    for theirs, line in zip(table.to_pylist(), lines, strict=True):
+        assert {name: shortest(value) for name, value in theirs.items()} == line
+
+
+FORMS = ("csv", "jsonl", "parquet")
+
+
+def as_text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def shortest(value: object) -> object:
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def test_kaggle_gets_its_submission_file(run, pictures, tmp_path):
+    root = tmp_path / "archive"
+    images = sorted((pictures / "val").rglob("*.jpg"))[:3]
+    folder = root / "ILSVRC/Data/CLS-LOC/test"
+    folder.mkdir(parents=True)
+    for number, image in enumerate(images):
+        (folder / f"test_{number}.JPEG").write_bytes(image.read_bytes())
+    listed = [f"test_{number}" for number in (2, 0, 1, 3)]
+    (root / TEST_CSV).write_text("ImageId,PredictionString\n" + "".join(f"{name},x 0 0 1 1\n" for name in listed))
+    out = written(run, [root], tmp_path / "submission.csv", form="kaggle", top=2).decode().splitlines()
+    assert out[0] == "ImageId,PredictionString" and [line.split(",")[0] for line in out[1:]] == listed
+    with Image.open(images[2]) as image:
+        width, height = image.size
+    box = f"0 0 {width - 1} {height - 1}"
+    ((label, _), (second, _)) = [(word, box) for word in out[1].split(",")[1].split()[::5]]
+    assert out[1] == f"test_2,{label} {box} {second} {box}" and {label, second} < set("abcde")
+    assert out[4] == "test_3,"
+
+
+def test_an_output_that_is_not_finite_is_an_error(run):
+    found = run.predict(np.zeros((2, 16, 16, 3), np.uint8))
+    found.probabilities[1, 0] = np.nan
+    rows = list(type(found)(["x", "y"], found.probabilities, run.class_ids, run.class_names).rows(1))
+    assert rows[0]["error"] is None and rows[1]["error"] == "the network's output is not finite"
+
+
+# --- From Python ---
+
+
+def test_a_run_predicts_arrays_and_files_alike(run, pictures):
+    files = sorted((pictures / "val" / "b").iterdir())[:3]
+    found = run.predict(files)
+    data = run.signature.data(run.config.data)
+    batch = next(iter(open_inputs(files).eval_batches(EvalOrder(3, 4), data)))
+    again = run.predict(batch.image[:3])
+    assert found.ids == [str(file) for file in files] and again.ids == ["0", "1", "2"]
+    assert np.array_equal(found.probabilities, again.probabilities)
+    assert found.classes == [found.class_names[label] for label in found.labels]
+    labels, shares = found.top(2)
+    assert np.array_equal(labels[:, 0], found.labels) and np.array_equal(shares[:, 0], found.probabilities.max(1))
+    frame = found.to_frame(top=9)
+    assert list(frame.columns)[:3] == ["id", "class", "probability"] and len(frame) == 3 and len(frame.columns) == 12
+    logits, _ = run.model.apply(
+        run.state.params,
+        run.state.model_state,
+        run.preprocess(batch, train=False).images,
+        train=False,
+        key=None,
+    )
+    assert np.allclose(jax.nn.softmax(logits)[:3], found.probabilities, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((2, 8, 8, 3), np.uint8), r"images: uint8\[2, 8, 8, 3\] was given; give uint8\[N, 16, 16, 3\]"),
+        (np.zeros((16, 16, 3), np.uint8), r"images of shape \(16, 16, 3\): give \[N, H, W, C\]"),
+        (np.zeros((2, 16, 16, 3)), "images of float64: give uint8"),
+        (5, "images=5: give an array, a path, a list of paths, or a source"),
+        ([1, 2], r"images=\[1, 2\]: give an array, a path"),
+        ("nowhere", "nowhere: no such file or folder"),
+        ([], "no images are given"),
+    ],
+)
+def test_other_images_are_refused(run, images, message):
+    with pytest.raises(InputError, match=message):
+        run.predict(images)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["{run}", "{val}", "--out", "a.txt"],
+            "a.txt: its name says no format; there are: csv, jsonl, parquet, or give",
+        ),
+        (["{val}", "{val}", "--out", "a.csv"], "{val}/config.json: no such file; give a run's work directory"),
+        (["nowhere", "{val}", "--out", "a.csv"], "nowhere: no such work directory"),
+        (
+            ["{run}", "{val}", "--out", "a.csv", "--step", "7"],
+            "{run}/checkpoints: no checkpoint '7'; there are steps",
+        ),
+        (["{run}", "{val}", "{val}", "--out", "a.csv"], "{val}/a/{first}: is given twice; give each image once"),
+        (
+            ["{run}", "{run}/checkpoints", "--out", "a.csv"],
+            "{run}/checkpoints: no image is below this folder",
+        ),
+        (["{run}", "{val}", "--out", "no/where/a.csv"], "no/where/a.csv.partial: cannot be written"),
+        (["{run}", "{val}", "--out", "a.csv", "--top", "0"], "--top=0: expected 1 to 100,000"),
+    ],
+)
+def test_a_mistake_gets_its_line(workdir, pictures, arguments, line, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    first = sorted(path.name for path in (pictures / "val" / "a").iterdir())[0]
+    known = {"run": workdir, "val": pictures / "val", "first": first}
+    assert main(["predict", *[word.format(**known) for word in arguments]]) == 2
+    assert last_line(capfd).startswith("jaxddp: " + line.format(**known))
+
+
+def test_a_run_without_a_signature_asks_its_data(workdir, pictures, run, tmp_path):
+    kept = (workdir / SIGNATURE_FILE).read_text()
+    (workdir / SIGNATURE_FILE).unlink()
+    try:
+        assert load_run(workdir, "6", Topology.create(1)).signature == run.signature
+    finally:
+        (workdir / SIGNATURE_FILE).write_text(kept)
