@@ -34,10 +34,13 @@ _TITLES = {
 }
 _PARTS = ("steps", "epochs", "validation")
 _STYLES: dict[str, dict[str, Any]] = {
-    "steps": {"line": {"width": 1}, "opacity": 0.45, "mode": "lines"},
-    "epochs": {"line": {"width": 2, "dash": "dot"}, "mode": "lines+markers", "marker": {"size": 4}},
-    "validation": {"line": {"width": 2.5}, "mode": "lines+markers", "marker": {"size": 6}},
+    "steps": {"line": {"width": 1}, "opacity": 0.45},
+    "steps alone": {"line": {"width": 1.5}},
+    "epochs": {"line": {"width": 2, "dash": "dot"}, "marker": {"size": 4}},
+    "validation": {"line": {"width": 2.5}, "marker": {"size": 6}},
 }
+_MOST_MARKED = 30
+"""Of the points of a curve; more would hide it."""
 _NAMES = {"steps": "a step", "epochs": "mean of an epoch", "validation": "validation"}
 
 
@@ -138,7 +141,7 @@ def _curve(place: int, metric: str, runs: Sequence[RunFiles], colours: Sequence[
             if metric not in columns or not np.isfinite(columns[metric]).any():
                 continue
             name = f"{run.name}, {_NAMES[part]}"
-            style = "alone" if part == "steps" and metric not in run.series.epochs else part
+            style = "steps alone" if part == "steps" and metric not in run.series.epochs else part
             trace = _trace(name, columns[metric], f"{number} {part}", colours[number], style, metric)
             trace["meta"]["run"] = number
             data.append(trace)
@@ -150,8 +153,9 @@ def _chart(name: str, title: str, metric: str, data: list[dict[str, Any]]) -> Ch
 
 
 def _trace(name: str, values: np.ndarray, where: str, colour: str, style: str, metric: str) -> dict[str, Any]:
-    drawn = {"line": {"width": 1.5}, "mode": "lines"} if style == "alone" else _STYLES[style]
-    rows = _drawn_rows(values)
+    drawn, rows, known = _STYLES[style], _drawn_rows(values), np.isfinite(values).sum()
+    # One point alone is no line.
+    marked = known == 1 or ("marker" in drawn and known <= _MOST_MARKED)
     meta: dict[str, Any] = {"where": where}
     if len(rows) < len(values):
         meta["rows"] = rows.tolist()
@@ -160,6 +164,7 @@ def _trace(name: str, values: np.ndarray, where: str, colour: str, style: str, m
         "type": "scatter",
         "name": plain(name),
         "y": numbers(values[rows]),
+        "mode": "lines+markers" if marked else "lines",
         **drawn,
         "line": drawn["line"] | {"color": colour},
         "meta": meta,

@@ -52,14 +52,12 @@ def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
     """A metric of validation over several runs; None where they have no step in common, or one lacks the metric."""
     if not all(metric in run.series.val for run in runs):
         return None
-    common = sorted(set.intersection(*({*run.series.val["step"].tolist()} for run in runs)))
+    # A step that was validated twice counts as it was last.
+    row_of = [dict(zip(run.series.val["step"].tolist(), itertools.count(), strict=False)) for run in runs]
+    common = sorted(set.intersection(*map(set, row_of)))
     if not common:
         return None
-    # A step that was validated twice counts as it was last.
-    rows = [
-        [{step: row for row, step in enumerate(run.series.val["step"].tolist())}[step] for step in common]
-        for run in runs
-    ]
+    rows = [[own[step] for step in common] for own in row_of]
     values = np.stack([run.series.val[metric][own] for run, own in zip(runs, rows, strict=True)])
     places = [run.positions(run.series.val) for run in runs]
     axes = [axis for axis in places[0] if all(axis in place for place in places)]
