@@ -13,6 +13,8 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
        jaxddp checkpoints RUN [--verify]
        jaxddp export RUN --out FILE [--format safetensors|stablehlo|onnx] [--step latest|best|N]
+       jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions]
+       jaxddp runs [DIR]
        jaxddp doctor [CONFIG] [--workdir DIR] [overrides]
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
@@ -24,7 +26,7 @@ get_config(), or of the config.json of a run; RUN is a work directory; PATH is w
 files, a CSV file with a column path, or a directory with a test listing.
 `jaxddp train CONFIG --help` lists what can be overridden, with the config's values."""
 
-COMMANDS = ("train", "eval", "predict", "checkpoints", "export", "doctor", "data", "launch")
+COMMANDS = ("train", "eval", "predict", "checkpoints", "export", "report", "runs", "doctor", "data", "launch")
 
 
 _INTERRUPTED = {
@@ -95,6 +97,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.list_checkpoints import run
     elif name == "export":
         from jaxddp.commands.export import run
+    elif name == "report":
+        from jaxddp.commands.report_runs import run
+    elif name == "runs":
+        from jaxddp.commands.list_runs import run
     elif name == "doctor":
         from jaxddp.commands.doctor import run
     elif name == "data":

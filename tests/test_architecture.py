@@ -48,6 +48,7 @@ HOUSE = (
     Room(8, "api __init__", "jax optax"),
     Room(8, "cluster"),
     Room(8, "curate"),
+    Room(8, "reports"),
     Room(9, "cli commands __main__", "tyro rich"),
 )
 ROOMS = {place: room for room in HOUSE for place in room.places.split()}
@@ -75,6 +76,8 @@ FILES = {
     "jaxddp/predictions/formats.py": "pyarrow",
     "jaxddp/serving/onnx_file.py": "jax2onnx onnxruntime",
     "jaxddp/training/checkpoints.py": "orbax",
+    "jaxddp/reports/page.py": "jinja2 plotly",
+    "jaxddp/reports/thumbnails.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
     "jaxddp/experiment/results.py": "matplotlib",
     "jaxddp/training/pictures.py": "matplotlib",

@@ -35,7 +35,17 @@ KEYS = flatten(Config().to_dict())
 
 # A command whose first argument is a config has other options than one without it.
 OF_A_CONFIG = (("train",), ("eval",), ("doctor",), ("data", "show"))
-COMMANDS = (*OF_A_CONFIG, ("data", "check"), ("data", "pack"), ("predict",), ("checkpoints",), ("export",), ("launch",))
+COMMANDS = (
+    *OF_A_CONFIG,
+    ("data", "check"),
+    ("data", "pack"),
+    ("predict",),
+    ("checkpoints",),
+    ("export",),
+    ("report",),
+    ("runs",),
+    ("launch",),
+)
 
 
 class Block(NamedTuple):

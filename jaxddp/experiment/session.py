@@ -3,7 +3,6 @@
 All processes of the run must see it, and no other run may have it.
 """
 
-import fcntl
 import logging
 import shutil
 import time
@@ -16,6 +15,7 @@ from typing import Literal
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
+from jaxddp.experiment.lock import locked
 from jaxddp.job.membership import exchange, from_first, is_first
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
@@ -24,7 +24,6 @@ from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps
 from jaxddp.training.run import Run
 
 Resume = Literal["auto", "never", "must"]
-LOCK_FILE = ".lock"
 _SHARED_SECONDS = 5
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -135,22 +134,9 @@ def check_shared(directory: Path) -> None:
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Keep a second run out of a work directory: its first act would be to clear away what this one is writing.
-
-    Ends with the process, however it ends. On a file system without locks nothing is held. Raises: InputError.
-    """
+    """As `locked`, of a job: its first process has the lock."""
     if not is_first():
         yield
         return
-    # Of a file, not of the directory: that lock would never reach the server of a network file system.
-    with files.readable_errors(directory / LOCK_FILE):
-        lock = files.open_regular(directory / LOCK_FILE, "ab")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            advice = "wait for it, or give another --workdir"
-            raise InputError(f"{directory}: another run is at work there; {advice}") from None
-        except OSError:
-            pass  # A file system without locks.
+    with locked(directory):
         yield

@@ -159,7 +159,7 @@ def short(name: str) -> str:
     return name.split(",")[0][:20]
 
 
-def _drawable(image: np.ndarray) -> np.ndarray:
+def drawable(image: np.ndarray) -> np.ndarray:
     """An image of any channels and bits as gray, RGB or RGBA of 8 bits; of other channels the first one or three."""
     if image.dtype == np.uint16:
         image = (image >> 8).astype(np.uint8)
@@ -176,6 +176,6 @@ def _grid(images: np.ndarray, titles: Sequence[str], colours: Sequence[str], *, 
     for cell in cells:
         cell.set_axis_off()
     for cell, image, title, colour in zip(cells, images, titles, colours, strict=False):
-        cell.imshow(_drawable(image), cmap="gray", vmin=0, vmax=255)
+        cell.imshow(drawable(image), cmap="gray", vmin=0, vmax=255)
         cell.set_title(title, fontsize=fontsize, color=colour)
     return picture

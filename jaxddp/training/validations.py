@@ -38,6 +38,11 @@ class Validations:
     def __contains__(self, step: int) -> bool:
         return step in self._known
 
+    @property
+    def steps(self) -> list[int]:
+        """The steps that were validated, in their order."""
+        return sorted(self._known)
+
     def of(self, step: int) -> Metrics:
         """The metrics of a step; none where it was not validated."""
         return self._known.get(step, {})

@@ -1,0 +1,37 @@
+"""`jaxddp runs DIR`: the runs in a directory, how far they are and how good.
+
+It reads files alone: it needs no JAX, and runs may go on meanwhile.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from jaxddp.commands.parse import parse
+from jaxddp.commands.screen import print_table
+from jaxddp.errors import InputError
+from jaxddp.reports.overview import run_table, runs_below
+from jaxddp.reports.run_files import read_runs
+
+
+@dataclass(frozen=True)
+class ListRuns:
+    """List the runs in a directory, and in folders below it."""
+
+    directory: tyro.conf.Positional[Path] = Path("runs")
+    """Where to look."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command; returns the exit code. Raises: InputError."""
+    options = parse(ListRuns, ListRuns(), "jaxddp runs", arguments)
+    if not options.directory.is_dir():
+        raise InputError(f"{options.directory}: no such directory; give one that holds work directories")
+    found = runs_below(options.directory)
+    if not found:
+        print(f"{options.directory}: holds no runs")
+        return 0
+    table = run_table(read_runs(found))
+    print_table([column.title for column in table.columns], [[cell.text for cell in row] for row in table.rows])
+    return 0

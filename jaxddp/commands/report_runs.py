@@ -1,0 +1,31 @@
+"""`jaxddp report RUN…`: a page about runs, to be read in a browser."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from jaxddp.commands.parse import parse
+
+
+@dataclass(frozen=True)
+class ReportRuns:
+    """Write one HTML file about runs: curves, settings, seeds, speed, classes, mistakes. It needs no network."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]] = tyro.MISSING
+    """The work directories."""
+    out: Path = tyro.MISSING
+    """The file to write, such as report.html."""
+    step: str = "best"
+    """Which checkpoint is asked for the classes of the validation data: latest, best, or its step."""
+    predictions: bool = True
+    """Ask it; without, files alone are read, which takes a second."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command; returns the exit code. Raises: InputError."""
+    options = parse(ReportRuns, ReportRuns(), "jaxddp report", arguments)
+    from jaxddp.reports.compose import write_report
+
+    print(write_report(options.runs, options.out, options.step if options.predictions else None))
+    return 0

@@ -1,0 +1,155 @@
+"""How runs tell classes apart: the confusion matrix, the accuracy of each class, the surest mistakes."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxddp.reports.charts import Chart, plain
+from jaxddp.reports.outcome import Outcome
+from jaxddp.reports.tables import NOTHING, Cell, Column, Table
+from jaxddp.reports.thumbnails import thumbnails
+from jaxddp.reports.validated import Validated
+from jaxddp.training.pictures import short
+
+MOST_MISTAKES = 24
+MOST_CONFUSIONS = 20
+LARGEST_MATRIX = 100
+"""Classes of a confusion matrix that can still be read."""
+_WITH_COUNTS = 20
+"""Classes up to which the cells of the matrix say their counts."""
+
+
+class Mistake(NamedTuple):
+    """A picture that was taken for another class: its `data:` URL, what it is called, both classes, in percent how
+    probable the wrong one was."""
+
+    url: str
+    name: str
+    label: str
+    prediction: str
+    probability: str
+
+
+class RunClasses(NamedTuple):
+    """What one run makes of the classes.
+
+    Attributes:
+        counts: images of each class, int64[K].
+        accuracies: float64[K], NaN of a class without images.
+    """
+
+    name: str
+    colour: str
+    summary: str
+    matrix: Chart | None
+    confusions: Table
+    mistakes: list[Mistake]
+    class_names: tuple[str, ...]
+    counts: np.ndarray
+    accuracies: np.ndarray
+
+
+def run_classes(number: int, name: str, colour: str, found: Validated) -> RunClasses:
+    """The confusion matrix, the most frequent confusions and the surest mistakes of a run."""
+    outcome = found.outcome
+    names = outcome.class_names
+    unusable = len(outcome.labels) - len(outcome.known)
+    summary = f"step {outcome.step:,}: {outcome.accuracy:.1%} of {len(outcome.known):,} images are right"
+    summary += f", {unusable:,} cannot be used" if unusable else ""
+    matrix = _matrix(f"matrix-{number}", outcome) if len(names) <= LARGEST_MATRIX else None
+    shown = (matrix, _confusions(outcome), _mistakes(found))
+    return RunClasses(name, colour, summary, *shown, names, outcome.class_counts, outcome.class_accuracy)
+
+
+def accuracy_tables(runs: Sequence[RunClasses]) -> list[Table]:
+    """The accuracy of each class in each run; the worst class first.
+
+    Runs of other classes have a table of their own.
+    """
+    alike: dict[tuple[str, ...], list[RunClasses]] = {}
+    for run in runs:
+        alike.setdefault(run.class_names, []).append(run)
+    return [_accuracies(members) for members in alike.values()]
+
+
+def _accuracies(runs: Sequence[RunClasses]) -> Table:
+    first, accuracies = runs[0], np.stack([run.accuracies for run in runs])
+    columns = (Column("class", number=False), Column("images"), *(Column(run.name) for run in runs))
+    rows = []
+    # Classes without images come last.
+    for label in np.argsort(accuracies.mean(0), kind="stable").tolist():
+        cells = [
+            Cell(NOTHING) if np.isnan(share) else Cell(f"{share:.1%}", run.colour, share)
+            for share, run in zip(accuracies[:, label].tolist(), runs, strict=True)
+        ]
+        rows.append((Cell(first.class_names[label]), Cell(f"{first.counts[label]:,}"), *cells))
+    return Table(columns, rows, tall=True)
+
+
+def _matrix(chart: str, outcome: Outcome) -> Chart:
+    counts, names = outcome.confusion, outcome.class_names
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    said = [[_said(outcome, row, column) for column in range(len(names))] for row in range(len(names))]
+    drawn: dict[str, Any] = {
+        "type": "heatmap",
+        "z": [[round(share, 4) for share in row] for row in shares.tolist()],
+        "hovertext": said,
+        "hoverinfo": "text",
+        "showscale": False,
+        "zmin": 0,
+        "zmax": 1,
+        "xgap": 1,
+        "ygap": 1,
+    }
+    if len(names) <= _WITH_COUNTS:
+        drawn |= {"text": [[str(n) if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
+    ticks: dict[str, Any] = {"tickvals": [*range(len(names))], "ticktext": [plain(short(name)) for name in names]}
+    if len(names) > _WITH_COUNTS:
+        # Names of so many would lie over each other; the pointer says them.
+        ticks = {"showticklabels": False}
+    ticks |= {"showgrid": False, "zeroline": False}
+    layout = {
+        "xaxis": {**ticks, "title": {"text": "taken for"}, "constrain": "domain"},
+        "yaxis": {**ticks, "title": {"text": "class"}, "autorange": "reversed", "scaleanchor": "x"},
+    }
+    return Chart(chart, "confusion matrix", [drawn], layout, curve=False)
+
+
+def _said(outcome: Outcome, label: int, guess: int) -> str:
+    count, names = int(outcome.confusion[label, guess]), outcome.class_names
+    if not count:
+        return ""
+    whole = int(outcome.class_counts[label])
+    what = "recognized" if label == guess else f"taken for {plain(names[guess])}"
+    return f"{plain(names[label])} {what}:<br>{count:,} of {whole:,} ({count / whole:.1%})"
+
+
+def _confusions(outcome: Outcome) -> Table:
+    columns = (
+        Column("class", number=False),
+        Column("taken for", number=False),
+        Column("images"),
+        Column("of the class"),
+    )
+    rows = [
+        (
+            Cell(outcome.class_names[each.label]),
+            Cell(outcome.class_names[each.prediction]),
+            Cell(f"{each.images:,}"),
+            Cell(f"{each.share:.1%}"),
+        )
+        for each in outcome.confusions(MOST_CONFUSIONS)
+    ]
+    return Table(columns, rows)
+
+
+def _mistakes(found: Validated) -> list[Mistake]:
+    outcome, source, data = found
+    rows = outcome.surest_mistakes(MOST_MISTAKES)
+    shares = [f"{share:.1%}" for share in outcome.probability(rows).tolist()]
+    names = outcome.class_names
+    return [
+        Mistake(url, source.name(row), names[outcome.labels[row]], names[outcome.predictions[row]], share)
+        for url, row, share in zip(thumbnails(source, data, rows), rows.tolist(), shares, strict=True)
+    ]

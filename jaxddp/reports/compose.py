@@ -1,0 +1,96 @@
+"""Work directories become a page, and the page a file."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jaxddp.files as files
+from jaxddp.errors import InputError, JaxddpError
+from jaxddp.reports.charts import COLOURS, curves, is_wide, run_positions, seed_curves
+from jaxddp.reports.differences import changes, differences, group_names, seed_groups
+from jaxddp.reports.overview import run_table, speed_table
+from jaxddp.reports.page import Key, Page, check_libraries, render
+from jaxddp.reports.run_files import RunFiles, read_runs
+from jaxddp.reports.seeds import Group, seed_table
+from jaxddp.reports.tables import Cell, Column, Table
+
+
+def write_report(directories: Sequence[Path], out: Path, which: str | None) -> str:
+    """Write a page about the runs of some work directories; returns what was written, in words.
+
+    Args:
+        which: the checkpoint ("latest", "best" or a step) that is asked for the classes of the validation data; None
+            reads files alone, without JAX.
+
+    Raises:
+        InputError: a directory holds no run, a library is missing, or `out` cannot be written. What is missing in a run
+            is left out, and the page says so.
+    """
+    check_libraries()
+    runs = read_runs(directories)
+    if out.suffix != ".html":
+        raise InputError(f"{out}: the report is a page; give a name that ends in .html")
+    page = page_of(runs)
+    if which is not None:
+        page = with_classes(page, runs, which)
+    content = render(page).encode()
+    files.create(out.parent)
+    files.replace(out, content)
+    return f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}, {len(content) / 1e6:.1f} MB"
+
+
+def page_of(runs: Sequence[RunFiles]) -> Page:
+    """What the files of the runs say."""
+    groups, colours = _groups(runs)
+    several = [group for group in groups if len(group.members) > 1]
+    of_seeds, seed_positions = seed_curves(runs, several)
+    return Page(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        runs=run_table(runs, colours),
+        legend=[Key(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
+        faults=[f"{run.name}: {fault}" for run in runs for fault in run.faults],
+        curves=curves(runs, colours),
+        seed_curves=of_seeds,
+        positions=run_positions(runs) | seed_positions,
+        logarithmic=is_wide(runs),
+        seeds=seed_table(runs, several),
+        settings=_settings(runs, colours),
+        speed=speed_table(runs, colours),
+    )
+
+
+def with_classes(page: Page, runs: Sequence[RunFiles], which: str) -> Page:
+    """The same with what a checkpoint of each run says of its validation data, where it can be asked."""
+    from jaxddp.reports.classes import accuracy_tables, run_classes
+    from jaxddp.reports.validated import validated
+
+    classes, faults = [], []
+    for number, (run, key) in enumerate(zip(runs, page.legend, strict=True)):
+        try:
+            if run.config and "model" not in run.config:
+                raise InputError("the run came from Python and does not say its network")
+            classes.append(run_classes(number, *key, validated(run.directory, which)))
+        except JaxddpError as error:
+            faults.append(f"{run.name} is left out: {error}")
+    return replace(page, accuracies=accuracy_tables(classes), classes=classes, class_faults=faults)
+
+
+def _groups(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
+    """The runs by recipe, and each run's colour: its recipe's, or its own where all are of one, or each of another."""
+    members = seed_groups(runs)
+    names = group_names(runs, members)
+    by_group = 1 < len(members) < len(runs)
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(runs))]
+    for number, group in enumerate(members if by_group else []):
+        for run in group:
+            colours[run] = COLOURS[number % len(COLOURS)]
+    return [Group(name, colours[group[0]], group) for name, group in zip(names, members, strict=True)], colours
+
+
+def _settings(runs: Sequence[RunFiles], colours: Sequence[str]) -> Table:
+    if len(runs) == 1:
+        rows, titles = changes(runs[0]), ("default", "here")
+    else:
+        rows, titles = differences(runs), tuple(run.name for run in runs)
+    columns = (Column("setting", number=False), *(Column(title, number=False) for title in titles))
+    return Table(columns, [(Cell(row.key), *map(Cell, row.values)) for row in rows])

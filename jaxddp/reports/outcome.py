@@ -1,0 +1,88 @@
+"""What a network said of a labelled set, in numbers: confusions, accuracy of each class, the surest mistakes."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Confusion(NamedTuple):
+    """Images of one class that were taken for another: labels, how many, and their share of the class."""
+
+    label: int
+    prediction: int
+    images: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The predictions of N images out of K classes.
+
+    An image without a label, or with a probability that is not finite, has no part in anything here.
+
+    Attributes:
+        labels: int[N].
+        probabilities: float[N, K].
+        class_names: K, for people.
+        step: of the checkpoint.
+    """
+
+    labels: np.ndarray = field(repr=False)
+    probabilities: np.ndarray = field(repr=False)
+    class_names: tuple[str, ...]
+    step: int
+
+    @cached_property
+    def known(self) -> np.ndarray:
+        """The rows that have a part, int64[M]."""
+        return np.flatnonzero((self.labels >= 0) & np.isfinite(self.probabilities).all(1))
+
+    @cached_property
+    def predictions(self) -> np.ndarray:
+        """The most probable class of each image, int64[N]; of equal ones the first."""
+        return self.probabilities.argmax(1)
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """int64[K, K]: how many images of each class (row) were taken for each class (column)."""
+        matrix = np.zeros((len(self.class_names),) * 2, np.int64)
+        np.add.at(matrix, (self.labels[self.known], self.predictions[self.known]), 1)
+        return matrix
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1; NaN of no images."""
+        return float(self.confusion.trace() / self.confusion.sum()) if len(self.known) else float("nan")
+
+    @property
+    def class_counts(self) -> np.ndarray:
+        """Images of each class, int64[K]."""
+        return self.confusion.sum(1)
+
+    @property
+    def class_accuracy(self) -> np.ndarray:
+        """The share of each class's images that were recognized, float64[K]; NaN of a class without images."""
+        counts = self.class_counts
+        return np.divide(self.confusion.diagonal(), counts, out=np.full(len(counts), np.nan), where=counts > 0)
+
+    def confusions(self, most: int) -> list[Confusion]:
+        """The most frequent ones; of equally frequent ones those of the first classes."""
+        wrong = self.confusion - np.diag(self.confusion.diagonal())
+        order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+        labels, predictions = np.unravel_index(order, wrong.shape)
+        return [
+            Confusion(label, guess, int(wrong[label, guess]), float(wrong[label, guess] / self.class_counts[label]))
+            for label, guess in zip(labels.tolist(), predictions.tolist(), strict=True)
+            if wrong[label, guess]
+        ]
+
+    def surest_mistakes(self, most: int) -> np.ndarray:
+        """The rows that were taken for another class with the highest probabilities, int64[at most `most`]."""
+        wrong = self.known[self.predictions[self.known] != self.labels[self.known]]
+        return wrong[np.argsort(-self.probability(wrong), kind="stable")[:most]]
+
+    def probability(self, rows: np.ndarray) -> np.ndarray:
+        """That of the predicted class, float[n]."""
+        return self.probabilities[rows, self.predictions[rows]]

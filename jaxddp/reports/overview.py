@@ -1,0 +1,93 @@
+"""Runs as rows: how far they are, how good, and how fast."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxddp.reports.run_files import RunFiles, is_run
+from jaxddp.reports.tables import NOTHING, Cell, Column, Table, clock, number, without_empty_columns
+
+_DEEPEST = 5
+_MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
+
+
+def runs_below(directory: Path) -> list[Path]:
+    """The work directories in a directory, itself and five folders deep; hidden folders and links are left out."""
+    return sorted(_runs_below(directory, _DEEPEST))
+
+
+def _runs_below(directory: Path, depth: int) -> Iterator[Path]:
+    if is_run(directory):
+        yield directory
+    elif depth:
+        try:
+            entries = [*os.scandir(directory)]
+        except OSError:
+            return  # Not ours to read, or gone meanwhile.
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                yield from _runs_below(directory / entry.name, depth - 1)
+
+
+def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> Table:
+    """How far the runs are, and how good."""
+    titles = ("step", "best validation", "at step", "last validation", "epoch", "time")
+    columns = (Column("run", number=False), Column("status", number=False), *map(Column, titles))
+    rows = []
+    for run, colour in zip(runs, colours or [""] * len(runs), strict=True):
+        step = f"{run.step:,}" if run.total_steps is None else f"{run.step:,} of {run.total_steps:,}"
+        best = NOTHING if run.best is None else f"{run.best.metric} {number(run.best.metric, run.best.value)}"
+        at = NOTHING if run.best is None else f"{run.best.step:,}"
+        cells = (run.status, step, best, at, _last(run), _epoch(run), clock(run.duration))
+        rows.append((Cell(run.name, colour), *map(Cell, cells)))
+    return Table(columns, rows)
+
+
+def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> Table:
+    """How fast the runs are, on what, and what they wait for; medians over the logged steps, and the most memory."""
+    titles = ("images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
+    columns = (
+        Column("run", number=False),
+        *map(Column, titles),
+        Column("training"),
+        Column("validation"),
+    )
+    rows = []
+    for run, colour in zip(runs, colours, strict=True):
+        medians = [number(name, _median(run, name)) for name in _MEDIANS]
+        counts = [_count(run.result.get(name)) for name in ("devices", "processes")]
+        training = None if run.seconds is None or not len(run.seconds) else float(run.seconds[-1])
+        validation = run.series.val.get("seconds")
+        times = clock(training), clock(None if validation is None else float(np.nansum(validation)))
+        cells = (*medians, number("peak_memory", _peak_memory(run)), *counts, *times)
+        rows.append((Cell(run.name, colour), *map(Cell, cells)))
+    return without_empty_columns(Table(columns, rows))
+
+
+def _epoch(run: RunFiles) -> str:
+    last = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
+    known = [epoch for epoch in last if np.isfinite(epoch)]
+    return f"{max(known):.4g}" if known else NOTHING
+
+
+def _last(run: RunFiles) -> str:
+    if run.best is None:
+        return NOTHING
+    metric = run.best.metric
+    return f"{metric} {number(metric, float(run.series.val[metric][-1]))}"
+
+
+def _median(run: RunFiles, metric: str) -> float | None:
+    values = run.series.train.get(metric)
+    return None if values is None or not np.isfinite(values).any() else float(np.nanmedian(values))
+
+
+def _peak_memory(run: RunFiles) -> float | None:
+    values = run.series.train.get("peak_memory")
+    return None if values is None or not np.isfinite(values).any() else float(np.nanmax(values))
+
+
+def _count(value: object) -> str:
+    return str(value) if isinstance(value, int) else NOTHING

@@ -1,0 +1,42 @@
+"""What a checkpoint of a run says of the run's validation data."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxddp.config import DataConfig
+from jaxddp.data.opening import open_splits
+from jaxddp.data.source import Source
+from jaxddp.engine.program_cache import keep_compiled_programs
+from jaxddp.errors import InputError
+from jaxddp.experiment.trained import restore_run
+from jaxddp.mesh import Topology
+from jaxddp.reports.outcome import Outcome
+
+
+class Validated(NamedTuple):
+    """An outcome, and the images that it is of."""
+
+    outcome: Outcome
+    source: Source
+    data: DataConfig
+
+
+def validated(directory: Path, which: str) -> Validated:
+    """The predictions of a checkpoint ("latest", "best" or a step) on all devices of this machine.
+
+    "best" is the latest where nothing was validated. An image that cannot be used has NaN.
+
+    Raises:
+        InputError: the run does not say its network, its data or its checkpoint cannot be read, or its data have other
+            classes now.
+    """
+    keep_compiled_programs()
+    run = restore_run(directory, which, Topology.create())
+    source = open_splits(run.config.data)["val"]
+    if tuple(source.class_ids) != tuple(run.class_ids):
+        raise InputError(f"{directory}: its validation data have other classes than the run; restore the data")
+    probabilities = run.predict(source).probabilities
+    outcome = Outcome(np.asarray(source.labels), probabilities, tuple(run.class_names), run.step)
+    return Validated(outcome, source, run.config.data)

@@ -1,0 +1,168 @@
+"""A report in a real browser: everything is drawn, nothing is loaded, and a phone shows all of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browser import Browser
+from reported import HOSTILE, hostile_page, outcome_of_noise, write_run
+
+from jaxddp.reports.classes import accuracy_tables, run_classes
+from jaxddp.reports.compose import page_of
+from jaxddp.reports.page import render
+from jaxddp.reports.run_files import read_runs
+
+WIDE, PHONE = (1400, 1000), (390, 844)
+CHARTS = 12
+"""Seven of curves, two of seeds, and the matrices of three runs."""
+
+
+@pytest.fixture(scope="module")
+def browser(require, tmp_path_factory):
+    require("chromium", package="chromium")
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """Three seeds, and a run with another learning rate whose time is not known."""
+    folder = tmp_path_factory.mktemp("runs")
+    places = [write_run(folder / f"imagenet_resnet50-with-a-long-name-seed{seed}", seed) for seed in range(3)]
+    places.append(write_run(folder / "other", 3, optimizer={"learning_rate": 0.3}))
+    (places[3] / "metrics.jsonl").write_text((places[3] / "metrics.jsonl").read_text().replace("images_per_", "i_"))
+    runs = read_runs(places)
+    told = page_of(runs)
+    classes = [run_classes(run, *told.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
+    told = replace(told, classes=classes, accuracies=accuracy_tables(classes), class_faults=["none"])
+    file = folder / "report.html"
+    file.write_text(render(told))
+    return file
+
+
+def drawn(browser: Browser) -> dict[str, bool]:
+    """By its id, whether a chart shows a line, a marker or an image."""
+    return browser.run(
+        """Object.fromEntries([...document.querySelectorAll(".chart")].map(chart => [chart.id,
+            [...chart.querySelectorAll(".scatterlayer path, .heatmaplayer image")].some(mark => {
+                const {width, height} = mark.getBoundingClientRect();
+                return width + height > 5;
+            })]))"""
+    )
+
+
+def open_all(browser: Browser) -> None:
+    browser.run("document.querySelectorAll('details').forEach(part => part.open = true)")
+    browser.settle()
+    browser.settle()
+
+
+def press(browser: Browser, button: str) -> None:
+    browser.run(f"document.querySelector({json.dumps(button)}).click()")
+    browser.settle()
+
+
+def x_of(browser: Browser, chart: str) -> list[list[float]]:
+    """The x of each trace as plotly has it."""
+    return browser.run(f"document.getElementById('{chart}').data.map(trace => [...trace.x])")
+
+
+@pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (WIDE, True), (PHONE, False)])
+def test_all_is_drawn_and_nothing_is_loaded(browser, page, size, dark):
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.open(page, *size, dark=dark)
+    open_all(browser)
+    marks = drawn(browser)
+    missing = [chart for chart, shown in marks.items() if not shown]
+    assert len(marks) == CHARTS and missing == []
+    assert browser.errors == [] and browser.requests == [page.as_uri()]
+    ink = browser.run("getComputedStyle(document.body).color")
+    assert (ink == "rgb(230, 232, 235)") == dark
+    assert browser.run("document.querySelector('.gtitle, .xtitle').style.fill") != ""
+
+
+def test_what_would_be_an_error_is_seen(browser, tmp_path):
+    """The test before this one would see a script that fails, and a picture from elsewhere."""
+    bad = tmp_path / "bad.html"
+    bad.write_text("<script>undefined.x</script><img src='http://127.0.0.1:9/x.png'>")
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.open(bad, *WIDE)
+    assert any("TypeError" in error for error in browser.errors)
+    assert "http://127.0.0.1:9/x.png" in browser.requests
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_the_page_is_no_wider_than_the_screen_and_its_text_can_be_read(browser, page, size):
+    browser.open(page, *size)
+    open_all(browser)
+    press(browser, "[data-scale=log]")
+    assert browser.run("document.scrollingElement.scrollWidth") <= size[0]
+    small = browser.run(
+        """[...document.querySelectorAll("body *")]
+            .filter(part => [...part.childNodes].some(node => node.nodeType === 3 && node.textContent.trim()))
+            .filter(part => !["SCRIPT", "STYLE"].includes(part.tagName.toUpperCase()) && part.getClientRects().length)
+            .filter(part => parseFloat(getComputedStyle(part).fontSize) < 12)
+            .map(part => part.outerHTML.slice(0, 200))"""
+    )
+    assert small == []
+    outside = browser.run(
+        """[...document.querySelectorAll("body *")].filter(part => !part.closest(".scroll") && !part.closest("svg"))
+            .filter(part => part.getBoundingClientRect().right > innerWidth + 0.5)
+            .map(part => part.outerHTML.slice(0, 99))"""
+    )
+    assert outside == []
+
+
+def test_the_reader_chooses_the_axis(browser, page):
+    runs = read_runs(sorted(page.parent.glob("imagenet*")))
+    browser.open(page, *WIDE)
+    chart = browser.run("document.querySelector('.chart').id")
+    for axis in ("step", "time", "epoch"):
+        press(browser, f"[data-axis={axis}]")
+        shown = x_of(browser, chart)
+        expected = [run.positions(columns)[axis] for run in runs for columns in run.series]
+        unit = 60 if axis == "time" else 1
+        for got, wanted in zip(shown, expected, strict=False):
+            assert got == pytest.approx((wanted / unit).tolist(), rel=1e-6)
+        # The fourth run logs no speed.
+        assert all(bool(x) == (axis != "time") for x in shown[9:]) and len(shown) == 12
+        title = browser.run(f"document.querySelector('#{chart} .xtitle').textContent")
+        assert title == {"time": "training time (min)"}.get(axis, axis)
+        pressed = "[...document.querySelectorAll('[data-axis][aria-pressed=true]')].map(one => one.dataset.axis)"
+        assert browser.run(pressed) == [axis]
+
+
+def test_the_reader_chooses_the_scale_of_the_loss_and_the_runs(browser, page):
+    browser.open(page, *WIDE)
+    scales = "[...document.querySelectorAll('.chart')].filter(one => one._fullLayout?.yaxis.type === 'log').length"
+    assert browser.run(scales) == 0
+    press(browser, "[data-scale=log]")
+    assert browser.run(scales) == 2
+    press(browser, "[data-scale=linear]")
+    assert browser.run(scales) == 0
+    lines = "document.querySelectorAll('.chart')[0].querySelectorAll('.scatterlayer .trace').length"
+    before = browser.run(lines)
+    press(browser, "[data-run='1']")
+    assert browser.run(lines) == before - 3
+    press(browser, "[data-run='1']")
+    assert browser.run(lines) == before == 12
+
+
+def test_markup_in_names_is_text(browser, tmp_path):
+    file = tmp_path / "report.html"
+    file.write_text(render(hostile_page(tmp_path)))
+    browser.errors.clear()
+    browser.open(file, *PHONE)
+    open_all(browser)
+    assert browser.errors == [] and all(drawn(browser).values())
+    assert browser.run("document.querySelectorAll('script').length") == 3
+    assert browser.run("document.querySelectorAll('main b i, main td i:not(.swatch), img[src=x]').length") == 0
+    headings = browser.run("[...document.querySelectorAll('tbody th')].map(cell => cell.textContent)")
+    assert HOSTILE in headings and "<i>b</i>" in headings
+    ticks = browser.run("[...document.querySelectorAll('.square .ytick text')].map(tick => tick.textContent)")
+    assert "<i>b</i>" in ticks
+    assert browser.run("document.scrollingElement.scrollWidth") <= PHONE[0]

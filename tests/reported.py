@@ -1,0 +1,87 @@
+"""What a report is made of, without training: work directories as runs leave them, predictions, and hostile names."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from small import random_table
+
+from jaxddp.config import Config, DataConfig
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.experiment.lock import LOCK_FILE
+from jaxddp.reports.classes import accuracy_tables, run_classes
+from jaxddp.reports.compose import page_of
+from jaxddp.reports.outcome import Outcome
+from jaxddp.reports.page import Page
+from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.validated import Validated
+
+BATCH_SIZE, EXAMPLES, EPOCHS, LOG_EVERY = 32, 320, 4, 5
+"""10 steps an epoch."""
+STEPS = EPOCHS * EXAMPLES // BATCH_SIZE
+
+HOSTILE = "</script><script>alert(1)</script><b>&amp;{{ 7 * 7 }}"
+
+
+def write_run(directory: Path, seed: int = 0, status: str | None = "done", **changes: Any) -> Path:
+    """A run of 40 steps that logs every 5, validates every 10, and has a random course that follows from its seed."""
+    directory.mkdir(parents=True)
+    (directory / LOCK_FILE).touch()
+    train = {"batch_size": BATCH_SIZE, "duration": f"{EPOCHS} epochs"} | changes.pop("train", {})
+    config = Config().replace(seed=seed, train=train, **changes).to_dict()
+    config["fingerprint"] = {"train": "a" * 64, "val": "b" * 64}
+    (directory / "config.json").write_text(json.dumps(config))
+    rows = course(np.random.default_rng(seed))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if status is not None:
+        result = {"status": status, "step": STEPS, "devices": 2, "processes": 1, "val": None, "peak_memory": 1e9}
+        (directory / "result.json").write_text(json.dumps(result))
+    return directory
+
+
+def course(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """The rows of a run, with an accuracy that need not rise."""
+    rows = []
+    for step in range(LOG_EVERY, STEPS + 1, LOG_EVERY):
+        at = {"step": step, "epoch": step * BATCH_SIZE / EXAMPLES}
+        loss = float(np.exp(-step / 10) + 0.1 * rng.random())
+        row = at | {"split": "train", "loss": loss, "top1": float(rng.random()), "learning_rate": 0.1 / step}
+        row |= {"images_per_second": float(rng.uniform(2, 8)), "data_wait_fraction": float(rng.random() / 10)}
+        row["peak_memory"] = 1_000_000 * step
+        if step % 10 == 0:
+            row |= {"epoch_loss": loss + 0.05, "epoch_top1": float(rng.random()), "epoch_seconds": 2.5}
+        rows.append(row)
+        if step % 10 == 0:
+            measured = {"loss": loss + 0.1, "top1": float(rng.random()), "count": 100, "seconds": 0.5}
+            rows.append(at | {"split": "val", **measured})
+    return rows
+
+
+def rows_of(directory: Path, split: str) -> list[dict[str, Any]]:
+    """What metrics.jsonl holds of a split."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["split"] == split]
+
+
+def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "d", "e")) -> Validated:
+    """Images and predictions that are right more often than not."""
+    rng = np.random.default_rng(0)
+    table = random_table(count, image=8)
+    logits = rng.normal(size=(count, len(names))) + 1.5 * np.eye(len(names))[table.labels]
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    source = ArrayTable(table.images, table.labels, names)
+    return Validated(Outcome(table.labels, probabilities, names, 12), source, DataConfig())
+
+
+def hostile_page(folder: Path) -> Page:
+    """A page on which everything that comes from a run would like to be markup."""
+    place = write_run(folder / "<img src=x onerror=alert(2)>", 0, model={"weights": HOSTILE})
+    rows = [row | {HOSTILE: 1.0} for row in course(np.random.default_rng(0))]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "result.json").write_text(json.dumps({"status": HOSTILE, "step": 40}))
+    runs = read_runs([place])
+    page = page_of(runs)
+    classes = [run_classes(0, *page.legend[0], outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e")))]
+    return replace(page, classes=classes, accuracies=accuracy_tables(classes), class_faults=[HOSTILE])

@@ -1,0 +1,134 @@
+"""`jaxddp runs`: which directories are runs, how they stand, and that looking at them disturbs none."""
+
+import fcntl
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from reported import rows_of, write_run
+
+from jaxddp.cli import main
+from jaxddp.errors import InputError
+from jaxddp.experiment.lock import LOCK_FILE, is_locked, locked
+from jaxddp.reports.overview import run_table, runs_below
+from jaxddp.reports.run_files import read_runs
+
+
+def listed(folder: Path) -> dict[str, list[str]]:
+    """The cells of each run after its name."""
+    table = run_table(read_runs(runs_below(folder)))
+    return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+
+
+def test_each_status(tmp_path):
+    for name, status in (("a", "done"), ("b", "failed"), ("c", "preempted"), ("d", None), ("e", None), ("f", None)):
+        write_run(tmp_path / name, status=status)
+    (tmp_path / "e" / LOCK_FILE).unlink()
+    with locked(tmp_path / "f"):
+        found = {name: cells[0] for name, cells in listed(tmp_path).items()}
+    statuses = {"a": "done", "b": "failed", "c": "preempted", "d": "stopped", "e": "unknown", "f": "running"}
+    assert found == statuses
+    assert listed(tmp_path)["f"][0] == "stopped"
+
+
+def test_a_run_that_goes_on_after_it_was_done_is_running(tmp_path):
+    write_run(tmp_path / "a", status="preempted")
+    with locked(tmp_path / "a"):
+        assert listed(tmp_path / "a")["a"][0] == "running"
+
+
+def test_a_run_of_another_process_is_seen(tmp_path):
+    place = write_run(tmp_path / "a", status=None)
+    program = (
+        "import sys, pathlib, jaxddp.experiment.lock as lock\n"
+        "with lock.locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        assert is_locked(place) is True
+        with pytest.raises(InputError, match=f"{place}: another run is at work there"), locked(place):
+            pass
+        process.communicate()
+    assert is_locked(place) is False
+
+
+def test_looking_writes_nothing_and_several_may_look(tmp_path):
+    place = write_run(tmp_path / "a")
+    with (place / LOCK_FILE).open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # another who looks
+        assert is_locked(place) is False
+    (place / LOCK_FILE).unlink()
+    assert is_locked(place) is None and not (place / LOCK_FILE).exists()
+
+
+def test_a_run_can_begin_while_another_process_looks(tmp_path):
+    place = write_run(tmp_path / "a")
+    with (place / LOCK_FILE).open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.02, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        began = False
+        with locked(place):
+            began = is_locked(place)
+        # The reader's file stays open until it has given its lock back.
+        time.sleep(0.05)
+    assert began is True
+
+
+def test_runs_are_found_below_and_only_runs(tmp_path):
+    shown = [tmp_path / "a", tmp_path / "sweep" / "lr0.1" / "seed0", tmp_path / "sweep" / "lr0.1" / "seed1"]
+    hidden = [tmp_path / ".trash" / "b", tmp_path / "a" / "recipe" / "inside", tmp_path.joinpath(*"123456") / "deep"]
+    for place in (*shown, *hidden):
+        write_run(place)
+    (tmp_path / "link").symlink_to(tmp_path / "sweep")
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"hidden_size": 768}')
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "metrics.jsonl").write_text('{"st')
+    assert runs_below(tmp_path) == sorted([*shown, tmp_path / "torn"])
+    assert runs_below(shown[0]) == [shown[0]]
+    assert [*listed(tmp_path)] == ["a", "sweep/lr0.1/seed0", "sweep/lr0.1/seed1", "torn"]
+
+
+def test_what_is_known_of_a_run_that_goes_on(tmp_path):
+    place = write_run(tmp_path / "a", status=None)
+    lines = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (place / "metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:30])
+    val = rows_of_whole(place)
+    _, step, best, at, last, epoch, _ = listed(tmp_path / "a")["a"]
+    assert (step, epoch, at, best) == ("20 of 40", "2", "10", f"top1 {val['top1']:.1%}") and last == best
+    (place / "metrics.jsonl").unlink()
+    assert listed(tmp_path / "a")["a"][1:] == ["0", "-", "-", "-", "-", "-"]
+
+
+def rows_of_whole(place: Path) -> dict:
+    """The only validation before the torn line."""
+    lines = (place / "metrics.jsonl").read_text().splitlines()[:-1]
+    (row,) = [row for row in map(json.loads, lines) if row["split"] == "val"]
+    return row
+
+
+def test_the_best_is_that_of_the_lowest_loss_where_there_is_no_accuracy(tmp_path):
+    place = write_run(tmp_path / "a")
+    rows = [{"step": step, "split": "val", "loss": loss} for step, loss in ((1, 0.5), (2, 0.25), (3, None), (4, 0.75))]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert listed(place)["a"][2:5] == ["loss 0.25", "2", "loss 0.75"]
+
+
+def test_the_command_prints_a_table(tmp_path, capfd):
+    place = write_run(tmp_path / "first", 3)
+    best = max(row["top1"] for row in rows_of(place, "val"))
+    assert main(["runs", str(tmp_path)]) == 0
+    printed = capfd.readouterr().out
+    (line,) = [line for line in printed.splitlines() if "first" in line]
+    assert "done" in line and "40 of 40" in line and f"top1 {best:.1%}" in line
+    assert main(["runs", str(tmp_path / "first" / "none")]) == 2
+    assert "none: no such directory; give one that holds work directories" in capfd.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main(["runs", str(tmp_path / "empty")]) == 0
+    assert capfd.readouterr().out == f"{tmp_path}/empty: holds no runs\n"

@@ -1,0 +1,463 @@
+"""A report says what the files of the runs say, leaves out what they lack, and lets no name become markup."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reported import BATCH_SIZE, STEPS, hostile_page, outcome_of_noise, rows_of, write_run
+from small import SMALL, random_table, write_arrays
+
+from jaxddp.cli import main
+from jaxddp.config import DataConfig
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.reports.charts import MOST_POINTS, Chart, curves
+from jaxddp.reports.classes import accuracy_tables, run_classes
+from jaxddp.reports.compose import page_of
+from jaxddp.reports.differences import changes, differences, group_names, seed_groups
+from jaxddp.reports.outcome import Outcome
+from jaxddp.reports.overview import run_table, speed_table
+from jaxddp.reports.page import render
+from jaxddp.reports.run_files import RunFiles, read_runs
+from jaxddp.reports.tables import Table, clock, number
+from jaxddp.reports.thumbnails import thumbnails
+from jaxddp.reports.validated import Validated
+
+
+def runs_of(folder: Path, seeds: int = 3, **changes) -> list[RunFiles]:
+    return read_runs([write_run(folder / f"seed{seed}", seed, **changes) for seed in range(seeds)])
+
+
+def texts(table: Table) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+def chart(charts, title: str) -> Chart:
+    return next(chart for chart in charts if chart.title == title)
+
+
+# --- Curves ---
+
+
+def test_the_time_of_a_step_is_the_sum_of_what_the_steps_before_took(tmp_path):
+    (run,) = runs_of(tmp_path, 1)
+    expected, total, before = {}, 0.0, 0
+    for row in rows_of(run.directory, "train"):
+        total += (row["step"] - before) * BATCH_SIZE / row["images_per_second"]
+        before = row["step"]
+        expected[row["step"]] = total
+    train, val = run.positions(run.series.train), run.positions(run.series.val)
+    assert train["time"].tolist() == pytest.approx(list(expected.values()), rel=1e-12)
+    assert val["time"].tolist() == pytest.approx([expected[step] for step in (10, 20, 30, 40)], rel=1e-12)
+    assert val["epoch"].tolist() == [1, 2, 3, 4] and val["step"].tolist() == [10, 20, 30, 40]
+    validations = sum(row["seconds"] for row in rows_of(run.directory, "val"))
+    assert run.duration == pytest.approx(total + validations, rel=1e-12)
+
+
+def test_every_metric_of_every_run_is_drawn_as_it_was_logged(tmp_path):
+    runs = runs_of(tmp_path)
+    charts = curves(runs, ["#0072B2"] * 3)
+    assert [chart.title for chart in charts] == [
+        *("loss", "top-1 accuracy", "learning rate", "images/s", "time spent waiting for data"),
+        "peak memory of a device",
+    ]
+    for one, title in (("loss", "loss"), ("top1", "top-1 accuracy")):
+        drawn = {trace["meta"]["where"]: trace["y"] for trace in chart(charts, title).data}
+        for place, run in enumerate(runs):
+            logged, validated = rows_of(run.directory, "train"), rows_of(run.directory, "val")
+            assert drawn[f"{place} steps"] == pytest.approx([row[one] for row in logged], rel=1e-6)
+            means = [row[f"epoch_{one}"] for row in logged if f"epoch_{one}" in row]
+            assert drawn[f"{place} epochs"] == pytest.approx(means, rel=1e-6)
+            assert drawn[f"{place} validation"] == pytest.approx([row[one] for row in validated], rel=1e-6)
+
+
+def test_of_many_points_none_of_the_peaks_is_lost(tmp_path):
+    place = write_run(tmp_path / "long")
+    losses = np.random.default_rng(0).random(10 * MOST_POINTS)
+    losses[12_345], losses[777] = 50, -3
+    rows = [{"step": step, "epoch": step / 10, "split": "train", "loss": loss} for step, loss in enumerate(losses)]
+    rows[17]["loss"] = None
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(read_runs([place]))
+    (trace,) = chart(page.curves, "loss").data
+    assert len(trace["y"]) <= MOST_POINTS and (max(trace["y"]), min(trace["y"])) == (50, -3)
+    kept = trace["meta"]["rows"]
+    assert kept == sorted(kept) and {12_345, 777} <= {*kept}
+    assert trace["y"] == pytest.approx([losses[row] for row in kept], rel=1e-6)
+    assert len(page.positions["0 steps"]["step"]) == len(losses)
+
+
+@pytest.mark.parametrize(("losses", "wide"), [((0.01, 1.01), True), ((0.011, 1), False), ((0, 1), False), ((), False)])
+def test_a_loss_that_spans_much_has_a_logarithmic_axis_at_first(tmp_path, losses, wide):
+    place = write_run(tmp_path / "run")
+    rows = [{"step": step, "split": "val", "loss": loss} for step, loss in enumerate((*losses, None))]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(read_runs([place]))
+    assert page.logarithmic == wide
+    html = render(page)
+    assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves))
+
+
+def test_plotly_knows_every_property_of_the_charts(tmp_path):
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    runs = runs_of(tmp_path)
+    page = page_of(runs)
+    classes = run_classes(0, "a", "#000000", outcome_of_noise())
+    assert classes.matrix is not None
+    for one in (*page.curves, *page.seed_curves, classes.matrix):
+        figure = graph_objects.Figure({"data": one.data, "layout": one.layout})
+        assert len(figure.data) == len(one.data) > 0
+    with pytest.raises(ValueError):
+        graph_objects.Figure({"data": [{"type": "scatter", "no_such_property": 1}]})
+
+
+# --- Seeds and settings ---
+
+
+def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
+    runs = runs_of(tmp_path, 4)
+    page = page_of(runs)
+    validated = [rows_of(run.directory, "val") for run in runs]
+    best = [max(rows, key=lambda row: row["top1"]) for rows in validated]
+    for metric in ("loss", "top1"):
+        for moment, rows in (("best", best), ("last", [rows[-1] for rows in validated])):
+            values = np.array([row[metric] for row in rows])
+            told = (values.mean(), values.std(ddof=1), values.min(), values.max())
+            expected = ["all runs", metric, moment, "4", *(number(metric, value) for value in told)]
+            assert expected in texts(page.seeds)
+    assert len(page.seeds.rows) == 4
+    least, most, mean = chart(page.seed_curves, "loss of validation").data
+    values = np.array([[row["loss"] for row in rows] for rows in validated])
+    assert mean["y"] == pytest.approx(values.mean(0), rel=1e-6)
+    assert least["y"] == pytest.approx(values.min(0), rel=1e-6)
+    assert most["y"] == pytest.approx(values.max(0), rel=1e-6)
+    assert page.positions[mean["meta"]["where"]]["step"] == [10, 20, 30, 40]
+
+
+def test_runs_are_of_one_group_where_only_the_seed_and_the_machine_differ(tmp_path):
+    places = [
+        write_run(tmp_path / "a", 0),
+        write_run(tmp_path / "b", 1, parallel={"devices": 4}, log={"every": "7 steps"}, data={"path": "elsewhere"}),
+        write_run(tmp_path / "c", 0, optimizer={"learning_rate": 0.3}),
+        write_run(tmp_path / "d", 5, optimizer={"learning_rate": 0.3}),
+        write_run(tmp_path / "e", 6, parallel={"reproducible": True}),
+        write_run(tmp_path / "f", 7),
+    ]
+    other = json.loads((places[5] / "config.json").read_text())
+    (places[5] / "config.json").write_text(json.dumps(other | {"fingerprint": {"train": "c" * 64, "val": "b" * 64}}))
+    places.append(write_run(tmp_path / "g", 8))
+    (places[6] / "config.json").write_text("{")
+    runs = read_runs(places)
+    groups = seed_groups(runs)
+    assert groups == [(0, 1), (2, 3), (4,), (5,), (6,)]
+    names = group_names(runs, groups[:2])
+    assert names == ["learning_rate 0.1", "learning_rate 0.3"]
+    legend = page_of(runs[:4]).legend
+    assert legend[0].colour == legend[1].colour != legend[2].colour == legend[3].colour
+    alone = page_of([runs[0], runs[2]])
+    assert alone.legend[0].colour != alone.legend[1].colour and not alone.seeds.rows
+
+
+def test_settings_that_differ(tmp_path):
+    places = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, model={"name": "resnet18"})]
+    older = json.loads((places[0] / "config.json").read_text())
+    del older["eval"]["views"]  # of a release that had it not
+    (places[0] / "config.json").write_text(json.dumps(older))
+    python = {"seed": 1, "data": older["data"], "train": {"batch_size": 8}, "objects": {"model": "d" * 64}}
+    places.append(tmp_path / "python")
+    places[2].mkdir()
+    (places[2] / "config.json").write_text(json.dumps(python))
+    runs = read_runs(places)
+    assert differences(runs[:2]) == [("seed", ("0", "1")), ("model.name", ("resnet50", "resnet18"))]
+    assert dict(differences(runs))["train.batch_size"] == ("32", "32", "8")
+    assert dict(differences(runs))["model.name"] == ("resnet50", "resnet18", "unknown")
+    assert changes(runs[1]) == [
+        *(("seed", ("0", "1")), ("model.name", ("resnet50", "resnet18"))),
+        *(("train.batch_size", ("256", "32")), ("train.duration", ("90 epochs", "4 epochs"))),
+    ]
+
+
+def test_the_tables_say_how_far_how_good_and_how_fast(tmp_path):
+    (run,) = runs_of(tmp_path, 1)
+    train, val = rows_of(run.directory, "train"), rows_of(run.directory, "val")
+    best = max(val, key=lambda row: row["top1"])
+    (row,) = texts(run_table([run]))
+    last = f"top1 {val[-1]['top1']:.1%}"
+    assert row == [
+        *("seed0", "done", "40 of 40", f"top1 {best['top1']:.1%}", str(best["step"]), last, "4"),
+        clock(run.duration),
+    ]
+    table = speed_table([run], [""])
+    (told,) = texts(table)
+    said = dict(zip([column.title for column in table.columns], told, strict=True))
+    assert said["images/s"] == number("", float(np.median([row["images_per_second"] for row in train])))
+    assert said["waiting for data"] == f"{np.median([row['data_wait_fraction'] for row in train]):.1%}"
+    assert (said["peak memory"], said["devices"], said["processes"]) == ("40 MB", "2", "1")
+    assert said["validation"] == "2.0 s" and "FLOP utilization" not in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (8.21, "8.2 s"), (200, "3 min 20 s"), (7500.4, "2 h 05 min"), (3599.9, "1 h 00 min")],
+)
+def test_seconds_as_people_read_them(seconds, text):
+    assert clock(seconds) == text
+
+
+# --- Classes ---
+
+
+def test_confusions_and_accuracies_are_counted_as_by_hand():
+    outcome, _, _ = outcome_of_noise()
+    guesses = [max(range(5), key=lambda label: row[label]) for row in outcome.probabilities]
+    expected = np.zeros((5, 5), int)
+    for label, guess in zip(outcome.labels, guesses, strict=True):
+        expected[label, guess] += 1
+    assert np.array_equal(outcome.confusion, expected) and expected.sum() == 60
+    assert outcome.accuracy == np.mean(outcome.labels == guesses)
+    for label in range(5):
+        own = outcome.labels == label
+        assert outcome.class_accuracy[label] == np.mean(np.array(guesses)[own] == label)
+    assert (outcome.class_accuracy * outcome.class_counts).sum() / 60 == pytest.approx(outcome.accuracy, rel=1e-12)
+    confusions = outcome.confusions(100)
+    assert sum(each.images for each in confusions) == (outcome.labels != guesses).sum()
+    counts = [each.images for each in confusions]
+    assert counts == sorted(counts, reverse=True) and all(each.label != each.prediction for each in confusions)
+    first = confusions[0]
+    assert first.images == expected[first.label, first.prediction]
+    assert first.share == first.images / (outcome.labels == first.label).sum()
+
+
+def test_the_surest_mistakes_are_wrong_and_sorted():
+    outcome, _, _ = outcome_of_noise()
+    rows = outcome.surest_mistakes(7)
+    wrong = outcome.labels != outcome.predictions
+    shares = outcome.probabilities.max(1)
+    assert len(rows) == 7 and wrong[rows].all() and (np.diff(shares[rows]) <= 0).all()
+    assert shares[rows].min() >= np.delete(np.where(wrong, shares, 0), rows).max()
+    assert len(outcome.surest_mistakes(1000)) == wrong.sum()
+
+
+def test_what_has_no_label_or_no_finite_probability_counts_nowhere():
+    labels = np.array([0, 1, -1, 1])
+    probabilities = np.array([[0.9, 0.1], [np.nan, np.nan], [0.2, 0.8], [0.7, 0.3]])
+    outcome = Outcome(labels, probabilities, ("a", "b"), 1)
+    assert outcome.confusion.tolist() == [[1, 0], [1, 0]] and outcome.accuracy == 0.5
+    assert outcome.surest_mistakes(9).tolist() == [3]
+    nothing = Outcome(np.array([-1]), np.ones((1, 2)), ("a", "b"), 1)
+    assert np.isnan(nothing.accuracy) and np.isnan(nothing.class_accuracy).all() and nothing.confusions(5) == []
+
+
+def test_the_worst_class_comes_first_and_other_classes_have_a_table_of_their_own():
+    other = outcome_of_noise(names=("v", "w", "x", "y", "z"))
+    found = {"one": outcome_of_noise(), "other": other, "third": outcome_of_noise()}
+    tables = accuracy_tables([run_classes(0, name, "#000000", each) for name, each in found.items()])
+    assert [[column.title for column in table.columns] for table in tables] == [
+        ["class", "images", "one", "third"],
+        ["class", "images", "other"],
+    ]
+    shares = [row[2].share for row in tables[0].rows]
+    assert shares == sorted(other.outcome.class_accuracy) and tables[0].rows[0][2].text == f"{shares[0]:.1%}"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "mode"),
+    [(np.uint8, 3, "RGB"), (np.uint8, 1, "L"), (np.uint8, 4, "RGBA"), (np.uint16, 3, "RGB"), (np.uint8, 6, "RGB")],
+)
+def test_a_thumbnail_has_the_pixels_that_evaluation_sees(dtype, channels, mode):
+    import base64
+    import io
+
+    from PIL import Image
+
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, np.iinfo(dtype).max, (5, 9, 9, channels)).astype(dtype)
+    source = ArrayTable(images, np.zeros(5, int), ("a",))
+    urls = thumbnails(source, DataConfig(), np.array([3, 1]))
+    for url, row in zip(urls, (3, 1), strict=True):
+        picture = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
+        expected = images[row] >> 8 if dtype == np.uint16 else images[row]
+        shown = np.asarray(picture).reshape(9, 9, -1)
+        assert picture.mode == mode and np.array_equal(shown, expected[..., : shown.shape[-1]])
+
+
+def test_many_classes_have_no_matrix():
+    names = tuple(f"class {number}" for number in range(101))
+    labels = np.arange(101)
+    wrong = Outcome(labels, np.roll(np.eye(101), 1, axis=1), names, 3)
+    table = ArrayTable(np.zeros((101, 8, 8, 3), np.uint8), labels, names)
+    found = run_classes(0, "a", "#000000", Validated(wrong, table, DataConfig()))
+    assert found.matrix is None and len(found.confusions.rows) == 20 and len(found.mistakes) == 24
+
+
+# --- The page ---
+
+
+def test_no_name_becomes_markup(tmp_path):
+    html = render(hostile_page(tmp_path))
+    assert "alert(1)" in html and "<script>alert" not in html and "<img src=x" not in html and "<i>b</i>" not in html
+    assert html.count("<script") == 3 and "{{ 7 * 7 }}" in html
+    # plotly reads some markup of its own: its texts are escaped once more.
+    figures = html.partition('id="figures">')[2].partition("</script>")[0]
+    told = json.loads(figures)
+    names = [trace.get("name", "") for one in told["charts"] for trace in one["data"]]
+    assert all("<" not in name for name in names) and any("&lt;img" in name for name in names)
+
+
+def test_the_same_runs_give_the_same_bytes_and_nothing_is_loaded(tmp_path):
+    runs = runs_of(tmp_path)
+    one, other = render(page_of(runs)), render(page_of(read_runs([run.directory for run in runs])))
+    assert one == other
+    page = one.replace(one[one.index("<script>") : one.index("</script>", one.index("<script>"))], "")
+    assert "http:" not in page and "https:" not in page and "default-src 'none'" in page
+
+
+# --- Runs that lack something ---
+
+
+def without(name: str):
+    return lambda place: (place / name).unlink()
+
+
+def holding(name: str, content: str):
+    return lambda place: (place / name).write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (without("config.json"), "config.json is missing; its settings and its time are left out"),
+        (without("metrics.jsonl"), "metrics.jsonl is missing; its curves are left out"),
+        (without("result.json"), None),
+        (holding("config.json", '{"seed": 0, "da'), "config.json is damaged (Unterminated string"),
+        (holding("config.json", "[1]"), "config.json is damaged (it holds [1]); its settings"),
+        (holding("config.json", '{"seed": 0, "data": {}, "train": 5}'), None),
+        (holding("result.json", "{"), "result.json is damaged (Expecting"),
+        (holding("metrics.jsonl", ""), None),
+        (holding("metrics.jsonl", '{"step": 5, "split": "train", "loss": 1}\n{"step": 10, "spl'), None),
+        (holding("metrics.jsonl", '{"step": 5, "split": "train", "loss": null}\n'), None),
+        (holding("metrics.jsonl", "rubbish\n"), "metrics.jsonl:1: not a JSON object with a step and a split"),
+        (
+            holding("metrics.jsonl", f'{{"step": {10**30}, "split": "val"}}\n'),
+            "metrics.jsonl is damaged (a step is bey",
+        ),
+        (
+            holding("metrics.jsonl", '{"step": 5, "split": "train"}\n{"step": 2, "split": "train"}\n'),
+            "metrics.jsonl goes back to earlier steps; more than one run wrote into it",
+        ),
+    ],
+)
+def test_a_run_that_lacks_something_is_still_reported(tmp_path, capfd, spoil, fault):
+    place, beside = write_run(tmp_path / "spoilt"), write_run(tmp_path / "whole", 1)
+    spoil(place)
+    for runs in ([place, beside], [place]):
+        assert main(["report", *map(str, runs), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
+        assert capfd.readouterr().err == ""
+        page = page_of(read_runs(runs))
+        assert [fault and each.startswith(f"spoilt: {fault}") for each in page.faults] == [True] * (fault is not None)
+
+
+def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
+    place = write_run(tmp_path / "run")
+    (place / "metrics.jsonl").unlink()
+    (place / "checkpoints").mkdir()
+    (place / "checkpoints" / "validation.json").write_text('{"20": {"top1": 0.5}, "10": {"top1": 0.25}}')
+    (run,) = read_runs([place])
+    (drawn,) = curves([run], ["#0072B2"])
+    assert drawn.title == "top-1 accuracy" and drawn.data[0]["y"] == [0.25, 0.5]
+    assert "but for what validation measured" in run.faults[0] and run.best == ("top1", 0.5, 20, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{run}", "{tmp}/none", "--out", "r.html"], "{tmp}/none: no work directory of a run, which has config.json"),
+        (["{tmp}", "--out", "r.html"], "{tmp}: no work directory of a run"),
+        (["{run}", "{run}", "--out", "r.html"], "{run}: is given twice; give each run once"),
+        (["{run}", "--out", "{tmp}/r.pdf"], "{tmp}/r.pdf: the report is a page; give a name that ends in .html"),
+        (["{run}", "--out", "{run}/config.json/r.html"], "{run}/config.json: cannot be written (File exists"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, capfd, arguments, message):
+    places = {"tmp": tmp_path, "run": write_run(tmp_path / "runs" / "run")}
+    assert main(["report", *(word.format(**places) for word in arguments), "--no-predictions"]) == 2
+    last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]
+    assert last.startswith(f"jaxddp: {message.format(**places)}")
+
+
+def test_where_a_library_is_missing_a_line_says_how_to_get_it(tmp_path, capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    place = write_run(tmp_path / "run")
+    assert main(["report", str(place), "--out", str(tmp_path / "r.html")]) == 2
+    assert capfd.readouterr().err == "jaxddp: report: plotly is not installed; pip install 'jaxddp[report]'\n"
+
+
+def test_files_alone_are_read_without_jax(tmp_path):
+    place, out = write_run(tmp_path / "run"), tmp_path / "r.html"
+    program = "import sys; from jaxddp.cli import main; main(sys.argv[1:]); print('jax' in sys.modules)"
+    for words in (["report", str(place), "--out", str(out), "--no-predictions"], ["runs", str(tmp_path)]):
+        done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and done.stdout.splitlines()[-1] == "False", done.stderr
+
+
+# --- A real run ---
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_arrays(folder / "images.npz", random_table(48, image=16), random_table(20, seed=1, image=16))
+    words = ["train", "digits", *SMALL, "--data.path", str(data), "--workdir", str(folder / "run")]
+    with contextlib.suppress(SystemExit):
+        assert main([*words, "--train.duration", "12 steps", "--eval.every", "6 steps"]) == 0
+    return folder / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["best", "latest", "6"])
+def test_the_classes_of_a_run_are_what_its_validation_measured(trained, which):
+    from jaxddp.reports.validated import validated
+
+    outcome, source, _ = validated(trained, which)
+    measured = {row["step"]: row for row in rows_of(trained, "val")}
+    if which != "best":
+        assert outcome.step == {"latest": 12, "6": 6}[which]
+    assert outcome.confusion.sum() == measured[outcome.step]["count"] == len(source) == 20
+    assert outcome.accuracy == measured[outcome.step]["top1"]
+    assert np.allclose(outcome.probabilities.sum(1), 1, atol=1e-5)
+    own = -np.log(outcome.probabilities[np.arange(20), outcome.labels])
+    assert own.mean() == pytest.approx(measured[outcome.step]["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_shows_its_classes(trained, tmp_path, capfd):
+    out = tmp_path / "pages" / "report.html"
+    assert main(["report", str(trained), "--out", str(out)]) == 0
+    html = out.read_text()
+    assert "of 20 images are right" in html and "data:image/png;base64," in html and "confusion matrix" in html
+    first = out.read_bytes()
+    assert main(["report", str(trained), "--out", str(out)]) == 0 and out.read_bytes() == first
+
+
+@pytest.mark.slow
+def test_what_cannot_be_asked_for_its_classes_is_left_out_in_a_line(trained, tmp_path, capfd):
+    from jaxddp.reports.compose import with_classes
+
+    content = json.loads((trained / "config.json").read_text())
+    places = [write_run(tmp_path / name) for name in ("python", "moved", "empty")]
+    (places[0] / "config.json").write_text(json.dumps({key: content[key] for key in ("seed", "data", "train")}))
+    moved = content | {"data": content["data"] | {"path": str(tmp_path / "gone.npz")}}
+    (places[1] / "config.json").write_text(json.dumps(moved))
+    (places[1] / "checkpoints").symlink_to(trained / "checkpoints")
+    (places[2] / "config.json").write_text(json.dumps(content))
+    runs = read_runs([*places, trained])
+    page = with_classes(page_of(runs), runs, "best")
+    assert len(page.classes) == 1 and page.classes[0].name == runs[3].name
+    python, gone, empty = page.class_faults
+    assert "the run came from Python and does not say its network" in python
+    assert "gone.npz: no such directory or file" in gone
+    assert f"{places[2]}: no work directory of a run, which has checkpoints/" in empty
+    assert STEPS == 40 and render(page).count("is left out:") == 3
