@@ -50,6 +50,7 @@ from jaxddp.experiment.recipe import (
 from jaxddp.experiment.resources import Resources, join_job
 from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.files import check_path
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import agree
@@ -60,6 +61,7 @@ from jaxddp.models.resnet import ResNet, build
 from jaxddp.models.settings import RESNET_KEYS
 from jaxddp.overrides import checked, replaced
 from jaxddp.ranges import Range
+from jaxddp.serving.program import export_program
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.listeners.history import History
@@ -75,9 +77,12 @@ __all__ = [
     "InputError",
     "Listener",
     "RunSetup",
+    "TrainedRun",
     "adapt",
     "evaluate",
+    "export_program",
     "export_weights",
+    "load_run",
     "prepare_training",
     "resnet",
     "show_predictions",
@@ -253,3 +258,24 @@ def train(
     state = fit_setup(setup, directory, watching, measures)
     history.share(setup.topology)
     return state, history
+
+
+@words_of_arguments()
+def load_run(
+    workdir: str | Path, step: str | int = "best", *, model: Any = None, devices: int | Sequence[Device] | None = None
+) -> TrainedRun:
+    """The network of a run's checkpoint, to predict with: `load_run("runs/cats").predict("photos")`.
+
+    Args:
+        workdir: where the run wrote its checkpoints; its data need not be there.
+        step: "best", which without validation is the latest, "latest", or a checkpoint's step.
+        model: of a run that came from Python, whose work directory does not say its network.
+        devices: how many of this job's devices predict, or which; None for all.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or the model is not the one that was trained.
+    """
+    directory = Path(check_path(workdir, "workdir"))
+    which = step if isinstance(step, str) else str(checked(step, int, "step"))
+    join_job(find_job(), Config().parallel)
+    return restore_run(directory, which, Topology.create(devices), model)

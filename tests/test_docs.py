@@ -39,6 +39,7 @@ COMMANDS = (
     *OF_A_CONFIG,
     ("data", "check"),
     ("data", "pack"),
+    ("predict",),
     ("checkpoints",),
     ("export",),
     ("report",),

@@ -82,7 +82,10 @@ def test_a_run_starts_from_another_run(data, run, tmp_path):
     [
         (["{tmp}/absent", "--out", "w.safetensors"], "{tmp}/absent: no such work directory"),
         (["{tmp}", "--out", "w.safetensors"], "{tmp}/config.json: no such file; give a run's work directory"),
-        (["{run}", "--out", "{tmp}/w.pth"], "{tmp}/w.pth: the format is known by its name"),
+        (
+            ["{run}", "--out", "{tmp}/w.pth"],
+            "{tmp}/w.pth: its name says no format; there are: onnx, safetensors, stablehlo, or",
+        ),
         (["{run}", "--out", "{tmp}/none/w.safetensors"], "{tmp}/none/w.safetensors: cannot be written (No such file"),
         (["{run}", "--out", "w.safetensors", "--step", "5"], "{run}/checkpoints: no checkpoint '5'; there are steps"),
     ],

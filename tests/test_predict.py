@@ -6,11 +6,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from small import SMALL, random_table
+from small import SMALL, linear_model, random_table
 
+import jaxddp
 from jaxddp.cli import main
 from jaxddp.data.formats.ilsvrc import TEST_CSV
 from jaxddp.data.inputs import open_inputs
@@ -18,7 +20,7 @@ from jaxddp.data.order import EvalOrder
 from jaxddp.errors import InputError
 from jaxddp.experiment.answers import images_at_once
 from jaxddp.experiment.signature import SIGNATURE_FILE
-from jaxddp.experiment.trained import TrainedRun, load_run
+from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.predictions.predict import predict
 
@@ -48,7 +50,7 @@ def workdir(pictures, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(workdir) -> TrainedRun:
-    return load_run(workdir, "best", Topology.create(1))
+    return restore_run(workdir, "best", Topology.create(1))
 
 
 def written(run: TrainedRun, images: list, out: Path, **more) -> bytes:
@@ -103,7 +105,7 @@ def test_each_image_is_answered_once_and_in_order(whole, pictures):
 
 @pytest.mark.parametrize("devices", [2, 3, 8])
 def test_any_number_of_devices_writes_the_same_bytes(workdir, pictures, whole, devices, tmp_path):
-    run = load_run(workdir, "best", Topology.create(devices))
+    run = restore_run(workdir, "best", Topology.create(devices))
     assert written(run, [pictures / "val"], tmp_path / "out.csv") == whole
 
 
@@ -180,7 +182,7 @@ def test_where_nothing_can_be_used_every_row_says_so(run, tmp_path):
 
 
 def test_errors_are_the_same_on_any_number_of_devices(workdir, run, spoiled, tmp_path):
-    eight = load_run(workdir, "best", Topology.create(8))
+    eight = restore_run(workdir, "best", Topology.create(8))
     assert written(eight, [spoiled], tmp_path / "a.csv") == written(run, [spoiled], tmp_path / "b.csv")
 
 
@@ -319,10 +321,32 @@ def test_a_mistake_gets_its_line(workdir, pictures, arguments, line, tmp_path, m
     assert last_line(capfd).startswith("jaxddp: " + line.format(**known))
 
 
+def test_a_run_that_came_from_python_is_given_its_model(tmp_path):
+    table, val = random_table(16, image=8), random_table(6, seed=1, image=8)
+    setup = jaxddp.prepare_training(linear_model(), table, 2, optax.sgd(0.1), 4, epochs=2)
+    state, _ = jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, val=val, listeners=())
+    with pytest.raises(InputError, match="came from Python and does not say its network; give model= too"):
+        jaxddp.load_run(tmp_path)
+    found = jaxddp.load_run(tmp_path, 4, model=linear_model(), devices=2).predict(val)
+    logits = setup.eval_objective().predict(state.params, {}, (val.images / 255 - MEAN) / STD)
+    assert np.allclose(found.probabilities, jax.nn.softmax(logits), atol=1e-6)
+    assert found.class_names == tuple("abcde") and jaxddp.evaluate(state, setup, val)["top1"] == np.mean(
+        found.labels == val.labels
+    )
+    with pytest.raises(InputError, match=r"params/weight is of shape \[192, 5\], and of shape \[192, 3\] in the model"):
+        jaxddp.load_run(tmp_path, model=linear_model(3))
+    for step, message in {"5": "no checkpoint '5'", "lates": "no checkpoint 'lates'"}.items():
+        with pytest.raises(InputError, match=message):
+            jaxddp.load_run(tmp_path, step, model=linear_model())
+
+
+MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
+
+
 def test_a_run_without_a_signature_asks_its_data(workdir, pictures, run, tmp_path):
     kept = (workdir / SIGNATURE_FILE).read_text()
     (workdir / SIGNATURE_FILE).unlink()
     try:
-        assert load_run(workdir, "6", Topology.create(1)).signature == run.signature
+        assert restore_run(workdir, "6", Topology.create(1)).signature == run.signature
     finally:
         (workdir / SIGNATURE_FILE).write_text(kept)

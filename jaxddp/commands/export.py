@@ -1,25 +1,30 @@
-"""`jaxddp export RUN --out FILE`: the weights of a run for other libraries."""
+"""`jaxddp export RUN --out FILE`: a run's network for other libraries, or as a program that answers by itself."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import tyro
 
 from jaxddp.commands.parse import parse
 from jaxddp.errors import InputError
+from jaxddp.wording import choices
+
+Format = Literal["safetensors", "stablehlo", "onnx"]
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write the weights of a run's checkpoint, with the names and the layout of torchvision or timm."""
+    """Write the network of a run's checkpoint: its weights, or a program from pixels to logits."""
 
     run: tyro.conf.Positional[Path] = tyro.MISSING
     """The work directory."""
     out: Path = tyro.MISSING
     """The file to write, such as resnet18.safetensors."""
-    format: Literal["safetensors"] = "safetensors"
-    """safetensors: a state dict, which PyTorch loads with safetensors.torch.load_file."""
+    format: Format | None = None
+    """safetensors: a state dict with the names and the layout of torchvision or timm, which PyTorch loads with
+    safetensors.torch.load_file; stablehlo: a program for CPU, CUDA and TPU, which jax.export.deserialize reads; onnx: a
+    program in float32 for onnxruntime. As the name of the file says unless given."""
     step: str = "best"
     """Which checkpoint: latest, best, or its step. Without validation the best is the latest."""
 
@@ -27,9 +32,23 @@ class Export:
 def run(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises: InputError."""
     options = parse(Export, Export(), "jaxddp export", arguments)
+    known = get_args(Format)
+    form = options.format or options.out.suffix[1:]
+    if form not in known:
+        raise InputError(f"{options.out}: its name says no format; {choices(form, known)}, or give --format")
     if not options.run.is_dir():
         raise InputError(f"{options.run}: no such work directory; give one that a run wrote into")
-    from jaxddp.experiment.exported_weights import export_run
+    if form == "safetensors":
+        from jaxddp.experiment.exported_weights import export_run
 
-    print(export_run(options.run, options.step, options.out))
+        print(export_run(options.run, options.step, options.out))
+        return 0
+    from jaxddp.experiment.trained import restore_run
+    from jaxddp.mesh import Topology
+    from jaxddp.serving.program import export_program
+
+    # onnxruntime computes few operations in bfloat16 on a CPU.
+    precision = "float32" if form == "onnx" else None
+    trained = restore_run(options.run, options.step, Topology.create(1), precision=precision)
+    print(export_program(trained, options.out, form))
     return 0

@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
     from jaxddp.curate.progress_bar import ProgressBar
     from jaxddp.data.inputs import open_inputs
     from jaxddp.experiment.resources import join_job
-    from jaxddp.experiment.trained import load_run
+    from jaxddp.experiment.trained import restore_run
     from jaxddp.job.environment import find_job
     from jaxddp.job.membership import is_first
     from jaxddp.mesh import Topology
@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
 
     join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
     table = open_inputs(options.images)
-    trained = load_run(options.run, options.step, Topology.create(options.devices))
+    trained = restore_run(options.run, options.step, Topology.create(options.devices))
     with ProgressBar(len(table)) as bar:
         done = predict(trained, table, options.out, form, top=options.top, progress=bar.advance)
     if is_first():

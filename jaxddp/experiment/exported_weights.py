@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+import jaxddp.files as files
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.argument_kinds import check_state

@@ -132,7 +132,7 @@ class TrainedRun:
         return make_classify(Objective(model, loss, self.preprocess, views=self.config.eval.views), self.topology)
 
 
-def load_run(
+def restore_run(
     directory: str | os.PathLike[str],
     step: str,
     topology: Topology,

@@ -10,7 +10,7 @@ from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.errors import InputError
-from jaxddp.experiment.trained import load_run
+from jaxddp.experiment.trained import restore_run
 from jaxddp.mesh import Topology
 from jaxddp.reports.outcome import Outcome
 
@@ -33,7 +33,7 @@ def validated(directory: Path, which: str) -> Validated:
             classes now.
     """
     keep_compiled_programs()
-    run = load_run(directory, which, Topology.create())
+    run = restore_run(directory, which, Topology.create())
     source = open_splits(run.config.data)["val"]
     if tuple(source.class_ids) != tuple(run.class_ids):
         raise InputError(f"{directory}: its validation data have other classes than the run; restore the data")

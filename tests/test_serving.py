@@ -1,0 +1,218 @@
+"""Programs of trained networks: in a process that has only jax, and by onnxruntime, they answer as evaluation does."""
+
+import json
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnxruntime
+import pytest
+from PIL import Image
+from small import SMALL, random_table, write_arrays
+from test_docs import page_block
+
+from jaxddp.cli import main
+from jaxddp.config import Config
+from jaxddp.data.opening import open_splits
+from jaxddp.data.order import EvalOrder
+from jaxddp.errors import InputError, JaxddpError
+from jaxddp.experiment.recipe import model_of
+from jaxddp.experiment.signature import Signature
+from jaxddp.experiment.trained import TrainedRun, restore_run
+from jaxddp.mesh import Topology
+from jaxddp.serving import program
+from jaxddp.serving.program import export_program, logits_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("pictures")
+    for split, count in {"train": 40, "val": 30}.items():
+        table = random_table(count, seed=len(split), image=48)
+        for row, (pixels, label) in enumerate(zip(table.images, table.labels, strict=True)):
+            file = root / split / table.class_names[label] / f"{row:03d}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[: 30 + row % 7]).save(file)
+    return root
+
+
+@pytest.fixture(scope="module")
+def workdir(pictures, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "first"
+    arguments = ["--data.path", str(pictures), "--workdir", str(folder), "--data.resize", "20"]
+    assert main(["train", "digits", *SMALL, *arguments, "--train.duration", "10 steps"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(workdir, tmp_path_factory) -> dict[str, Path]:
+    out = {form: tmp_path_factory.mktemp("out") / f"net.{form}" for form in ("stablehlo", "onnx")}
+    for file in out.values():
+        assert main(["export", str(workdir), "--out", str(file)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(workdir) -> TrainedRun:
+    return restore_run(workdir, "best", Topology.create(1))
+
+
+@pytest.fixture(scope="module")
+def val(run):
+    """The validation images as evaluation sees them, with their labels."""
+    source = open_splits(run.config.data)["val"]
+    batch = next(iter(source.eval_batches(EvalOrder(len(source), len(source)), run.config.data)))
+    return batch.image, batch.label
+
+
+ONLY_JAX = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("jaxddp", "flax", "optax", "orbax", "tensorflow"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hidden())
+import jax, numpy as np
+program, images, out = sys.argv[1:]
+call = jax.export.deserialize(bytearray(open(program, "rb").read())).call
+images = np.load(images)
+np.savez(out, all=call(images), one=call(images[:1]))
+"""
+
+
+def answers_of(form: str, file: Path, images: np.ndarray, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The logits of all images at once, and of the first alone."""
+    if form == "onnx":
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        return tuple(session.run(["logits"], {"images": some})[0] for some in (images, images[:1]))
+    np.save(folder / "images.npy", images)
+    words = [str(file), str(folder / "images.npy"), str(folder / "out.npz")]
+    subprocess.run([sys.executable, "-c", ONLY_JAX, *words], check=True, timeout=200)
+    found = np.load(folder / "out.npz")
+    return found["all"], found["one"]
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "onnx"])
+def test_a_program_answers_as_evaluation_does(form, workdir, files, run, val, tmp_path, capfd):
+    images, labels = val
+    expected = np.asarray(jax.jit(logits_of(run))(images))
+    found, one = answers_of(form, files[form], images, tmp_path)
+    print(f"{form}: largest difference of logits {np.abs(found - expected).max():.1e}")
+    assert np.abs(found - expected).max() < 1e-4 and np.abs(one - expected[:1]).max() < 1e-4
+    assert main(["eval", str(workdir / "config.json"), "--workdir", str(workdir), "--step", "best"]) == 0
+    top1 = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("top1"))
+    assert f"top1: {float(np.mean(found.argmax(1) == labels))}" == top1
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "onnx"])
+def test_beside_a_program_lies_what_it_takes(form, files, run):
+    about = json.loads(Path(f"{files[form]}.json").read_text())
+    assert about["input"] == {"name": "images", "dtype": "uint8", "shape": ["B", 16, 16, 3]}
+    assert about["output"] == {"name": "logits", "dtype": "float32", "shape": ["B", 5]}
+    assert (about["format"], about["short_side"], about["step"]) == (form, 20, run.step)
+    assert about["class_names"] == list("abcde") == about["class_ids"]
+
+
+def test_a_stablehlo_program_is_for_every_platform(files):
+    exported = jax.export.deserialize(bytearray(files["stablehlo"].read_bytes()))
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    assert [str(aval) for aval in exported.in_avals] == ["uint8[b,16,16,3]"]
+
+
+NETWORKS = {
+    "resnet50": {"width": 4},
+    "vit_ti16": {},
+    "convnext_tiny": {},
+    "airbench": {},
+}
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "onnx"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_family_becomes_a_program(form, name, tmp_path):
+    """Fresh networks; `export_program` compares the answers by itself."""
+    size = 32
+    config = Config().replace(model={"name": name, **NETWORKS[name]}, train={"precision": "float32"})
+    network = made_run(config, size, tmp_path)
+    said = export_program(network, tmp_path / f"net.{form}", form)
+    assert "of the network's; classes and sizes in" in said
+
+
+def made_run(config: Config, size: int, place: Path) -> TrainedRun:
+    from types import SimpleNamespace
+
+    from jaxddp.augment.preprocess import Preprocess
+    from jaxddp.engine.state import TrainState
+
+    model = model_of(SimpleNamespace(hooks={}), config, 5)
+    shape = (size, size, 3)
+    params, model_state = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
+    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, ())
+    signature = Signature(tuple("abcde"), tuple("abcde"), shape, "uint8", True)
+    return TrainedRun(place, 0, config, model, state, Preprocess(), signature, Topology.create(1))
+
+
+def test_a_program_that_answers_otherwise_is_not_written(run, tmp_path, monkeypatch):
+    session = program.onnx_file.session
+    monkeypatch.setattr(program.onnx_file, "session", lambda *given: lambda pixels: session(*given)(pixels) + 0.1)
+    with pytest.raises(JaxddpError, match=r"net\.onnx: not written: the program's logits differ from the network's by"):
+        export_program(run, tmp_path / "net.onnx", "onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("package", ["jax2onnx", "onnxruntime"])
+def test_a_missing_package_is_named(run, tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    message = f"format=onnx: {package} is not installed; pip install 'jaxddp\\[onnx\\]'"
+    with pytest.raises(InputError, match=message):
+        export_program(run, tmp_path / "net.onnx", "onnx")
+
+
+def test_arrays_of_memory_are_a_run_of_their_own_size(tmp_path):
+    data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, seed=1, image=16))
+    words = ["--data.path", str(data), "--workdir", str(tmp_path / "run"), "--train.duration", "1 step"]
+    assert main(["train", "digits", *SMALL, *words]) == 0
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "net.stablehlo")]) == 0
+    assert json.loads((tmp_path / "net.stablehlo.json").read_text())["short_side"] == 16
+
+
+def test_the_server_of_the_docs_serves(files, run, pictures, tmp_path):
+    (tmp_path / "server.py").write_text(page_block("docs/serving.md", "ThreadingHTTPServer"))
+    server = subprocess.Popen(
+        [sys.executable, "server.py", str(files["stablehlo"]), "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    killer = threading.Timer(120, server.kill)
+    killer.start()
+    try:
+        assert server.stdout is not None
+        port = server.stdout.readline().split()[-1]
+        images = sorted((pictures / "val").rglob("*.png"))[:6]
+        expected = run.predict(images)
+        for image, name, shares in zip(images, expected.classes, expected.probabilities, strict=True):
+            status, answer = asked(port, image.read_bytes())
+            assert status == 200 and len(answer["classes"]) == 5
+            # Pillow's and TensorFlow's resized pixels differ by a level of 255 at most.
+            assert answer["classes"][0]["probability"] == pytest.approx(shares.max(), abs=0.02)
+            assert answer["classes"][0]["class"] == name or np.sort(shares)[-1] - np.sort(shares)[-2] < 0.02
+        assert asked(port, b"no image")[0] == 400
+        assert asked(port, b"")[0] == 413
+    finally:
+        killer.cancel()
+        server.kill()
+        server.wait()
+
+
+def asked(port: str, data: bytes) -> tuple[int, dict]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", data, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
