@@ -11,9 +11,9 @@ from small import random_table
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.experiment.lock import LOCK_FILE
+from jaxddp.experiment.outcome import Outcome
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
-from jaxddp.reports.outcome import Outcome
 from jaxddp.reports.page import Page
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.validated import Validated

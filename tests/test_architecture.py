@@ -80,6 +80,7 @@ FILES = {
     "jaxddp/reports/thumbnails.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
     "jaxddp/experiment/results.py": "matplotlib",
+    "jaxddp/experiment/trained.py": "matplotlib",
     "jaxddp/training/pictures.py": "matplotlib",
     "jaxddp/training/listeners/parameters.py": "clu",
     "jaxddp/training/listeners/history.py": "pandas",

@@ -15,11 +15,11 @@ from small import SMALL, random_table, write_arrays
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.data.arrays import ArrayTable
+from jaxddp.experiment.outcome import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
-from jaxddp.reports.outcome import Outcome
 from jaxddp.reports.overview import run_table, speed_table
 from jaxddp.reports.page import render
 from jaxddp.reports.run_files import RunFiles, read_runs

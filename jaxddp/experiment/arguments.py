@@ -54,7 +54,6 @@ _KEY = re.compile(
 _WORDS = (
     (re.compile(r"(?<![\w/.'-])objects\.(?=\w)"), ""),
     (re.compile(r"--workdir\b"), "workdir"),
-    (re.compile(r"\bthe same command resumes it"), "the same call resumes it"),
     (re.compile(r"\buse the config that wrote it"), "use the model and optimizer that wrote it"),
     # How long processes wait for each other is no argument.
     (re.compile(r", or raise parallel\.start_timeout"), ""),

@@ -5,15 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.config import AugmentConfig, Config, Precision
+from jaxddp.config import AugmentConfig, Config, DataConfig, Precision
 from jaxddp.data.arrays import ArrayTable, check_images
+from jaxddp.data.chosen import chosen_images
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source
@@ -24,6 +25,7 @@ from jaxddp.engine.step import make_classify
 from jaxddp.errors import InputError
 from jaxddp.experiment.answers import Answering, images_at_once
 from jaxddp.experiment.initial_weights import by_path
+from jaxddp.experiment.outcome import Outcome
 from jaxddp.experiment.predictions import Predictions
 from jaxddp.experiment.recipe import model_of
 from jaxddp.experiment.saved_state import recipe_of_run, restored
@@ -33,6 +35,9 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.protocol import Model
 from jaxddp.wording import show
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Images = np.ndarray | Source | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -93,6 +98,30 @@ class TrainedRun:
             {row: error for each in answers for row, error in each.errors.items()},
         )
 
+    def outcome(self, source: Source) -> Outcome:
+        """How the network tells the classes of a labelled source apart: confusions, accuracies, the surest mistakes.
+
+        Raises: InputError; the source has other classes, or as `predict`.
+        """
+        if tuple(source.class_ids) != self.class_ids:
+            raise InputError(f"{self.directory}: the source has other classes than the run; give the run's data")
+        probabilities = self.predict(source).probabilities
+        return Outcome(np.asarray(source.labels), probabilities, self.class_names, self.step)
+
+    def show(self, source: Source, rows: Sequence[int] | np.ndarray) -> "Figure":
+        """Some images of a source with label, prediction and probability, as a figure for a notebook.
+
+        Raises: InputError; no such row, or as `predict`.
+        """
+        from jaxddp.training.pictures import prediction_grid
+
+        chosen = np.asarray(rows, np.int64).reshape(-1)
+        if not chosen.size or chosen.min() < 0 or chosen.max() >= len(source):
+            raise InputError(f"rows={show(rows)}: give rows of the source, 0 to {len(source) - 1}")
+        images = chosen_images(source, self.data_of(source), chosen)
+        found = self.predict(images)
+        return prediction_grid(images, np.asarray(source.labels)[chosen], found.probabilities, self.class_names)
+
     def source(self, images: Images) -> Source:
         """What `predict` is given, as a source. Raises: InputError."""
         if isinstance(images, str | os.PathLike):
@@ -115,8 +144,7 @@ class TrainedRun:
         Raises:
             InputError: the network does not take such images.
         """
-        files = source.verified is not None
-        data = self.signature.data(self.config.data) if files else self.config.data
+        data = self.data_of(source)
         if (shape := source.image_shape(data)) != self.signature.image_shape:
             raise InputError(f"images of {shape}: the network was trained on images of {self.signature.image_shape}")
         size = at_once or images_at_once(len(source))
@@ -124,6 +152,10 @@ class TrainedRun:
             lambda batch: self._classify(self.state, batch),
             *(source, data, self.topology, len(self.class_ids), size),
         )
+
+    def data_of(self, source: Source) -> DataConfig:
+        """The config by which evaluation makes a source's images. Raises: InputError; files have none such."""
+        return self.config.data if source.verified is None else self.signature.data(self.config.data)
 
     @cached_property
     def _classify(self) -> Callable[..., Any]:

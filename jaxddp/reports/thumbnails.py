@@ -2,40 +2,23 @@
 
 import base64
 import io
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
 from jaxddp.config import DataConfig
-from jaxddp.data.order import EvalOrder
+from jaxddp.data.chosen import chosen_images
 from jaxddp.data.source import Source
 from jaxddp.training.pictures import drawable
 
 LONGEST_SIDE = 128
 
 
-@dataclass(frozen=True)
-class _Chosen(EvalOrder):
-    """Some rows in one batch."""
-
-    chosen: tuple[int, ...] = ()
-
-    @property
-    def num_batches(self) -> int:
-        return 1
-
-    def rows(self, step: int) -> np.ndarray:
-        return np.array(self.chosen, np.int64)
-
-
 def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:
     """The images of some rows as `data:` URLs of PNG files, at most 128 pixels a side. Raises: as `eval_batches`."""
     if not len(rows):
         return []
-    order = _Chosen(len(source), len(rows), tuple(rows.tolist()))
-    images = next(iter(source.eval_batches(order, data))).image
-    return [_url(drawable(image)) for image in np.asarray(images)]
+    return [_url(drawable(image)) for image in chosen_images(source, data, rows)]
 
 
 def _url(pixels: np.ndarray) -> str:

@@ -3,16 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source
 from jaxddp.engine.program_cache import keep_compiled_programs
-from jaxddp.errors import InputError
+from jaxddp.experiment.outcome import Outcome
 from jaxddp.experiment.trained import restore_run
 from jaxddp.mesh import Topology
-from jaxddp.reports.outcome import Outcome
 
 
 class Validated(NamedTuple):
@@ -35,8 +32,4 @@ def validated(directory: Path, which: str) -> Validated:
     keep_compiled_programs()
     run = restore_run(directory, which, Topology.create())
     source = open_splits(run.config.data)["val"]
-    if tuple(source.class_ids) != tuple(run.class_ids):
-        raise InputError(f"{directory}: its validation data have other classes than the run; restore the data")
-    probabilities = run.predict(source).probabilities
-    outcome = Outcome(np.asarray(source.labels), probabilities, tuple(run.class_names), run.step)
-    return Validated(outcome, source, run.config.data)
+    return Validated(run.outcome(source), source, run.data_of(source))
