@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -360,6 +361,23 @@ def test_a_run_that_lacks_something_is_still_reported(tmp_path, capfd, spoil, fa
         assert [fault and each.startswith(f"spoilt: {fault}") for each in page.faults] == [True] * (fault is not None)
 
 
+def test_names_need_not_be_utf_8(tmp_path, capfd):
+    place = write_run(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert main(["report", str(place), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
+    assert "<h1>caf\ufffd</h1>" in (tmp_path / "r.html").read_text("utf-8")
+    assert main(["runs", str(tmp_path)]) == 0 and "caf\ufffd" in capfd.readouterr().out
+
+
+def test_what_is_not_finite_is_not_the_best(tmp_path):
+    place = write_run(tmp_path / "run")
+    tops = ("NaN", "0.5", "Infinity", "0.25")
+    lines = [f'{{"step": {step}, "split": "val", "top1": {top}}}\n' for step, top in enumerate(tops)]
+    (place / "metrics.jsonl").write_text("".join(lines))
+    (run,) = read_runs([place])
+    assert run.best == ("top1", 0.5, 1, 1)
+    assert curves([run], ["#0072B2"])[0].data[0]["y"] == [None, 0.5, None, 0.25]
+
+
 def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
     place = write_run(tmp_path / "run")
     (place / "metrics.jsonl").unlink()
@@ -377,13 +395,17 @@ def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
         (["{run}", "{tmp}/none", "--out", "r.html"], "{tmp}/none: no work directory of a run, which has config.json"),
         (["{tmp}", "--out", "r.html"], "{tmp}: no work directory of a run"),
         (["{run}", "{run}", "--out", "r.html"], "{run}: is given twice; give each run once"),
+        (
+            ["{run}", "--out", "{tmp}/r.html", "--step", "bset"],
+            "--step bset: give best, latest, or the step of a check",
+        ),
         (["{run}", "--out", "{tmp}/r.pdf"], "{tmp}/r.pdf: the report is a page; give a name that ends in .html"),
         (["{run}", "--out", "{run}/config.json/r.html"], "{run}/config.json: cannot be written (File exists"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, capfd, arguments, message):
     places = {"tmp": tmp_path, "run": write_run(tmp_path / "runs" / "run")}
-    assert main(["report", *(word.format(**places) for word in arguments), "--no-predictions"]) == 2
+    assert main(["report", *(word.format(**places) for word in arguments)]) == 2
     last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]
     assert last.startswith(f"jaxddp: {message.format(**places)}")
 

@@ -14,6 +14,8 @@ from jaxddp.training.pictures import short
 
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20
+_MOST_IN_SIGHT = 10
+"""Confusions of a table without a box of its own."""
 LARGEST_MATRIX = 100
 """Classes of a confusion matrix that can still be read."""
 _WITH_COUNTS = 20
@@ -107,7 +109,7 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
     ticks: dict[str, Any] = {"tickvals": [*range(len(names))], "ticktext": [plain(short(name)) for name in names]}
     if len(names) > _WITH_COUNTS:
         # Names of so many would lie over each other; the pointer says them.
-        ticks = {"showticklabels": False}
+        ticks = {"showticklabels": False, "ticks": ""}
     ticks |= {"showgrid": False, "zeroline": False}
     layout = {
         "xaxis": {**ticks, "title": {"text": "taken for"}, "constrain": "domain"},
@@ -141,7 +143,7 @@ def _confusions(outcome: Outcome) -> Table:
         )
         for each in outcome.confusions(MOST_CONFUSIONS)
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, tall=len(rows) > _MOST_IN_SIGHT)
 
 
 def _mistakes(found: Validated) -> list[Mistake]:

@@ -27,13 +27,15 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None) -> s
             is left out, and the page says so.
     """
     check_libraries()
+    if which is not None and which not in ("best", "latest") and not which.isdecimal():
+        raise InputError(f"--step {which}: give best, latest, or the step of a checkpoint")
     runs = read_runs(directories)
     if out.suffix != ".html":
         raise InputError(f"{out}: the report is a page; give a name that ends in .html")
     page = page_of(runs)
     if which is not None:
         page = with_classes(page, runs, which)
-    content = render(page).encode()
+    content = render(page).encode(errors="replace")
     files.create(out.parent)
     files.replace(out, content)
     return f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}, {len(content) / 1e6:.1f} MB"

@@ -1,6 +1,7 @@
 """What the files of a work directory say of a run. They are read alone: without JAX, and while the run goes on."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -122,9 +123,10 @@ class RunFiles:
         """The validation with the highest top-1, of equal ones the latest; by the lowest loss where there is none."""
         val = self.series.val
         for metric, sign in (("top1", 1), ("loss", -1)):
-            values = sign * val.get(metric, np.zeros(0))
-            if np.isfinite(values).any():
-                row = int(np.flatnonzero(values == np.nanmax(values))[-1])
+            measured = val.get(metric, np.zeros(0))
+            if np.isfinite(measured).any():
+                values = np.where(np.isfinite(measured), sign * measured, -np.inf)
+                row = int(np.flatnonzero(values == values.max())[-1])
                 return Best(metric, float(val[metric][row]), int(val["step"][row]), row)
         return None
 
@@ -156,7 +158,8 @@ def _names(places: Sequence[Path]) -> list[str]:
     parts = [place.parts for place in places]
     shortest = min(map(len, parts)) - 1
     common = next((i for i in range(shortest) if len({path[i] for path in parts}) > 1), shortest)
-    return ["/".join(path[common:]) for path in parts]
+    # A name need not be UTF-8, and a page has to be.
+    return [os.fsencode("/".join(path[common:])).decode(errors="replace") for path in parts]
 
 
 def _read(directory: Path, name: str) -> RunFiles:
