@@ -22,7 +22,7 @@ from jaxddp.experiment.answers import images_at_once
 from jaxddp.experiment.signature import SIGNATURE_FILE
 from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
-from jaxddp.predictions.predict import predict
+from jaxddp.predictions.write import write_predictions
 
 COUNT = 150
 
@@ -55,7 +55,7 @@ def run(workdir) -> TrainedRun:
 
 def written(run: TrainedRun, images: list, out: Path, **more) -> bytes:
     form = more.pop("form", "csv")
-    predict(run, open_inputs(images), out, form, **more)
+    write_predictions(run, open_inputs(images), out, form, **more)
     assert not out.with_name(f"{out.name}.partial").exists()
     return out.read_bytes()
 
@@ -117,7 +117,7 @@ def test_an_interrupted_prediction_goes_on(run, pictures, whole, answered, tmp_p
 
     out, asked = tmp_path / "out.csv", []
     with pytest.raises(KeyboardInterrupt):
-        predict(run, open_inputs([pictures / "val"]), out, "csv", progress=stop)
+        write_predictions(run, open_inputs([pictures / "val"]), out, "csv", progress=stop)
     assert not out.exists()
     partial = out.with_name("out.csv.partial")
     # Killed while a batch was being written.

@@ -49,13 +49,13 @@ def run(arguments: list[str]) -> int:
     from jaxddp.job.environment import find_job
     from jaxddp.job.membership import is_first
     from jaxddp.mesh import Topology
-    from jaxddp.predictions.predict import predict
+    from jaxddp.predictions.write import write_predictions
 
     join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
     table = open_inputs(options.images)
     trained = restore_run(options.run, options.step, Topology.create(options.devices))
     with ProgressBar(len(table)) as bar:
-        done = predict(trained, table, options.out, form, top=options.top, progress=bar.advance)
+        done = write_predictions(trained, table, options.out, form, top=options.top, progress=bar.advance)
     if is_first():
         unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
         print(f"{options.out}: {done.images:,} images{unusable}, step {trained.step} of {options.run}")

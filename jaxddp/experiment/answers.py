@@ -57,7 +57,7 @@ class Answering:
         """All answers, in the order of the source. Raises: InputError; the processes ask about different images."""
         agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
-        if self.source.verified is None:
+        if self.source.pixel_shape is not None:
             yield from self._answers(None)
             return
         omissions = Omissions(len(self.source))

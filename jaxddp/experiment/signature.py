@@ -33,7 +33,7 @@ class Signature:
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "Signature":
         """That of a run which trains on a source."""
-        dtype, arrays = image_dtype(source, data).name, source.verified is None
+        dtype, arrays = image_dtype(source, data).name, source.pixel_shape is not None
         return cls(tuple(source.class_ids), tuple(source.class_names), source.image_shape(data), dtype, arrays)
 
     @classmethod

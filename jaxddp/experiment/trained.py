@@ -155,7 +155,7 @@ class TrainedRun:
 
     def data_of(self, source: Source) -> DataConfig:
         """The config by which evaluation makes a source's images. Raises: InputError; files have none such."""
-        return self.config.data if source.verified is None else self.signature.data(self.config.data)
+        return self.config.data if source.pixel_shape is not None else self.signature.data(self.config.data)
 
     @cached_property
     def _classify(self) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from started import Launched
 from jaxddp.data.inputs import open_inputs
 from jaxddp.experiment.trained import restore_run
 from jaxddp.mesh import Topology
-from jaxddp.predictions.predict import predict
+from jaxddp.predictions.write import write_predictions
 
 COUNT = 150
 
@@ -31,7 +31,7 @@ def pictures(tmp_path_factory) -> Path:
 def test_two_processes_write_the_bytes_that_one_writes(reference_of_files, pictures, start, tmp_path):
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     start(Launched, tmp_path, 2, ["predict", str(reference_of_files), str(pictures), "--out", str(two)]).ends_well()
-    predict(restore_run(reference_of_files, "best", Topology.create(1)), open_inputs([pictures]), one, "csv")
+    write_predictions(restore_run(reference_of_files, "best", Topology.create(1)), open_inputs([pictures]), one, "csv")
     assert two.read_bytes() == one.read_bytes()
     rows = one.read_text().splitlines()
     assert len(rows) == 1 + COUNT

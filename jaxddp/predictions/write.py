@@ -25,7 +25,7 @@ class Predicted(NamedTuple):
     """Images that cannot be used."""
 
 
-def predict(
+def write_predictions(
     run: TrainedRun,
     table: ExampleTable,
     out: Path,
