@@ -7,8 +7,9 @@ history
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +21,14 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.table import ExampleTable
-from jaxddp.duration import Duration
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.program_cache import keep_compiled_programs
-from jaxddp.engine.self_test import Mode
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
+from jaxddp.experiment.arguments import Epochs, cadences, check_written, loggers, sections
 from jaxddp.experiment.exported_weights import export_weights
 from jaxddp.experiment.fine_tuning import check_thaw
 from jaxddp.experiment.identity import told
@@ -54,12 +54,11 @@ from jaxddp.mesh import Device, Topology, fix_cpu_threads
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, build
 from jaxddp.overrides import checked
-from jaxddp.ranges import Range
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.listeners.history import History
-from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.loggers import make_loggers
 from jaxddp.training.loop import fit
 from jaxddp.wording import choices
 
@@ -86,16 +85,6 @@ __all__ = [
     "train_solutions",
     "val_solutions",
 ]
-
-_Epochs = Annotated[float, Range(0, 10**9, above=True)]
-
-_OPTIONS = {
-    "model": ("freeze", "new_layers", "unfreeze", "weights"),
-    "optimizer": ("layer_decay", "rate_factors"),
-    "train": ("accumulate", "gradient_precision", "max_bad_steps", "precision"),
-    "parallel": ("buckets", "reproducible", "xla_options"),
-}
-"""What `prepare_training` takes of a config, by its section."""
 
 
 def resnet(
@@ -169,11 +158,11 @@ def prepare_training(
     """
     check_labelled(table, "training data")
     checked(batch_size_per_device, BatchSize, "batch_size_per_device")
-    checked(epochs, _Epochs, "epochs")
+    checked(epochs, Epochs, "epochs")
     _join(reproducible=bool(options.get("reproducible")))
     topology = Topology.create(devices)
     numbers = {"batch_size": batch_size_per_device * topology.num_devices, "duration": f"{epochs} epochs"}
-    config = Config().replace(seed=seed, **_sections({"precision": "float32"} | options, numbers))
+    config = Config().replace(seed=seed, **sections({"precision": "float32"} | options, numbers))
     loss, classes = example_loss(softmax_cross_entropy, table.num_classes), table.num_classes
     recipe = Recipe(
         config=dataclasses.replace(config, data=data or table.default_data()),
@@ -197,18 +186,6 @@ def _join(*, reproducible: bool) -> None:
     keep_compiled_programs()
 
 
-def _sections(options: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Options as changes of a config, beside those of its `train`. Raises: InputError; one is unknown."""
-    section_of = {key: section for section, keys in _OPTIONS.items() for key in keys}
-    for key in options.keys() - section_of:
-        raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, section_of)}")
-    given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
-    # As at the terminal: "conv1=0.1,fc=10".
-    given |= {key: (given[key],) for key in ("unfreeze", "rate_factors") if isinstance(given.get(key), str)}
-    changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
-    return changes | {"train": {**changes["train"], **train}}
-
-
 def train(
     loss: Loss,
     setup: RunSetup,
@@ -219,6 +196,7 @@ def train(
     listeners: Sequence[Any] | None = None,
     evaluators: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
     workdir: str | Path | None = None,
+    log_to: str | Sequence[str] = (),
     log_every: str = "10 steps",
     eval_every: str = "1 epoch",
     save_every: str = "1 epoch",
@@ -240,6 +218,7 @@ def train(
         workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
             returned as it is (and measured, if it was not). A run with another model, loss, optimizer or data is
             refused there. With it, SIGTERM makes the run save and stop.
+        log_to: loggers beside metrics.jsonl, by their names in a config's `log.to`; there must be a workdir for them.
         log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
         check_every: as well as before each save, see that all devices hold the same state; "0 steps" never does.
         self_test: "auto", "always" or "never": compare the averaged gradient with one device's before the first step.
@@ -251,48 +230,28 @@ def train(
     Raises:
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.errors`.
     """
-    if profile and workdir is None:
-        raise InputError(f"profile={profile!r}: a trace is written into the work directory; give workdir too")
-    changes = _cadences(log_every, save_every, eval_every, check_every, profile, self_test)
-    changes["eval"]["batch_size"] = setup.order.batch_size
+    check_written(workdir, profile, log_to)
+    changes = cadences(log_every, save_every, eval_every, check_every, profile, self_test)
+    changes["eval"]["batch_size"], changes["log"]["to"] = setup.order.batch_size, loggers(log_to)
     if epochs is not None:
-        changes["train"] = {"duration": f"{checked(epochs, _Epochs, 'epochs')} epochs"}
+        changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
         check_thaw(setup.recipe.config, setup.recipe.config.replace(**changes))
     setup = setup.with_loss(loss)
     recipe = dataclasses.replace(setup.recipe, config=setup.recipe.config.replace(**changes), schedule=schedule)
     resources = dataclasses.replace(setup.resources, val=val)
     # The step consumes the state that it is given, and the setup's is to be used again.
-    state = jax.tree.map(jnp.copy, setup.state)
-    setup = dataclasses.replace(setup, recipe=recipe, resources=resources, state=state)
+    setup = dataclasses.replace(setup, recipe=recipe, resources=resources, state=jax.tree.map(jnp.copy, setup.state))
     history = History()
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(evaluators)}
     agree({name: str(value) for name, value in (told(setup.recipe, val) | given).items()})
-    if workdir is None:
-        objects = setup.identity() if setup.topology.process_count > 1 else None
-        return fit(setup.run(listeners=watching, evaluators=evaluators, objects=objects)), history
-    with session(Path(workdir)) as own:
-        # Once there was no config.json.
-        known = own.resume_step is not None and (own.directory / CONFIG_FILE).exists()
-        claimed = claim_of(setup)
-        claim(own.directory, claimed, resuming=known)
-        watching.append(JsonLines(own.directory))
-        return fit(setup.run(own, listeners=watching, evaluators=evaluators, objects=claimed.objects)), history
-
-
-def _cadences(
-    log_every: str, save_every: str, eval_every: str, check_every: str, profile: str | None, self_test: str
-) -> dict[str, dict[str, Any]]:
-    """What `train` is told of when and how, as the sections of a config."""
-    return {
-        "log": {
-            "every": checked(log_every, Duration, "log_every"),
-            "profile": checked(profile, Duration | None, "profile"),
-        },
-        "checkpoint": {"every": checked(save_every, Duration, "save_every")},
-        "eval": {"every": checked(eval_every, Duration, "eval_every")},
-        "parallel": {
-            "check_replicas": checked(check_every, Duration, "check_every"),
-            "self_test": checked(self_test, Mode, "self_test"),
-        },
-    }
+    compared = workdir is not None or setup.topology.process_count > 1
+    claimed = claim_of(setup, setup.identity() if compared else {})
+    watching += [] if workdir is None else make_loggers(setup.recipe.config, Path(workdir))
+    with nullcontext() if workdir is None else session(Path(workdir)) as own:
+        if own is not None:
+            # Once there was no config.json.
+            known = own.resume_step is not None and (own.directory / CONFIG_FILE).exists()
+            claim(own.directory, claimed, resuming=known)
+        told_of_it = {"objects": claimed.objects, "config": claimed.content()}
+        return fit(setup.run(own, listeners=watching, evaluators=evaluators, **told_of_it)), history

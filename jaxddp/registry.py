@@ -38,7 +38,8 @@ class Registry:
 
     def get(self, name: str) -> Any:
         """The entry of a name. Raises: InputError; there is none, says the nearest name and all of them."""
-        self._look()
+        if name not in self._entries:
+            self._look()
         if name not in self._entries:
             raise InputError(f"{self._key}={name!r} is unknown; {choices(str(name), self._entries)}")
         return self._entries[name]

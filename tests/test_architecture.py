@@ -75,7 +75,9 @@ FILES = {
     "jaxddp/training/pictures.py": "matplotlib",
     "jaxddp/training/listeners/parameters.py": "clu",
     "jaxddp/training/listeners/live.py": "rich IPython",
+    "jaxddp/training/listeners/mlflow.py": "mlflow",
     "jaxddp/training/listeners/tensorboard.py": "clu",
+    "jaxddp/training/listeners/wandb.py": "wandb",
 }
 
 MACHINE = {

@@ -20,6 +20,7 @@ from jaxddp.engine.step import (
     make_eval_step,
     make_local_eval_step,
     make_local_step,
+    make_predict,
     make_train_step,
 )
 from jaxddp.experiment.recipe import Recipe
@@ -102,6 +103,19 @@ class Programs:
 
         kind = f"{'resident eval' if resident else 'eval'} of {objective.views}"
         return self._made(kind, (*_pieces(objective), topology), make)
+
+    def predict(self, objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], jax.Array]:
+        """The probabilities that a state gives the classes of a placed batch, float32[B, K], on every device."""
+
+        def make() -> Callable[[TrainState, Batch], jax.Array]:
+            logits = make_predict(objective, topology)
+
+            def probabilities(state: TrainState, batch: Batch) -> jax.Array:
+                return jax.nn.softmax(logits(state, batch).astype("float32"))
+
+            return jax.jit(probabilities, out_shardings=topology.replicated)
+
+        return self._made(f"predict by {objective.views}", (*_pieces(objective), topology), make)
 
     def _made(self, kind: str, pieces: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         kind_here = (kind, settings())

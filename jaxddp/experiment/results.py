@@ -15,6 +15,7 @@ from jaxddp.errors import InputError
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.metrics.top_k import TopK
+from jaxddp.training.predictions import Predictions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,4 +55,5 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
         for parts in zip(*[(np.asarray(b.image), np.asarray(b.label), p) for b, p in batches], strict=True)
     )
     # A listing without labels has no classes of its own.
-    return prediction_grid(images, labels, probabilities, table.class_names or setup.table.class_names)
+    class_names = table.class_names or setup.table.class_names
+    return prediction_grid(Predictions.of(images, labels, probabilities, class_names))

@@ -30,11 +30,12 @@ from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.experiment.session import Session
 from jaxddp.experiment.suspects import suspects
-from jaxddp.job.membership import agree
+from jaxddp.job.membership import agree, from_first
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.protocol import Model
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.plan import Plan
+from jaxddp.training.predictions import Predictor
 from jaxddp.training.run import Chunk, Chunks, Run
 
 
@@ -187,6 +188,13 @@ class RunSetup:
         batches = self.feed.eval_batches
         return Evaluator(step, lambda: ((batch,) for batch in batches(source, size)), len(source), extra)
 
+    def predictor(self, count: int) -> Predictor | None:
+        """Predicts `count` images that are validated on, of each class its share; None where there are none."""
+        if self.validated is None or not count:
+            return None
+        program = self.programs.predict(self.eval_objective(), self.topology)
+        return Predictor(program, self.validated.take(count), self.data, self.topology)
+
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
         shape = self.table.image_shape(self.data)
@@ -199,6 +207,7 @@ class RunSetup:
         listeners: Sequence[Any] = (),
         evaluators: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
         objects: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Run:
         """All that `jaxddp.training.loop.fit` takes. The run consumes this setup's state.
 
@@ -207,6 +216,7 @@ class RunSetup:
             evaluators: functions of the state, whose metrics join each evaluation's.
             objects: the recipe's identity, where it came from Python and not from files that were compared already. All
                 processes must have the same.
+            config: what config.json says of the run, for the listeners.
         """
         val, config = self.resources.val, self.recipe.config
         if self.topology.process_count > 1:
@@ -220,13 +230,17 @@ class RunSetup:
         (program, chunks), rate = self.program(), self.recipe.learning_rate
         blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
         several = self.topology.num_devices > 1
+        # Of the listeners, those of the first process count, and all have to predict.
+        most = from_first("predictions", lambda: str(max(map(_wanted_predictions, listeners), default=0)))
         run = Run(
             *(self.plan, self.topology, self.state, program, chunks, self.division, evaluator),
+            predictor=self.predictor(int(most)),
             listeners=listeners,
             learning_rate=rate,
             suspects=blame,
             self_test=self.programs.self_test(self.objective, self.recipe, self.topology, resident=resident),
             replicas=Replicas(self.topology) if several and self.plan.replicas.examples else None,
+            config=config or {},
         )
         return run if session is None else session.joined(run)
 
@@ -235,3 +249,7 @@ class RunSetup:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         head = f"RunSetup: {count:,} parameters, {len(self.table):,} examples, global batch {self.order.batch_size}"
         return "\n".join([f"{head} over {self.topology.num_devices} devices", *rows])
+
+
+def _wanted_predictions(listener: Any) -> int:
+    return getattr(listener, "wants_predictions", 0)
