@@ -218,12 +218,12 @@ class RunSetup:
                 processes must have the same.
             config: what config.json says of the run, for the listeners.
         """
-        val, config = self.resources.val, self.recipe.config
+        val, eval_batch_size = self.resources.val, self.recipe.config.eval.batch_size
         if self.topology.process_count > 1:
             agree({**(objects or {}), **checksums(self.state), "the number of steps": str(self.plan.total_steps)})
         evaluator, resident = None, self.data.cache == "device"
         if val is not None:
-            evaluator = self.evaluator(val, config.eval.batch_size, extra=evaluators, resident=resident)
+            evaluator = self.evaluator(val, eval_batch_size, extra=evaluators, resident=resident)
         if resident:
             # Before anything is compiled: both have to fit, and no image may be damaged.
             self.feed.place(self.validated)
