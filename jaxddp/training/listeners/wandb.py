@@ -65,8 +65,10 @@ class WandB(Listener):
         keep_id(kept, own)
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
-        where = f"offline; to send it: wandb sync {Path(self._run.dir).parent}" if self._run.offline else self._run.url
-        print(f"wandb: {where}")
+        if self._run.offline:
+            print(f"wandb: offline; to send it: wandb sync {Path(self._run.dir).parent}")
+        else:
+            print(f"wandb: {self._run.url or 'disabled'}")
 
     def step(self, record: StepRecord) -> None:
         row = rows.step_row(record)
