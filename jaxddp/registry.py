@@ -70,6 +70,6 @@ SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules")
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")
 """`(settings: AugmentConfig) -> (key, image) -> image`, of one image; see `jaxddp.augment.preprocess`."""
 LOGGERS = Registry("log.to", "jaxddp.training.listeners")
-"""`(config, workdir) -> listener`; see `jaxddp.training.events.Listener`."""
+"""`(config, workdir) -> listener`, whose failure ends no run; see `jaxddp.training.events.Listener`."""
 FORMATS = Registry("data.path", "jaxddp.data.formats")
 """A `jaxddp.data.format.Format`: whether a place holds such a data set, and how it becomes a source."""

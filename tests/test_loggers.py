@@ -155,6 +155,8 @@ def test_from_python_loggers_need_a_work_directory(tmp_path):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to="curves")
     with pytest.raises(InputError, match="log.to='curvs' is unknown; did you mean 'curves'"):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to=["curvs"], workdir=tmp_path)
+    with pytest.raises(InputError, match="log_to=5: expected a list of str"):
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to=5, workdir=tmp_path)
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to="curves,parameters", workdir=tmp_path)
     assert {"curves.png", "parameters.txt", "metrics.jsonl"} <= {path.name for path in tmp_path.iterdir()}
 

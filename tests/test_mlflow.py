@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,57 @@ def test_a_server_that_says_nothing_costs_the_logger_and_not_the_run(tmp_path, m
     (said,) = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
     assert said.startswith("the logger mlflow failed at step 0 (MlflowException: ")
     assert said.endswith("and is left out from here on") and "ReadTimeoutError" in said
+
+
+SERVER = """
+from mlflow.server import app
+from werkzeug.serving import make_server
+
+server = make_server("127.0.0.1", 0, app, threaded=True)
+print(server.port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[str]:
+    """MLflow's own server, with a store and with artifacts that come through it."""
+    told = {
+        "FILE_STORE": f"sqlite:///{tmp_path}/server.db",
+        "ARTIFACT_ROOT": "mlflow-artifacts:/",
+        "ARTIFACT_DESTINATION": str(tmp_path / "artifacts"),
+        "SERVE_ARTIFACTS": "true",
+    }
+    environment = {f"_MLFLOW_SERVER_{name}": value for name, value in told.items()}
+    environment |= {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-c", SERVER]
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        yield f"http://someone:secret@127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+@pytest.mark.slow
+def test_a_server_is_told_the_same(server, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    setup = jaxddp.prepare_training(linear_model(), TRAIN, 1, optax.sgd(0.1), 8)
+    workdir = tmp_path / "served"
+    jaxddp.train(
+        jaxddp.softmax_cross_entropy, setup, val=VAL, listeners=(), workdir=workdir, log_to="mlflow", log_every="1 step"
+    )
+    run = run_of(workdir)
+    logged = [(one.step, one.value) for one in client().get_metric_history(run.info.run_id, "train/loss")]
+    written = [row for _, row in rows.parse(workdir / "metrics.jsonl")]
+    assert logged == [(row["step"], row["loss"]) for row in written if row["split"] == "train"]
+    assert run.info.status == "FINISHED"
+    names = [file.path for file in client().list_artifacts(run.info.run_id, "images")]
+    assert [name for name in names if "+step+3+" in name and name.endswith(".png")]
+    said = capfd.readouterr().out
+    assert said == f"mlflow: run {run.info.run_id} at {server.replace('someone:secret@', '')}\n"
 
 
 def test_how_many_images_it_shows_is_the_configs_to_say(tmp_path):

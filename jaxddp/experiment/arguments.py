@@ -53,8 +53,9 @@ def cadences(
 
 
 def loggers(log_to: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of `log_to`, as a config's `log.to`; metrics.jsonl is among them, as `train` resumes by it."""
-    return ("jsonl", *([log_to] if isinstance(log_to, str) else log_to))
+    """The names of `log_to` and metrics.jsonl, as a config's `log.to`. Raises: InputError; it is something else."""
+    given = (log_to,) if isinstance(log_to, str) else log_to
+    return ("jsonl", *checked(given, tuple[str, ...], "log_to"))
 
 
 def check_written(workdir: Any, profile: str | None, log_to: str | Sequence[str]) -> None:

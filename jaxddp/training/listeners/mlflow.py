@@ -1,6 +1,7 @@
 """MLflow: one run for all processes, which a resumed run goes on with. An extra of the package."""
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ _UNLESS_SET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -68,6 +70,8 @@ class MLflow(Listener):
         else:
             self._client.update_run(known, status="RUNNING")
         self._id = known
+        # A URI may hold a password.
+        print(f"mlflow: run {known} at {re.sub(r'//[^/]*@', '//', self._client.tracking_uri)}")
         self._tell_params({name: str(value) for name, value in made_of.items()})
 
     def step(self, record: StepRecord) -> None:
