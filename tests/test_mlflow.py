@@ -17,7 +17,7 @@ from small import linear_model, random_table
 import jaxddp
 from jaxddp.config import Config
 from jaxddp.training import rows
-from jaxddp.training.events import RunEnd, RunStart
+from jaxddp.training.events import RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.mlflow import MLflow, mlflow_of
 
 TRAIN, VAL = random_table(24), random_table(9, seed=1)
@@ -117,8 +117,13 @@ def test_each_evaluation_shows_its_predictions(resumed, tmp_path):
 def test_the_end_of_a_run_is_told_and_a_resumed_one_runs_again(status, told, tmp_path):
     logger = MLflow(tmp_path)
     logger.start(RunStart(0, 9, 8, 9, 1, 1))
+    for step in (1, 2, 3):
+        logger.step(StepRecord(step, 0.1, {"loss": 1 / step}, None, 1.0, 0.0))
     logger.end(RunEnd(status, 3, 1.0))
-    assert run_of(tmp_path).info.status == told
+    run = run_of(tmp_path)
+    assert run.info.status == told
+    losses = client().get_metric_history(run.info.run_id, "train/loss")
+    assert [(one.step, one.value) for one in losses] == [(1, 1), (2, 1 / 2), (3, 1 / 3)]
     again = MLflow(tmp_path)
     again.start(RunStart(3, 9, 8, 9, 1, 1))
     assert run_of(tmp_path).info.status == "RUNNING"

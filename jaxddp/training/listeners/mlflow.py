@@ -18,8 +18,10 @@ from jaxddp.training.provenance import provenance
 
 _FILE = "mlflow.json"
 _STATUSES = {"done": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
-_MOST_PARAMS = 100
+_MOST_PARAMS, _MOST_METRICS = 100, 1000
 """As many as MLflow takes at once."""
+_SECONDS_BETWEEN = 1.0
+"""A request takes tens of milliseconds, in which the devices may wait."""
 _UNLESS_SET = {
     # The loop waits for each request, so a server that is gone may cost it seconds, and not the library's 15 minutes.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -54,6 +56,8 @@ class MLflow(Listener):
         self._directory = directory
         self._client: Any = None
         self._id = ""
+        self._unsent: list[Any] = []
+        self._sent = 0.0
         self.wants_predictions = images
 
     def start(self, run: RunStart) -> None:
@@ -75,12 +79,15 @@ class MLflow(Listener):
         self._tell_params({name: str(value) for name, value in made_of.items()})
 
     def step(self, record: StepRecord) -> None:
-        self._log(rows.step_row(record))
+        self._note(rows.step_row(record))
+        if time.monotonic() - self._sent >= _SECONDS_BETWEEN:
+            self._send()
 
     def evaluation(self, record: EvaluationRecord) -> None:
         if not record.final:
             return
-        self._log(rows.evaluation_row(record))
+        self._note(rows.evaluation_row(record))
+        self._send()
         if record.predictions is not None:
             from jaxddp.training.pictures import pixels, prediction_grid
 
@@ -88,6 +95,7 @@ class MLflow(Listener):
             self._client.log_image(self._id, picture, key=f"{record.split}/predictions", step=record.step)
 
     def end(self, run: RunEnd) -> None:
+        self._send()
         self._client.set_terminated(self._id, _STATUSES[run.status])
 
     def _create(self, commit: str | None) -> str:
@@ -105,19 +113,24 @@ class MLflow(Listener):
 
         known = self._client.get_run(self._id).data.params
         new = [Param(name, value) for name, value in params.items() if name not in known]
-        for some in _cut(new):
+        for some in _cut(new, _MOST_PARAMS):
             self._client.log_batch(self._id, params=some, synchronous=True)
         changed = [name for name, value in known.items() if params.get(name, value) != value]
-        for some in _cut([RunTag(name, params[name]) for name in changed]):
+        for some in _cut([RunTag(name, params[name]) for name in changed], _MOST_PARAMS):
             self._client.log_batch(self._id, tags=some, synchronous=True)
 
-    def _log(self, row: rows.Row) -> None:
+    def _note(self, row: rows.Row) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, row["step"]) for name, value in rows.scalars(row).items()]
-        self._client.log_batch(self._id, metrics=metrics, synchronous=True)
+        self._unsent += [Metric(name, value, now, row["step"]) for name, value in rows.scalars(row).items()]
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for some in _cut(unsent, _MOST_METRICS):
+            self._client.log_batch(self._id, metrics=some, synchronous=True)
+        self._sent = time.monotonic()
 
 
-def _cut(entries: list[Any]) -> Iterator[list[Any]]:
-    return (entries[at : at + _MOST_PARAMS] for at in range(0, len(entries), _MOST_PARAMS))
+def _cut(entries: list[Any], most: int) -> Iterator[list[Any]]:
+    return (entries[at : at + most] for at in range(0, len(entries), most))
