@@ -277,6 +277,7 @@ def test_what_a_run_is_made_of_has_dotted_names():
     assert expected.items() <= found.items()
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_loggers_what_config_json_says(tmp_path):
     class Started:
         def start(self, run):

@@ -51,11 +51,11 @@ class Predictions:
     @property
     def captions(self) -> list[str]:
         """The predicted class of each image and its probability; for a wrong one, below them the right class."""
-        columns = self.labels.tolist(), self.predicted.tolist(), self.probabilities, self.wrong
+        columns = self.labels, self.predicted, self.probabilities, self.wrong
         captions = []
         for label, guess, probability, wrong in zip(*columns, strict=True):
-            caption = f"{short(self.class_names[guess])} {probability:.0%}"
-            captions.append(f"{caption}\nis {short(self.class_names[label])}" if wrong else caption)
+            caption = f"{short(self.class_names[int(guess)])} {probability:.0%}"
+            captions.append(f"{caption}\nis {short(self.class_names[int(label)])}" if wrong else caption)
         return captions
 
 
