@@ -1,5 +1,6 @@
 """Loggers of real programs: one run for all processes, one for a run that was stopped and resumed, and a prompt end."""
 
+import shutil
 import signal
 import sqlite3
 import sys
@@ -9,6 +10,21 @@ import pytest
 from started import BRIEF, ENDLESS, TRAIN, Launched, Program, lines, result
 
 LOG = ["--log.to", "jsonl,wandb,mlflow", "--log.images", "4"]
+WANTS_MORE = """
+from jaxddp.config import load
+
+class Watching:
+    wants_predictions = 6
+
+    def evaluation(self, record):
+        pass
+
+def get_config():
+    return load("small_recipe.py")
+
+def get_listeners(config, workdir):
+    return [Watching()]
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +52,22 @@ def wandb_ids(workdir: Path) -> list[str]:
 
 
 def test_two_processes_make_one_run(arrays, start, tmp_path):
-    workdir = tmp_path / "run"
-    words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *BRIEF, "--parallel.cpu-devices", "2"]
+    """Also where only the first process knows of a listener that wants more predictions than the config says."""
+    workdir, recipe = tmp_path / "run", tmp_path / "recipe.py"
+    shutil.copy(TRAIN[1], tmp_path)
+    recipe.write_text(WANTS_MORE)
+    words = [
+        "train",
+        str(recipe),
+        *TRAIN[2:],
+        "--data.path",
+        str(arrays),
+        "--workdir",
+        str(workdir),
+        *BRIEF,
+        "--parallel.cpu-devices",
+        "2",
+    ]
     start(Launched, tmp_path, 2, [*words, *LOG]).ends_well()
     assert result(workdir)["processes"] == 2
     assert mlflow_runs(tmp_path) == [("run", "FINISHED")]
@@ -45,7 +75,7 @@ def test_two_processes_make_one_run(arrays, start, tmp_path):
     for split in ("train", "val"):
         assert mlflow_losses(tmp_path, split) == {(line["step"], line["loss"]) for line in lines(workdir, split)}
     pictures = list((workdir / "wandb").glob("offline-run-*/files/media/images/val/predictions_*.png"))
-    assert len(pictures) == 4 * len(lines(workdir, "val"))
+    assert len(pictures) == 6 * len(lines(workdir, "val"))
 
 
 def test_a_run_that_is_stopped_and_resumed_is_one_and_each_start_ends_soon(arrays, start, tmp_path):
