@@ -8,7 +8,7 @@ history
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import optax
 
@@ -32,7 +32,15 @@ from jaxddp.experiment.argument_kinds import (
     check_schedule,
     check_setup,
 )
-from jaxddp.experiment.arguments import changes_of_cadences, changes_of_options, options_of, words_of_arguments
+from jaxddp.experiment.arguments import (
+    Epochs,
+    changes_of_cadences,
+    changes_of_options,
+    check_written,
+    loggers_of,
+    options_of,
+    words_of_arguments,
+)
 from jaxddp.experiment.exported_weights import export_weights
 from jaxddp.experiment.fine_tuning import check_thaw
 from jaxddp.experiment.fit_setup import fit_setup
@@ -60,7 +68,6 @@ from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, build
 from jaxddp.models.settings import RESNET_KEYS
 from jaxddp.overrides import checked, replaced
-from jaxddp.ranges import Range
 from jaxddp.serving.program import export_program
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
@@ -93,8 +100,6 @@ __all__ = [
     "train_solutions",
     "val_solutions",
 ]
-
-_Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
 
 @words_of_arguments()
@@ -172,7 +177,7 @@ def prepare_training(
     """
     check_labelled(check_source(table, "table"), "training data")
     per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
-    length = {"duration": f"{checked(epochs, _Epochs, 'epochs')} epochs"}
+    length = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
     config = Config().replace(seed=seed, **changes_of_options({"precision": "float32"} | options))
     config = dataclasses.replace(config, data=check_data(data) or table.default_data())
     join_job(find_job(), config.parallel)
@@ -204,6 +209,7 @@ def train(
     listeners: Sequence[Any] | None = None,
     evaluators: Sequence[Measure] = (),
     workdir: str | Path | None = None,
+    log_to: str | Sequence[str] = (),
     log_every: str = "10 steps",
     eval_every: str = "1 epoch",
     save_every: str = "1 epoch",
@@ -225,6 +231,7 @@ def train(
         workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
             returned as it is (and measured, if it was not). A run with another model, loss, optimizer or data is
             refused there. With it, SIGTERM makes the run save and stop.
+        log_to: loggers beside metrics.jsonl, by their names in a config's `log.to`; there must be a workdir for them.
         log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
         check_every: as well as before each save, see that all devices hold the same state; "0 steps" never does.
         self_test: "auto", "always" or "never": compare the averaged gradient with one device's before the first step.
@@ -237,13 +244,12 @@ def train(
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.errors`.
     """
     check_setup(setup)
-    if profile and workdir is None:
-        raise InputError(f"profile={profile!r}: a trace is written into the work directory; give workdir too")
+    check_written(workdir, profile, log_to)
     often = {"log_every": log_every, "eval_every": eval_every, "save_every": save_every, "check_every": check_every}
     changes = changes_of_cadences(**often, self_test=self_test, profile=profile)
-    changes["eval"]["batch_size"] = setup.order.batch_size
+    changes["eval"]["batch_size"], changes["log"]["to"] = setup.order.batch_size, loggers_of(log_to)
     if epochs is not None:
-        changes["train"] = {"duration": f"{checked(epochs, _Epochs, 'epochs')} epochs"}
+        changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
         check_thaw(setup.recipe.config, setup.recipe.config.replace(**changes))
     setup = setup.with_loss(loss)
     config = setup.recipe.config.replace(**changes)

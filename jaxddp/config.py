@@ -179,7 +179,11 @@ class LogConfig:
     every: Duration = field(default_factory=lambda: Duration.parse("50 steps"))
     to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
     """The loggers: "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters" lists
-    the network's in parameters.txt, "tensorboard" writes event files."""
+    the network's in parameters.txt, "tensorboard" writes event files, "wandb" and "mlflow" tell Weights & Biases and
+    MLflow, which each are an extra of the package. If one but "jsonl" fails, a line says so and the run goes on."""
+    images: Annotated[int, Range(0, 256)] | None = None
+    """Of how many validation images each evaluation's predictions are shown, by "wandb", "mlflow" and "tensorboard".
+    Where absent, 16 if "wandb" or "mlflow" is named, and none otherwise."""
     profile: Duration | None = None
     """Trace this much ("10 steps") for TensorBoard's profiler, from a few steps after the first on, into the work
     directory's profile/; nothing where absent."""

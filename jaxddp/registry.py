@@ -38,7 +38,8 @@ class Registry:
 
     def get(self, name: str) -> Any:
         """The entry of a name. Raises: InputError; there is none, says the nearest name and all of them."""
-        self._look()
+        if name not in self._entries:
+            self._look()
         if name not in self._entries:
             raise InputError(f"{self._key}={name!r} is unknown; {choices(str(name), self._entries)}")
         return self._entries[name]
@@ -69,6 +70,6 @@ SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules")
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")
 """`(settings: AugmentConfig) -> (key, image) -> image`, of one image; see `jaxddp.augment.preprocess`."""
 LOGGERS = Registry("log.to", "jaxddp.training.listeners")
-"""`(config, workdir) -> listener`; see `jaxddp.training.events.Listener`."""
+"""`(config, workdir) -> listener`, whose failure ends no run; see `jaxddp.training.events.Listener`."""
 FORMATS = Registry("data.path", "jaxddp.data.formats")
 """A `jaxddp.data.format.Format`: whether a place holds such a data set, and how it becomes a source."""

@@ -85,7 +85,9 @@ FILES = {
     "jaxddp/training/listeners/parameters.py": "clu",
     "jaxddp/training/listeners/history.py": "pandas",
     "jaxddp/training/listeners/live.py": "rich IPython",
+    "jaxddp/training/listeners/mlflow.py": "mlflow",
     "jaxddp/training/listeners/tensorboard.py": "clu",
+    "jaxddp/training/listeners/wandb.py": "wandb",
 }
 
 MACHINE = {

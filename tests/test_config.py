@@ -238,7 +238,7 @@ def test_an_unknown_key_is_answered_with_the_nearest(change, key, nearest):
 
 
 def test_a_key_like_no_other_is_answered_with_all_there_are():
-    with pytest.raises(InputError, match="unknown config key 'log.zzz'; there are: every, profile, to"):
+    with pytest.raises(InputError, match="unknown config key 'log.zzz'; there are: every, images, profile, to"):
         Config().replace(log={"zzz": 1})
 
 

@@ -36,7 +36,7 @@ BUILT_IN = {
     "optimizers": {"momentum", "adamw"},
     "schedules": {"cosine", "step", "constant"},
     "augment": {"flip", "pad", "rand_augment", "cutout", "erase", "vertical_flip", "grayscale"},
-    "training.listeners": {"jsonl", "curves", "parameters", "tensorboard"},
+    "training.listeners": {"jsonl", "curves", "parameters", "tensorboard", "wandb", "mlflow"},
 }
 IMPORTS = """
 import jax

@@ -715,7 +715,7 @@ def test_tensorboard_files_hold_the_scalars(tmp_path: Path) -> None:
         tensorboard.TensorBoard(tmp_path / "file").start(run_start())
 
 
-def test_files_for_tensorboard_that_cannot_be_opened_end_the_run(
+def test_files_for_tensorboard_that_cannot_be_opened_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(directory: Path) -> None:

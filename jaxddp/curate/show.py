@@ -9,7 +9,8 @@ import jaxddp.files as files
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.data.batch import Batch
 from jaxddp.experiment.experiment import Experiment
-from jaxddp.training.pictures import input_grid, png, short
+from jaxddp.training.pictures import input_grid, png
+from jaxddp.training.shown import short
 
 
 def show(experiment: Experiment, step: int, count: int, out: Path) -> str:

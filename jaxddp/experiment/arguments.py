@@ -4,16 +4,19 @@ What prepares and trains speaks of a config's keys, as the terminal does; a note
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from jaxddp.duration import Duration
 from jaxddp.engine.self_test import Mode
 from jaxddp.errors import InputError, JaxddpError
 from jaxddp.overrides import checked
+from jaxddp.ranges import Range
 from jaxddp.wording import choices
+
+Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
 _OPTIONS = {
     "model": ("freeze", "new_layers", "unfreeze", "weights"),
@@ -83,6 +86,19 @@ def changes_of_cadences(**given: Any) -> dict[str, dict[str, Any]]:
         section, _, key = name.partition(".")
         changes.setdefault(section, {})[key] = checked(given[argument], kind, argument)
     return changes
+
+
+def loggers_of(log_to: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of `log_to` and metrics.jsonl, as a config's `log.to`. Raises: InputError; it is something else."""
+    given = (log_to,) if isinstance(log_to, str) else log_to
+    return ("jsonl", *checked(given, tuple[str, ...], "log_to"))
+
+
+def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
+    """Raises `InputError` where there is no work directory for what is to be written there."""
+    if workdir is None and (profile or log_to):
+        what = f"profile={profile!r}: a trace is" if profile else f"log_to={log_to!r}: what loggers keep is"
+        raise InputError(f"{what} written into the work directory; give workdir too")
 
 
 @contextmanager

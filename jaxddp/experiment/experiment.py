@@ -21,8 +21,8 @@ from jaxddp.experiment.session import Resume, session
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import is_first
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.registry import LOGGERS
 from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.loggers import make_loggers
 from jaxddp.training.loop import fit
 from jaxddp.training.manifest import CHECKPOINTS
 
@@ -82,7 +82,7 @@ def train(
         InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
     """
     config, file = experiment.config, experiment.file
-    loggers = [LOGGERS.get(name)(config, directory) for name in config.log.to]  # they write nothing yet
+    loggers = make_loggers(config, directory)
     splits = {"train": experiment.resources.train, "val": experiment.resources.val}
     fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
     with session(directory, keep=config.checkpoint.keep, resume=resume) as own:
@@ -91,7 +91,7 @@ def train(
         hook = file.hooks.get("get_listeners") if is_first() else None
         of_file = [] if hook is None else check_listeners(hook(config, directory), hook.name)
         setup = experiment.setup(fresh=own.resume_step is None)
-        return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file]))
+        return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file], config=claimed.content()))
 
 
 def evaluate(experiment: Experiment, directory: Path, which: str = "latest") -> dict[str, float]:

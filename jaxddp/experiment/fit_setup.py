@@ -14,7 +14,7 @@ from jaxddp.experiment.resume import claim, claim_of
 from jaxddp.experiment.session import session
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.recipe_file import CONFIG_FILE
-from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.loggers import make_loggers
 from jaxddp.training.loop import fit
 
 
@@ -26,18 +26,19 @@ def fit_setup(
     In a directory it resumes or begins, saves, and writes metrics.jsonl. Raises: as `check_start`, `session`, `claim`
     and `fit`.
     """
+    compared = directory is not None or setup.topology.process_count > 1
+    claimed = claim_of(setup, setup.identity() if compared else {})
+    told = {"evaluators": evaluators, "objects": claimed.objects, "config": claimed.content()}
     if directory is None:
         check_start(setup)
-        objects = setup.identity() if setup.topology.process_count > 1 else None
-        return fit(_consumed(setup).run(listeners=listeners, evaluators=evaluators, objects=objects))
+        return fit(_consumed(setup).run(listeners=listeners, **told))
+    watching = [*listeners, *make_loggers(setup.recipe.config, directory)]
     with session(directory) as own:
         check_start(setup, resumes=own.resume_step is not None)
         # Once there was no config.json.
         known = own.resume_step is not None and (own.directory / CONFIG_FILE).exists()
-        claimed = claim_of(setup)
         claim(own.directory, claimed, resuming=known)
-        watching = [*listeners, JsonLines(own.directory)]
-        return fit(_consumed(setup).run(own, listeners=watching, evaluators=evaluators, objects=claimed.objects))
+        return fit(_consumed(setup).run(own, listeners=watching, **told))
 
 
 def _consumed(setup: RunSetup) -> RunSetup:

@@ -17,6 +17,7 @@ from jaxddp.engine.state import TrainState, make_init
 from jaxddp.engine.step import (
     Program,
     TrainStep,
+    make_classify,
     make_eval_step,
     make_local_eval_step,
     make_local_step,
@@ -102,6 +103,11 @@ class Programs:
 
         kind = f"{'resident eval' if resident else 'eval'} of {objective.views}"
         return self._made(kind, (*_pieces(objective), topology), make)
+
+    def classify(self, objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], Any]:
+        """See `make_classify`."""
+        kind = f"classify by {objective.views}"
+        return self._made(kind, (*_pieces(objective), topology), lambda: make_classify(objective, topology))
 
     def _made(self, kind: str, pieces: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         kind_here = (kind, settings())

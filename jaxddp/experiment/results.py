@@ -3,14 +3,13 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
-import jax
 import numpy as np
 
-from jaxddp.data.batch import Batch
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.chosen import chosen_images
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
 from jaxddp.experiment.argument_kinds import check_state
 from jaxddp.experiment.arguments import words_of_arguments
@@ -19,6 +18,7 @@ from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.metrics.top_k import TopK
 from jaxddp.overrides import checked
 from jaxddp.ranges import Range
+from jaxddp.training.predictor import Predictor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,18 +69,12 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     # A machine that only trains needs no matplotlib.
     from jaxddp.training.pictures import prediction_grid
 
-    predict = make_predict(setup.eval_objective(), setup.topology)
-    batches: list[tuple[Batch, np.ndarray]] = []
-    for batch in setup.feed.eval_batches(table, setup.order.batch_size):
-        batches.append((batch, np.asarray(jax.nn.softmax(predict(state, batch)))))
-        if sum(int(b.mask.sum()) for b, _ in batches) >= count:
-            break
-    images, labels, probabilities = (
-        np.concatenate(parts)[: min(count, len(table))]
-        for parts in zip(*[(np.asarray(b.image), np.asarray(b.label), p) for b, p in batches], strict=True)
-    )
+    rows = np.arange(min(count, len(table)))
     # A listing without labels has no classes of its own.
-    return prediction_grid(images, labels, probabilities, table.class_names or setup.table.class_names)
+    names = table.class_names or setup.table.class_names
+    few = ArrayTable(chosen_images(table, setup.data, rows), table.labels[rows], names)
+    classify = setup.programs.classify(setup.eval_objective(), setup.topology)
+    return prediction_grid(Predictor(classify, few, setup.data, setup.topology)(state))
 
 
 def _check(state: TrainState, setup: RunSetup, table: Source) -> None:

@@ -27,7 +27,8 @@ _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --wor
 _MOVED = ("data.path", "data.name")
 _FREE = (
     *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
-    *("log.profile", "eval.batch_size", "eval.views", "checkpoint.keep", "log.to", "recipe.file", "objects.jax"),
+    *("log.profile", "log.to", "log.images", "eval.batch_size", "eval.views", "checkpoint.keep", "recipe.file"),
+    "objects.jax",
     *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
     *("data.max_bad_images", "data.local_cache", "data.data_dir", *_MOVED),
 )
@@ -59,15 +60,15 @@ class Claim:
         return json.loads(json.dumps(content, default=lambda value: value.tolist()))
 
 
-def claim_of(setup: RunSetup) -> Claim:
-    """What is known of a run whose model, loss and optimizer are objects."""
+def claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
+    """What is known of a run whose model, loss and optimizer are objects, of which `objects` is the identity."""
     told, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
     config = {"seed": told["seed"], "data": told["data"], "train": {key: told["train"][key] for key in numbers}}
     # Of the input, and float32 where None: as runs of older releases, which claimed none, had it.
     precision = told["train"]["precision"]
     config["train"]["precision"] = None if precision == "float32" else precision
     config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
-    return Claim(config, {"train": setup.table.fingerprint}, objects=setup.identity())
+    return Claim(config, {"train": setup.table.fingerprint}, objects=objects)
 
 
 def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:

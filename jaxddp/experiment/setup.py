@@ -31,11 +31,12 @@ from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.experiment.session import Session
 from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.suspects import suspects
-from jaxddp.job.membership import agree, is_first
+from jaxddp.job.membership import agree, from_first, is_first
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.protocol import Model
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.plan import Plan
+from jaxddp.training.predictor import Predictor
 from jaxddp.training.run import Chunk, Chunks, Run
 
 
@@ -190,6 +191,13 @@ class RunSetup:
         batches = self.feed.eval_batches
         return Evaluator(step, lambda: ((batch,) for batch in batches(source, size)), len(source), extra)
 
+    def predictor(self, count: int) -> Predictor | None:
+        """Predicts `count` images that are validated on, of each class its share; None where there are none."""
+        if self.validated is None or not count:
+            return None
+        program = self.programs.classify(self.eval_objective(), self.topology)
+        return Predictor(program, self.validated.take(count), self.data, self.topology)
+
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
         shape = self.table.image_shape(self.data)
@@ -202,6 +210,7 @@ class RunSetup:
         listeners: Sequence[Any] = (),
         evaluators: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
         objects: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> Run:
         """All that `jaxddp.training.loop.fit` takes. The run consumes this setup's state.
 
@@ -210,26 +219,31 @@ class RunSetup:
             evaluators: functions of the state, whose metrics join each evaluation's.
             objects: the recipe's identity, where it came from Python and not from files that were compared already. All
                 processes must have the same.
+            config: what config.json says of the run, for the listeners.
         """
-        val, config = self.resources.val, self.recipe.config
+        val, eval_batch_size = self.resources.val, self.recipe.config.eval.batch_size
         if self.topology.process_count > 1:
             agree({**(objects or {}), **checksums(self.state), "the number of steps": str(self.plan.total_steps)})
         evaluator, resident = None, self.data.cache == "device"
         if val is not None:
-            evaluator = self.evaluator(val, config.eval.batch_size, extra=evaluators, resident=resident)
+            evaluator = self.evaluator(val, eval_batch_size, extra=evaluators, resident=resident)
         if resident:
             # Before anything is compiled: both have to fit, and no image may be damaged.
             self.feed.place(self.validated)
         (program, chunks), rate = self.program(), self.recipe.learning_rate
         blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
         several = self.topology.num_devices > 1
+        # Of the listeners, those of the first process count, and all have to predict.
+        most = from_first("predictions", lambda: str(max(map(_wanted_predictions, listeners), default=0)))
         run = Run(
             *(self.plan, self.topology, self.state, program, chunks, self.division, evaluator),
+            predictor=self.predictor(int(most)),
             listeners=listeners,
             learning_rate=rate,
             suspects=blame,
             self_test=self.programs.self_test(self.objective, self.recipe, self.topology, resident=resident),
             replicas=Replicas(self.topology) if several and self.plan.replicas.examples else None,
+            config=config or {},
         )
         if session is None:
             return run
@@ -242,3 +256,7 @@ class RunSetup:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         head = f"RunSetup: {count:,} parameters, {len(self.table):,} examples, global batch {self.order.batch_size}"
         return "\n".join([f"{head} over {self.topology.num_devices} devices", *rows])
+
+
+def _wanted_predictions(listener: Any) -> int:
+    return getattr(listener, "wants_predictions", 0)

@@ -34,6 +34,7 @@ from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.protocol import Model
+from jaxddp.training.shown import Shown
 from jaxddp.wording import show
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ class TrainedRun:
             raise InputError(f"rows={show(rows)}: give rows of the source, 0 to {len(source) - 1}")
         images = chosen_images(source, self.data_of(source), chosen)
         found = self.predict(images)
-        return prediction_grid(images, np.asarray(source.labels)[chosen], found.probabilities, self.class_names)
+        labels = np.asarray(source.labels)[chosen]
+        return prediction_grid(Shown.of(images, labels, found.probabilities, self.class_names))
 
     def source(self, images: Images) -> Source:
         """What `predict` is given, as a source. Raises: InputError."""

@@ -10,7 +10,7 @@ from jaxddp.reports.charts import Chart, plain
 from jaxddp.reports.tables import NOTHING, Cell, Column, Table
 from jaxddp.reports.thumbnails import thumbnails
 from jaxddp.reports.validated import Validated
-from jaxddp.training.pictures import short
+from jaxddp.training.shown import short
 
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxddp.training.shown import Shown
+
 
 @dataclass(frozen=True)
 class Used:
@@ -27,7 +29,7 @@ class RunStart:
 
     `start_step` is 0, or the step of the checkpoint that the run resumes; `total_steps` is the step at which it ends.
     `params` is the parameter pytree (arrays, or shapes and dtypes), for an overview. `traced` are the steps, from 1,
-    that a profile traces; None where none was asked for.
+    that a profile traces; None where none was asked for. `config` is what config.json says of the run.
     """
 
     start_step: int
@@ -40,6 +42,7 @@ class RunStart:
     workdir: Path | None = None
     params: Any = None
     traced: range | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ class StepRecord:
 class EvaluationRecord:
     """An evaluation in progress (`seen < total`, for a progress display) or finished (`seen == total`).
 
-    `metrics` are means over the `seen` examples so far. Padding is not seen: when finished, `seen` is the set's size.
+    `metrics` are means over the `seen` examples so far. Padding is not seen: when finished, `seen` is the set's size,
+    and `predictions` are those of a few images, the same ones each time, if a listener wants them.
     """
 
     step: int
@@ -84,6 +88,7 @@ class EvaluationRecord:
     total: int
     seconds: float
     split: str = "val"
+    predictions: Shown | None = None
 
     @property
     def final(self) -> bool:
@@ -114,6 +119,9 @@ class Listener:
     Only the first process has listeners; none of the moments may change the state. `start` comes first, `end` last,
     and once, however the run ended, to each listener whose `start` returned.
     """
+
+    wants_predictions = 0
+    """Of how many validation images the finished evaluations are to have `predictions`; most wanted by any listener."""
 
     def start(self, run: RunStart) -> None:
         """The run begins, or resumes."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -29,8 +30,9 @@ def fit(run: Run) -> TrainState:
        stop if a loss is not finite, tell the listeners;
     4. where a checkpoint is due, or the run was asked to stop: save. Before it, and where the plan says so, compare the
        replicas;
-    5. where validation is due: evaluate, tell the listeners, put the metrics beside the checkpoint of 4. If it fails,
-       that checkpoint is there; if the run is asked to stop meanwhile, one is saved. A resumed run validates it first.
+    5. where validation is due: evaluate, predict the images that listeners want to show, tell them, put the metrics
+       beside the checkpoint of 4. If it fails, that checkpoint is there; if the run is asked to stop meanwhile, one is
+       saved. A resumed run validates it first.
 
     Raises:
         NonFiniteError: a loss or the state is not finite, or the gradients of too many steps in a row. Nothing of it is
@@ -176,9 +178,12 @@ class _Loop:
             return
         begin, epoch, total = time.perf_counter(), self.plan.epoch(step), evaluator.num_examples
 
-        def tell(metrics: Mapping[str, float], seen: int) -> None:
-            seconds = time.perf_counter() - begin
-            self.tell("evaluation", EvaluationRecord(step, epoch, metrics, seen, total, seconds))
+        def measured(metrics: Mapping[str, float], seen: int) -> EvaluationRecord:
+            return EvaluationRecord(step, epoch, metrics, seen, total, time.perf_counter() - begin)
+
+        def report(means: Mapping[str, float], seen: int) -> None:
+            # Padding is never counted, so an evaluation in progress cannot be mistaken for a finished one.
+            self.tell("evaluation", measured(means, min(seen, total - 1)))
 
         def leave_if_asked() -> None:
             if self.run.should_stop(step):
@@ -187,10 +192,12 @@ class _Loop:
                     self._save(step, state)
                 self._leave(step)
 
-        # Padding is never counted, so an evaluation in progress cannot be mistaken for a finished one.
         with self.memory.of_validation(step):
-            self.validation = evaluator(state, lambda means, seen: tell(means, min(seen, total - 1)), leave_if_asked)
-        tell({name: value for name, value in self.validation.items() if name != "count"}, total)
+            self.validation = evaluator(state, report, leave_if_asked)
+            record = measured({name: value for name, value in self.validation.items() if name != "count"}, total)
+            if self.run.predictor:
+                record = replace(record, predictions=self.run.predictor(state))
+        self.tell("evaluation", record)
         if self.run.checkpoints and saved:
             self.run.checkpoints.validations.put(step, self.validation)
         self.clock.resume()

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jaxddp.training import rows
+from jaxddp.training.shown import Shown, drawable
 
 # Okabe and Ito's blue and vermilion: told apart by readers with any kind of colour vision.
 # https://jfly.uni-koeln.de/color/
@@ -36,6 +38,13 @@ def png(picture: Figure) -> bytes:
     file = io.BytesIO()
     picture.savefig(file, format="png", dpi=144, metadata={"Software": None})
     return file.getvalue()
+
+
+def pixels(picture: Figure) -> np.ndarray:
+    """The picture as uint8 [H, W, 4]."""
+    canvas = FigureCanvasAgg(picture)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())
 
 
 def figure(series: rows.Series) -> Picture:
@@ -129,42 +138,15 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -
         axes.text(1.01, height, text, transform=axes.transAxes, color=colour, fontsize=10, va="center")
 
 
-def prediction_grid(
-    images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]
-) -> Picture:
-    """Each image under its predicted class and that class's probability; a wrong one coloured, with the right class.
-
-    Args:
-        images: uint8 or uint16 [N, H, W, C].
-        labels: int[N]; -1 where unknown.
-        probabilities: float[N, K].
-    """
-    titles, colours = [], []
-    for label, row in zip(labels, probabilities, strict=True):
-        guess = int(row.argmax())
-        wrong = label >= 0 and guess != label
-        title = f"{short(class_names[guess])} {row[guess]:.0%}"
-        titles.append(f"{title}\nis {short(class_names[int(label)])}" if wrong else title)
-        colours.append(VAL if wrong else INK)
-    return _grid(images, titles, colours, columns=6, fontsize=9)
+def prediction_grid(predictions: Shown) -> Picture:
+    """Each image under its predicted class and that class's probability; a wrong one coloured, with the right class."""
+    colours = [VAL if wrong else INK for wrong in predictions.wrong]
+    return _grid(predictions.images, predictions.captions, colours, columns=6, fontsize=9)
 
 
 def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:
     """Each image, uint8 or uint16 [N, H, W, C], under its title."""
     return _grid(images, titles, [INK] * len(titles), columns=8, fontsize=7)
-
-
-def short(name: str) -> str:
-    """The first of a synset's names: "tench, Tinca tinca" is a tench."""
-    return name.split(",")[0][:20]
-
-
-def drawable(image: np.ndarray) -> np.ndarray:
-    """An image of any channels and bits as gray, RGB or RGBA of 8 bits; of other channels the first one or three."""
-    if image.dtype == np.uint16:
-        image = (image >> 8).astype(np.uint8)
-    channels = image.shape[-1]
-    return image[..., 0] if channels < 3 else image[..., : channels if channels == 4 else 3]
 
 
 def _grid(images: np.ndarray, titles: Sequence[str], colours: Sequence[str], *, columns: int, fontsize: int) -> Picture:

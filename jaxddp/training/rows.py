@@ -51,6 +51,11 @@ def evaluation_row(record: EvaluationRecord) -> Row:
     return row | {"count": int(record.seen), "seconds": float(record.seconds)}
 
 
+def scalars(row: Row) -> Row:
+    """The numbers of a row by the names that loggers give them: `train/loss`, `train/epoch_top1`, `val/loss`, …"""
+    return {f"{row['split']}/{name}": value for name, value in row.items() if name not in ("step", "split")}
+
+
 def series(rows: Iterable[Row]) -> Series:
     """Sorts rows into columns: the logged steps, the finished epochs and the evaluations on `val`."""
     rows = list(rows)

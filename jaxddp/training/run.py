@@ -15,6 +15,7 @@ from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.events import RunStart, Used
 from jaxddp.training.plan import Plan
+from jaxddp.training.predictor import Predictor
 
 
 class Chunk(NamedTuple):
@@ -36,6 +37,7 @@ class Run:
         state: replicated, where it begins; its step says how many are done. It is consumed.
         division: of each batch.
         evaluator: of the validation set; None validates nothing.
+        predictor: of the validation images that the listeners want to show; None where they want none.
         checkpoints: where states are saved; None saves nothing.
         listeners: see `jaxddp.training.events.Listener`; the first process's alone.
         learning_rate: a schedule, 0 for the first step, to be shown.
@@ -47,6 +49,7 @@ class Run:
         validated: whether the checkpoint that the state was restored from was validated.
         self_test: of the averaged gradient, before the first step; None tests nothing.
         replicas: what compares the devices' states, as the plan says and before one is saved; None compares nothing.
+        config: what config.json says of the run, for the listeners.
     """
 
     plan: Plan
@@ -56,6 +59,7 @@ class Run:
     chunks: Chunks
     division: Division
     evaluator: Evaluator | None = None
+    predictor: Predictor | None = None
     checkpoints: Checkpoints | None = None
     listeners: Sequence[Any] = ()
     learning_rate: Callable[[int], Any] | None = None
@@ -66,6 +70,7 @@ class Run:
     validated: bool = True
     self_test: SelfTest | None = None
     replicas: Replicas | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def usage(self, images_per_second: float | None) -> Used:
         """How well the devices are used at a speed."""
@@ -92,4 +97,5 @@ class Run:
             params=self.state.params,
             traced=self.plan.traced(done) if self.plan.profile and self.profile else None,
             workdir=self.checkpoints.directory.parent if self.checkpoints else None,
+            config=self.config,
         )

@@ -10,7 +10,8 @@ from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart,
 
 
 class TensorBoard(Listener):
-    """Writes scalars under `directory`: `train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, ….
+    """Writes scalars under `directory`: `train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, …, and the
+    predictions of `images` validation images, or of those that another listener wants, as a picture.
 
     The files are opened at the first record, so that the first step does not wait for the import of TensorFlow and
     Keras, which takes seconds. (No thread may import them: others would see half of a module.)
@@ -19,9 +20,10 @@ class TensorBoard(Listener):
     run from step 0 removes the event files that are there. Raises: InputError; the directory cannot be written.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, images: int = 0):
         self._directory = directory
         self._writer: Any = None
+        self.wants_predictions = images
 
     def start(self, run: RunStart) -> None:
         files.create(self._directory)
@@ -35,6 +37,11 @@ class TensorBoard(Listener):
     def evaluation(self, record: EvaluationRecord) -> None:
         if record.final:
             self._write(rows.evaluation_row(record))
+            if record.predictions is not None:
+                from jaxddp.training.pictures import pixels, prediction_grid
+
+                picture = pixels(prediction_grid(record.predictions))[None, ..., :3]
+                self._writer.write_images(record.step, {f"{record.split}/predictions": picture})
             self._writer.flush()
 
     def end(self, run: RunEnd) -> None:
@@ -45,8 +52,7 @@ class TensorBoard(Listener):
     def _write(self, row: rows.Row) -> None:
         if self._writer is None:
             self._writer = _open(self._directory)
-        scalars = {f"{row['split']}/{name}": value for name, value in row.items() if name not in ("step", "split")}
-        self._writer.write_scalars(row["step"], scalars)
+        self._writer.write_scalars(row["step"], rows.scalars(row))
 
 
 def _open(directory: Path) -> Any:
@@ -58,4 +64,4 @@ def _open(directory: Path) -> Any:
         return metric_writers.SummaryWriter(str(directory))
 
 
-LOGGERS.add("tensorboard")(lambda config, workdir: TensorBoard(workdir))
+LOGGERS.add("tensorboard")(lambda config, workdir: TensorBoard(workdir, config.log.images or 0))

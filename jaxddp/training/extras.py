@@ -1,0 +1,11 @@
+"""The libraries that are extras of the package."""
+
+import importlib.util
+
+from jaxddp.errors import InputError
+
+
+def need(library: str, logger: str) -> None:
+    """See that a logger's library is there, without importing it. Raises: InputError; says how to install it."""
+    if importlib.util.find_spec(library) is None:
+        raise InputError(f"log.to={logger}: the package {library} is not installed; pip install 'jaxddp[{logger}]'")

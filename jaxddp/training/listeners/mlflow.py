@@ -1,0 +1,136 @@
+"""MLflow: one run for all processes, which a resumed run goes on with. An extra of the package."""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxddp.config import Config
+from jaxddp.registry import LOGGERS
+from jaxddp.training import rows
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.extras import need
+from jaxddp.training.listeners.run_id import keep_id, kept_id
+from jaxddp.training.provenance import provenance
+from jaxddp.training.shown import SHOWN
+
+_FILE = "mlflow.json"
+_STATUSES = {"done": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
+_MOST_PARAMS, _MOST_METRICS = 100, 1000
+"""As many as MLflow takes at once."""
+_SECONDS_BETWEEN = 1.0
+"""A request takes tens of milliseconds, in which the devices may wait."""
+_UNLESS_SET = {
+    # The loop waits for each request, so a server that is gone may cost it seconds, and not the library's 15 minutes.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+@LOGGERS.add("mlflow")
+def mlflow_of(config: Config, workdir: Path) -> "MLflow":
+    """A run of MLflow. Raises: InputError; its library is not installed."""
+    need("mlflow", "mlflow")
+    return MLflow(workdir, SHOWN if config.log.images is None else config.log.images)
+
+
+class MLflow(Listener):
+    """Logs the rows of metrics.jsonl as `train/loss`, `val/top1`, …, the config as parameters, predictions as pictures.
+
+    The environment says where (`MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`, …). Where it does not, that is the
+    library's default, mlflow.db in the current directory, and the experiment "jaxddp". The run is named after its work
+    directory. A step that a resumed run takes again has a second point. MLflow's parameters never change, so what a
+    resumed run changes is a tag of that name.
+
+    Args:
+        directory: keeps the id of the run.
+        images: how many validation images to show at each evaluation.
+    """
+
+    def __init__(self, directory: Path, images: int = SHOWN):
+        self._directory = directory
+        self._client: Any = None
+        self._id = ""
+        self._unsent: list[Any] = []
+        self._sent = 0.0
+        self.wants_predictions = images
+
+    def start(self, run: RunStart) -> None:
+        for name, value in _UNLESS_SET.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient()
+        kept, made_of = self._directory / _FILE, provenance(run)
+        known = kept_id(kept, run)
+        if known is None:
+            known = self._create(made_of.get("code.commit"))
+            keep_id(kept, known)
+        else:
+            self._client.update_run(known, status="RUNNING")
+        self._id = known
+        # A URI may hold a password.
+        print(f"mlflow: run {known} at {re.sub(r'//[^/]*@', '//', self._client.tracking_uri)}")
+        self._tell_params({name: str(value) for name, value in made_of.items()})
+
+    def step(self, record: StepRecord) -> None:
+        self._note(rows.step_row(record))
+        if time.monotonic() - self._sent >= _SECONDS_BETWEEN:
+            self._send()
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        if not record.final:
+            return
+        self._note(rows.evaluation_row(record))
+        self._send()
+        if record.predictions is not None:
+            from jaxddp.training.pictures import pixels, prediction_grid
+
+            picture = pixels(prediction_grid(record.predictions))
+            self._client.log_image(self._id, picture, key=f"{record.split}/predictions", step=record.step)
+
+    def end(self, run: RunEnd) -> None:
+        self._send()
+        self._client.set_terminated(self._id, _STATUSES[run.status])
+
+    def _create(self, commit: str | None) -> str:
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_ID")
+        if not experiment:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "jaxddp"
+            found = self._client.get_experiment_by_name(name)
+            experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        tags = {"mlflow.source.git.commit": commit} if commit else {}
+        created = self._client.create_run(experiment, run_name=self._directory.absolute().name, tags=tags)
+        return created.info.run_id
+
+    def _tell_params(self, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param, RunTag
+
+        known = self._client.get_run(self._id).data.params
+        new = [Param(name, value) for name, value in params.items() if name not in known]
+        for some in _cut(new, _MOST_PARAMS):
+            self._client.log_batch(self._id, params=some, synchronous=True)
+        changed = [name for name, value in known.items() if params.get(name, value) != value]
+        for some in _cut([RunTag(name, params[name]) for name in changed], _MOST_PARAMS):
+            self._client.log_batch(self._id, tags=some, synchronous=True)
+
+    def _note(self, row: rows.Row) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._unsent += [Metric(name, value, now, row["step"]) for name, value in rows.scalars(row).items()]
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for some in _cut(unsent, _MOST_METRICS):
+            self._client.log_batch(self._id, metrics=some, synchronous=True)
+        self._sent = time.monotonic()
+
+
+def _cut(entries: list[Any], most: int) -> Iterator[list[Any]]:
+    return (entries[at : at + most] for at in range(0, len(entries), most))

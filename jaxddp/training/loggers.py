@@ -1,0 +1,61 @@
+"""The loggers that a config names. But for metrics.jsonl, no run ends because one of them fails."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from jaxddp.config import Config
+from jaxddp.errors import JaxddpError
+from jaxddp.registry import LOGGERS
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.listeners.jsonl import JsonLines
+
+_LONGEST_REASON = 300
+_log = logging.getLogger("jaxddp.training")
+
+
+def make_loggers(config: Config, workdir: Path) -> list[Listener]:
+    """The loggers of `log.to`, which write nothing before the run starts.
+
+    Raises:
+        InputError: a name that is unknown, or a logger whose library is not installed.
+    """
+    loggers = {name: LOGGERS.get(name)(config, workdir) for name in config.log.to}
+    # A run resumes by metrics.jsonl.
+    return [each if isinstance(each, JsonLines) else Dispensable(name, each) for name, each in loggers.items()]
+
+
+class Dispensable(Listener):
+    """A logger without which the run goes on: its first failure is said in one line, and is the last that it hears."""
+
+    def __init__(self, name: str, logger: Any):
+        self._name, self._logger = name, logger
+        self._step = 0
+        self.wants_predictions = getattr(logger, "wants_predictions", 0)
+
+    def start(self, run: RunStart) -> None:
+        self._step = run.start_step
+        self._tell("start", run)
+
+    def step(self, record: StepRecord) -> None:
+        self._step = record.step
+        self._tell("step", record)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        self._tell("evaluation", record)
+
+    def end(self, run: RunEnd) -> None:
+        self._tell("end", run)
+
+    def _tell(self, moment: str, record: Any) -> None:
+        try:
+            getattr(self._logger, moment, _ignore)(record)
+        except Exception as error:
+            self._logger = None
+            kind = "" if isinstance(error, JaxddpError) else f"{type(error).__name__}: "
+            reason = " ".join(f"{kind}{error}".split())[:_LONGEST_REASON]
+            _log.warning(f"the logger {self._name} failed at step {self._step} ({reason}) and is left out from here on")
+
+
+def _ignore(record: Any) -> None:
+    """For a logger that is left out, and for the moments that one has no method for."""

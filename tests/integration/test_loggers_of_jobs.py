@@ -1,0 +1,100 @@
+"""Loggers of real programs: one run for all processes, one for a run that was stopped and resumed, and a prompt end."""
+
+import shutil
+import signal
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+from started import BRIEF, ENDLESS, TRAIN, Launched, Program, lines, result
+
+LOG = ["--log.to", "jsonl,wandb,mlflow", "--log.images", "4"]
+WANTS_MORE = """
+from jaxddp.config import load
+
+class Watching:
+    wants_predictions = 6
+
+    def evaluation(self, record):
+        pass
+
+def get_config():
+    return load("small_recipe.py")
+
+def get_listeners(config, workdir):
+    return [Watching()]
+"""
+
+
+@pytest.fixture(autouse=True)
+def local(tmp_path, monkeypatch) -> None:
+    """Both libraries write into the test's folder, and reach for no network."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+
+
+def mlflow_runs(folder: Path) -> list[tuple[str, str]]:
+    """Name and status of each run of the store."""
+    with sqlite3.connect(folder / "mlflow.db") as store:
+        return store.execute("select name, status from runs").fetchall()
+
+
+def mlflow_losses(folder: Path, split: str) -> set[tuple[int, float]]:
+    """The loss by step; of a step that was taken twice, once if it is the same."""
+    with sqlite3.connect(folder / "mlflow.db") as store:
+        return set(store.execute("select step, value from metrics where key = ?", [f"{split}/loss"]).fetchall())
+
+
+def wandb_ids(workdir: Path) -> list[str]:
+    return [folder.name.rpartition("-")[2] for folder in (workdir / "wandb").glob("offline-run-*")]
+
+
+def test_two_processes_make_one_run(arrays, start, tmp_path):
+    """Also where only the first process knows of a listener that wants more predictions than the config says."""
+    workdir, recipe = tmp_path / "run", tmp_path / "recipe.py"
+    shutil.copy(TRAIN[1], tmp_path)
+    recipe.write_text(WANTS_MORE)
+    words = [
+        "train",
+        str(recipe),
+        *TRAIN[2:],
+        "--data.path",
+        str(arrays),
+        "--workdir",
+        str(workdir),
+        *BRIEF,
+        "--parallel.cpu-devices",
+        "2",
+    ]
+    start(Launched, tmp_path, 2, [*words, *LOG]).ends_well()
+    assert result(workdir)["processes"] == 2
+    assert mlflow_runs(tmp_path) == [("run", "FINISHED")]
+    assert len(wandb_ids(workdir)) == 1
+    for split in ("train", "val"):
+        assert mlflow_losses(tmp_path, split) == {(line["step"], line["loss"]) for line in lines(workdir, split)}
+    pictures = list((workdir / "wandb").glob("offline-run-*/files/media/images/val/predictions_*.png"))
+    assert len(pictures) == 6 * len(lines(workdir, "val"))
+
+
+def test_a_run_that_is_stopped_and_resumed_is_one_and_each_start_ends_soon(arrays, start, tmp_path):
+    workdir = tmp_path / "run"
+
+    def begin(*more: str) -> Program:
+        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *LOG, *more]
+        return start(Program, [sys.executable, "-m", "jaxddp", *words], tmp_path / f"start{len(more)}")
+
+    stopped = begin(*ENDLESS)
+    stopped.wait_until(lambda: len(lines(workdir)) > 2)
+    stopped.process.send_signal(signal.SIGTERM)
+    assert stopped.end() == 75
+    assert stopped.last.startswith("jaxddp: asked to stop: saved step")
+    assert mlflow_runs(tmp_path) == [("run", "KILLED")]
+    step = result(workdir)["step"]
+    resumed = begin("--train.duration", f"{step + 3} steps")
+    resumed.ends_well()
+    assert mlflow_runs(tmp_path) == [("run", "FINISHED")]
+    assert len(wandb_ids(workdir)) == 2 and len(set(wandb_ids(workdir))) == 1
+    assert mlflow_losses(tmp_path, "train") == {(line["step"], line["loss"]) for line in lines(workdir)}
+    assert resumed.err == ""

@@ -1,0 +1,314 @@
+"""What loggers are told beside the metrics, and that a run outlives them."""
+
+import json
+import logging
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+import made
+import numpy as np
+import optax
+import pytest
+from made import setup_of, train_config
+from small import CLASSES, SmallNet, largest_difference, linear_model, random_table, write_arrays
+
+import jaxddp
+import jaxddp.files as files
+from jaxddp.cli import main
+from jaxddp.config import Config, DataConfig
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.engine.step import make_predict
+from jaxddp.errors import InputError
+from jaxddp.training import pictures, provenance
+from jaxddp.training.events import RunStart
+from jaxddp.training.listeners.run_id import keep_id, kept_id
+from jaxddp.training.listeners.tensorboard import TensorBoard
+from jaxddp.training.loggers import Dispensable, make_loggers
+from jaxddp.training.shown import Shown
+
+VAL = random_table(23, seed=1)
+PLAN = {"train": {"duration": "9 steps"}, "log": {"every": "3 steps"}}
+
+
+class Recorder:
+    def __init__(self, wants: int = 0):
+        self.wants_predictions = wants
+        self.evaluations: list[Any] = []
+
+    def evaluation(self, record):
+        if record.final:
+            self.evaluations.append(record)
+
+
+class Failing:
+    """Fails at one of the moments, and counts what it hears."""
+
+    def __init__(self, moment: str, error: Exception):
+        self.heard: list[str] = []
+        for name in ("start", "step", "evaluation", "end"):
+            setattr(self, name, lambda record, name=name: self._hear(name, name == moment, error))
+
+    def _hear(self, moment: str, fails: bool, error: Exception) -> None:
+        self.heard.append(moment)
+        if fails:
+            raise error
+
+
+def evaluations(*listeners: Any, val: Any = VAL, devices: int = 2, **more: Any) -> tuple[jaxddp.RunSetup, Any]:
+    setup = setup_of(linear_model(), optax.sgd(0.1), devices=devices, **more)
+    return setup, made.train(setup, PLAN, val=val, listeners=listeners)
+
+
+# A logger that fails
+
+
+@pytest.mark.parametrize(
+    ("moment", "step", "heard"),
+    [
+        ("start", 0, ["start"]),
+        ("step", 3, ["start", "step"]),
+        ("evaluation", 7, ["start", *["step"] * 3, "evaluation"]),
+        ("end", 9, ["start", *["step"] * 3, "evaluation", *["step"], "evaluation", "end"]),
+    ],
+)
+def test_a_logger_that_fails_is_said_once_and_the_run_ends_as_without_it(moment, step, heard, caplog):
+    logger, recorder = Failing(moment, RuntimeError("no\nanswer")), Recorder()
+    _, state = evaluations(Dispensable("mine", logger), recorder)
+    _, alone = evaluations(plain := Recorder())
+    said = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
+    assert said == [f"the logger mine failed at step {step} (RuntimeError: no answer) and is left out from here on"]
+    assert logger.heard == heard
+    assert largest_difference(state.params, alone.params) == 0
+    assert [record.metrics for record in recorder.evaluations] == [record.metrics for record in plain.evaluations]
+
+
+def test_what_is_no_failure_of_a_logger_goes_through():
+    with pytest.raises(KeyboardInterrupt):
+        evaluations(Dispensable("mine", Failing("step", KeyboardInterrupt())))
+
+
+def test_a_listener_of_the_users_own_still_ends_the_run():
+    with pytest.raises(RuntimeError, match="mine"):
+        evaluations(Failing("evaluation", RuntimeError("mine")))
+
+
+@pytest.fixture
+def words(tmp_path) -> list[str]:
+    """A command of a few steps."""
+    data = write_arrays(tmp_path / "set.npz", random_table(24, image=16), random_table(9, seed=1, image=16))
+    recipe = Path(__file__).parent / "recipes" / "small_recipe.py"
+    return ["train", str(recipe), "--data.path", str(data), "--train.duration", "3 steps", "--parallel.devices", "1"]
+
+
+def test_a_disk_that_refuses_the_loggers_files_costs_a_line_for_each(words, tmp_path, capfd, caplog, monkeypatch):
+    replace = files.replace
+
+    def refused(path: Path, data: Any) -> None:
+        if path.name in ("curves.png", "parameters.txt"):
+            with files.readable_errors(path):
+                raise OSError(28, os.strerror(28))
+        replace(path, data)
+
+    monkeypatch.setattr(files, "replace", refused)
+    caplog.set_level(logging.WARNING, "jaxddp.training")
+    assert main([*words, "--workdir", str(tmp_path / "run")]) == 0
+    full = "cannot be written (No space left on device); free some space there"
+    assert [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"] == [
+        f"the logger parameters failed at step 0 ({tmp_path}/run/parameters.txt: {full}) and is left out from here on",
+        f"the logger curves failed at step 3 ({tmp_path}/run/curves.png: {full}) and is left out from here on",
+    ]
+    assert '"status": "done"' in (tmp_path / "run" / "result.json").read_text()
+
+
+def test_a_disk_that_refuses_the_runs_own_record_ends_the_run(words, tmp_path, capfd, monkeypatch):
+    def refused(path: Path, data: bytes) -> None:
+        raise InputError(f"{path}: cannot be written (No space left on device); free some space there")
+
+    monkeypatch.setattr(files, "append", refused)
+    assert main([*words, "--workdir", str(tmp_path / "run")]) == 2
+    assert capfd.readouterr().err.startswith(f"jaxddp: {tmp_path}/run/metrics.jsonl: cannot be written")
+
+
+def test_loggers_of_a_config_are_dispensable_but_for_the_runs_own_record(tmp_path):
+    loggers = make_loggers(Config().replace(log={"to": ("jsonl", "curves", "tensorboard"), "images": 5}), tmp_path)
+    assert [type(logger).__name__ for logger in loggers] == ["JsonLines", "Dispensable", "Dispensable"]
+    assert [logger.wants_predictions for logger in loggers] == [0, 0, 5]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_whose_library_is_missing_is_one_line_before_anything_starts(
+    name, words, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda library: None)
+    assert main([*words, "--workdir", str(tmp_path / "run"), "--log.to", f"jsonl,{name}"]) == 2
+    line = f"jaxddp: log.to={name}: the package {name} is not installed; pip install 'jaxddp[{name}]'"
+    assert capfd.readouterr().err.splitlines()[-1] == line
+    assert not (tmp_path / "run").exists()
+
+
+def test_from_python_loggers_need_a_work_directory(tmp_path):
+    setup = jaxddp.prepare_training(linear_model(), random_table(20), 1, optax.sgd(0.1), 4)
+    with pytest.raises(InputError, match=r"log_to='curves': .* written into the work directory; give workdir too"):
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to="curves")
+    with pytest.raises(InputError, match="log.to='curvs' is unknown; did you mean 'curves'"):
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to=["curvs"], workdir=tmp_path)
+    with pytest.raises(InputError, match="log_to=5: expected a list of str"):
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to=5, workdir=tmp_path)
+    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to="curves,parameters", workdir=tmp_path)
+    assert {"curves.png", "parameters.txt", "metrics.jsonl"} <= {path.name for path in tmp_path.iterdir()}
+
+
+# Shown
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_evaluations_hold_predictions_of_the_same_images(devices):
+    some, most = Recorder(3), Recorder(11)
+    setup, state = evaluations(some, most, devices=devices)
+    records = most.evaluations
+    assert [record.step for record in records] == [7, 9]
+    few = VAL.take(11)
+    for record in records:
+        np.testing.assert_array_equal(record.predictions.images, few.images)
+        np.testing.assert_array_equal(record.predictions.labels, few.labels)
+        assert tuple(record.predictions.class_names) == VAL.class_names
+    # All listeners are told the same.
+    assert [record.predictions for record in some.evaluations] == [record.predictions for record in records]
+    batch = setup.topology.place(next(iter(setup.feed.eval_batches(few, 16))))
+    logits = make_predict(setup.eval_objective(), setup.topology)(state, batch)
+    expected = np.asarray(jax.nn.softmax(logits))[:11]
+    np.testing.assert_array_equal(records[-1].predictions.predicted, expected.argmax(-1))
+    np.testing.assert_allclose(records[-1].predictions.probabilities, expected.max(-1), rtol=1e-6)
+    assert (records[0].predictions.probabilities != records[1].predictions.probabilities).all()
+
+
+def test_classes_have_their_shares_of_the_images_and_there_are_no_more_than_all():
+    table = random_table(200, seed=2)
+    evaluations(recorder := Recorder(50), val=table)
+    labels, shares = recorder.evaluations[-1].predictions.labels, np.bincount(table.labels, minlength=CLASSES) / 4
+    assert len(labels) == 50 and np.abs(np.bincount(labels, minlength=CLASSES) - shares).max() <= 1
+    evaluations(everything := Recorder(256))
+    assert len(everything.evaluations[-1].predictions.images) == 23
+
+
+def test_without_a_listener_that_wants_them_nothing_is_predicted():
+    setup, _ = evaluations(recorder := Recorder(0))
+    assert [record.predictions for record in recorder.evaluations] == [None, None]
+    assert not [kind for (kind, _), *_ in setup.programs._kept if kind.startswith("predict")]
+    assert setup_of(linear_model(), optax.sgd(0.1)).run(listeners=[Recorder(4)]).predictor is None
+
+
+@pytest.mark.parametrize("cache", ["none", "device"])
+def test_gray_images_of_16_bits_are_predicted_and_drawn(cache):
+    rng = np.random.default_rng(0)
+    table = ArrayTable(rng.integers(0, 65536, (30, 6, 6, 1)).astype(np.uint16), np.arange(30) % 5, tuple("abcde"))
+    recorder, data = Recorder(7), DataConfig(mean=(0.5,), std=(0.25,), cache=cache)
+    setup = setup_of(SmallNet(), optax.sgd(0.1), table, devices=2, data=data)
+    made.train(setup, PLAN, val=table, listeners=[recorder])
+    predictions = recorder.evaluations[-1].predictions
+    assert (predictions.images.dtype, predictions.images.shape) == (np.uint16, (7, 6, 6, 1))
+    picture = pictures.pixels(pictures.prediction_grid(predictions))
+    assert picture.dtype == np.uint8 and picture.shape[-1] == 4 and np.ptp(picture[..., 0]) > 200
+
+
+def test_captions_say_the_class_its_probability_and_what_is_right():
+    images, names = np.zeros((3, 2, 2, 3), np.uint8), ("tench, Tinca tinca", "shark")
+    probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
+    predictions = Shown.of(images, np.array([0, 0, -1]), probabilities, names)
+    assert predictions.captions == ["tench 90%", "shark 80%\nis tench", "shark 60%"]
+    assert predictions.wrong.tolist() == [False, True, False]
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_predictions_where_there_are_some(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def tags(directory: Path, images: int) -> dict[str, int]:
+        evaluations(TensorBoard(directory, images))
+        events = EventAccumulator(str(directory), size_guidance={"tensors": 0})
+        events.Reload()
+        return {tag: len(events.Tensors(tag)) for tag in events.Tags()["tensors"]}
+
+    assert tags(tmp_path / "with", 6)["val/predictions"] == 2
+    assert "val/predictions" not in tags(tmp_path / "without", 0)
+
+
+# Where a run comes from
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    return subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True, text=True).stdout
+
+
+def test_the_commit_of_the_code_and_whether_its_files_differ(tmp_path, monkeypatch):
+    assert provenance.code_version(tmp_path) == {}
+    git(tmp_path, "init", "-q")
+    assert provenance.code_version(tmp_path) == {}
+    (tmp_path / "recipe.py").write_text("a = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "one")
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    (tmp_path / "notes.txt").write_text("untracked")
+    assert provenance.code_version(tmp_path) == {"commit": commit, "dirty": False}
+    (tmp_path / "recipe.py").write_text("a = 2\n")
+    assert provenance.code_version(tmp_path) == {"commit": commit, "dirty": True}
+
+
+def test_a_git_that_does_not_answer_or_is_not_there_leaves_the_commit_out(tmp_path, monkeypatch):
+    (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setattr(provenance, "_GIT_SECONDS", 0.1)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert provenance.code_version(tmp_path) == {}
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert provenance.code_version(tmp_path) == {}
+
+
+def test_what_a_run_is_made_of_has_dotted_names():
+    config = {"seed": 3, "train": {"batch_size": 8}, "recipe": {"file": "a.py", "digest": "d"}}
+    params = {"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}
+    found = provenance.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
+    expected = {"seed": 3, "train.batch_size": 8, "recipe.file": "a.py", "recipe.digest": "d"}
+    expected |= {"run.devices": 4, "run.processes": 2, "run.parameters": 16, "versions.jax": jax.__version__}
+    assert expected.items() <= found.items()
+
+
+@pytest.mark.slow
+def test_a_run_tells_its_loggers_what_config_json_says(tmp_path):
+    class Started:
+        def start(self, run):
+            self.run = run
+
+    data = write_arrays(tmp_path / "set.npz", random_table(24), random_table(9, seed=1))
+    config = Config().replace(
+        data={"path": str(data), "image_size": 6, "crop": "whole"},
+        model={"name": "resnet10", "width": 1, "stem": "small"},
+        train={"batch_size": 8, "duration": "1 step", "precision": "float32"},
+        eval={"batch_size": 8, "every": "0 steps"},
+        log={"to": ("jsonl",)},
+        parallel={"devices": 1},
+    )
+    train_config(config, tmp_path / "run", listeners=[started := Started()])
+    assert started.run.config == json.loads((tmp_path / "run" / "config.json").read_text())
+    setup = jaxddp.prepare_training(linear_model(), random_table(20), 1, optax.sgd(0.1), 4)
+    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[started], workdir=tmp_path / "own")
+    assert started.run.config == json.loads((tmp_path / "own" / "config.json").read_text())
+    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[started])
+    assert started.run.config["train"]["batch_size"] == 4
+
+
+# The id of a run
+
+
+def test_an_id_is_kept_for_a_run_that_resumes(tmp_path):
+    path, fresh, resumed = tmp_path / "run" / "wandb.json", RunStart(0, 9, 8, 9, 1, 1), RunStart(3, 9, 8, 9, 1, 1)
+    assert kept_id(path, resumed) is None
+    keep_id(path, "abc")
+    assert (kept_id(path, fresh), kept_id(path, resumed)) == (None, "abc")
+    path.write_text("[]")
+    with pytest.raises(InputError, match="wandb.json: does not say the id of a run; remove it, and the logger begins"):
+        kept_id(path, resumed)
