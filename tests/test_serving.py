@@ -176,6 +176,12 @@ def test_a_missing_package_is_named(run, tmp_path, monkeypatch, package):
         export_program(run, tmp_path / "net.onnx", "onnx")
 
 
+def test_stablehlo_needs_flatbuffers(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="flatbuffers is not installed, which JAX needs; pip install flatbuffers"):
+        export_program(run, tmp_path / "net.stablehlo", "stablehlo")
+
+
 def test_arrays_of_memory_are_a_run_of_their_own_size(tmp_path):
     data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, seed=1, image=16))
     words = ["--data.path", str(data), "--workdir", str(tmp_path / "run"), "--train.duration", "1 step"]

@@ -6,6 +6,7 @@ Beside FILE lies FILE.json, which says what it takes and which classes it tells 
 import json
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,10 @@ def description(run: TrainedRun, form: str) -> dict[str, Any]:
 
 
 def _stablehlo(function: Logits, signature: Signature) -> tuple[bytes, Callable[[np.ndarray], np.ndarray]]:
+    if find_spec("flatbuffers") is None:
+        raise InputError(
+            "format=stablehlo: flatbuffers is not installed, in which JAX keeps it; pip install flatbuffers"
+        )
     (count,) = jax.export.symbolic_shape("b")
     pixels = jax.ShapeDtypeStruct((count, *signature.image_shape), signature.dtype)
     try:
