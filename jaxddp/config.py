@@ -24,6 +24,7 @@ from jaxddp.ranges import Range, Seconds, Share
 
 BatchSize = Annotated[int, Range(1, 2**24)]
 Decay = Annotated[float, Range(0, 1, below=True)]
+ShownImages = Annotated[int, Range(0, 256)]
 Views = Literal["one", "mirror", "mirror_translate"]
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -181,7 +182,7 @@ class LogConfig:
     """The loggers: "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters" lists
     the network's in parameters.txt, "tensorboard" writes event files, "wandb" and "mlflow" tell Weights & Biases and
     MLflow, which each are an extra of the package. If one but "jsonl" fails, a line says so and the run goes on."""
-    images: Annotated[int, Range(0, 256)] | None = None
+    images: ShownImages | None = None
     """Of how many validation images each evaluation's predictions are shown, by "wandb", "mlflow" and "tensorboard".
     Where absent, 16 if "wandb" or "mlflow" is named, and none otherwise."""
     profile: Duration | None = None

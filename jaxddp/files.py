@@ -77,6 +77,21 @@ def create(path: Path) -> Path:
     return path
 
 
+def check_out(path: Path) -> Path:
+    """Where a file is to be written in the end, links followed, looked at before the work for it begins.
+
+    Raises: InputError; it is a folder or no regular file, or there is no folder for it.
+    """
+    place = Path(os.path.realpath(path))
+    if place.is_dir():
+        raise InputError(f"{path}: is a folder; give the name of a file")
+    if place.exists() and not place.is_file():
+        raise InputError(f"{path}: is not a regular file; give the name of one")
+    if not place.parent.is_dir():
+        raise InputError(f"{path}: cannot be written (No such file or directory); choose another place")
+    return place if path.is_symlink() else path
+
+
 def append(path: Path, data: bytes) -> None:
     """Adds bytes to the end of a file and hands them to the operating system. Raises: InputError."""
     # The file is closed again at once: nothing waits in a buffer if the process is killed.

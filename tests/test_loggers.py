@@ -68,9 +68,9 @@ def evaluations(*listeners: Any, val: Any = VAL, devices: int = 2, **more: Any) 
 @pytest.mark.parametrize(
     ("moment", "step", "heard"),
     [
-        ("start", 0, ["start"]),
-        ("step", 3, ["start", "step"]),
-        ("evaluation", 7, ["start", *["step"] * 3, "evaluation"]),
+        ("start", 0, ["start", "end"]),
+        ("step", 3, ["start", "step", "end"]),
+        ("evaluation", 7, ["start", *["step"] * 3, "evaluation", "end"]),
         ("end", 9, ["start", *["step"] * 3, "evaluation", *["step"], "evaluation", "end"]),
     ],
 )
@@ -197,7 +197,7 @@ def test_classes_have_their_shares_of_the_images_and_there_are_no_more_than_all(
 def test_without_a_listener_that_wants_them_nothing_is_predicted():
     setup, _ = evaluations(recorder := Recorder(0))
     assert [record.predictions for record in recorder.evaluations] == [None, None]
-    assert not [kind for (kind, _), *_ in setup.programs._kept if kind.startswith("predict")]
+    assert not [kind for (kind, _), *_ in setup.programs._kept if kind.startswith("classify")]
     assert setup_of(linear_model(), optax.sgd(0.1)).run(listeners=[Recorder(4)]).predictor is None
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -22,6 +23,7 @@ from jaxddp.experiment.answers import images_at_once
 from jaxddp.experiment.signature import SIGNATURE_FILE
 from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
+from jaxddp.predictions.partial import Partial
 from jaxddp.predictions.write import write_predictions
 
 COUNT = 150
@@ -132,6 +134,40 @@ def test_answers_to_another_question_are_made_anew(run, pictures, whole, tmp_pat
     out.with_name("out.csv.partial").write_text('{"run": "another"}\n{"id": "cat.jpg"}\n')
     assert written(run, [pictures / "val"], out) == whole
     assert "holds answers to another question" in caplog.text
+
+
+def test_one_prediction_at_a_time_writes_a_file(run, pictures, tmp_path):
+    out, first = tmp_path / "out.csv", Partial(tmp_path / "out.csv", {}, [])
+    with first.held(), pytest.raises(InputError, match=r"out\.csv\.partial: another prediction is at work there; wait"):
+        written(run, [pictures / "val"], out)
+    assert not out.exists()
+
+
+def test_images_that_are_lost_on_the_way_end_it_and_what_was_answered_stays(run, pictures, whole, tmp_path):
+    folder, away, out = tmp_path / "val", tmp_path / "away", tmp_path / "out.csv"
+    shutil.copytree(pictures / "val", folder)
+    # More than are read ahead.
+    for copy in range(4):
+        shutil.copytree(folder / "a", folder / f"z{copy}")
+    count = len(open_inputs([folder]))
+    with pytest.raises(InputError, match="and no image is left that can be used"):
+        write_predictions(
+            run, open_inputs([folder]), out, "csv", progress=lambda *_: away.exists() or folder.rename(away)
+        )
+    assert not out.exists()
+    away.rename(folder)
+    rows = rows_of(written(run, [folder], out))
+    assert len(rows) == count == len({row["id"] for row in rows}) and not any(row["error"] for row in rows)
+
+
+def test_answers_of_another_length_are_no_file(run, pictures, tmp_path):
+    def spoil(done: int, errors: int) -> None:
+        with (tmp_path / "out.csv.partial").open("a") as file:
+            file.write("{}\n")
+
+    with pytest.raises(InputError, match=r"out\.csv\.partial:\d+: no row of predictions: '\{\}'; remove the file"):
+        written(run, [pictures / "val" / "a"], tmp_path / "out.csv", progress=spoil)
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_how_many_are_answered_at_once_depends_on_their_number_alone():
@@ -284,6 +320,7 @@ def test_a_run_predicts_arrays_and_files_alike(run, pictures):
         ([1, 2], r"images=\[1, 2\]: give an array, a path"),
         ("nowhere", "nowhere: no such file or folder"),
         ([], "no images are given"),
+        ("", "images='': "),
     ],
 )
 def test_other_images_are_refused(run, images, message):
@@ -309,7 +346,10 @@ def test_other_images_are_refused(run, images, message):
             ["{run}", "{run}/checkpoints", "--out", "a.csv"],
             "{run}/checkpoints: no image is below this folder",
         ),
-        (["{run}", "{val}", "--out", "no/where/a.csv"], "no/where/a.csv.partial: cannot be written"),
+        (["{run}", "{val}", "--out", "."], ".: its name says no format"),
+        (["{run}", "{val}", "--out", "{val}", "--format", "csv"], "{val}: is what is to be predicted; give another"),
+        (["{run}", "{val}", "--out", "{run}", "--format", "csv"], "{run}: is a folder; give the name of a file"),
+        (["{run}", "{val}", "--out", "no/where/a.csv"], "no/where/a.csv: cannot be written"),
         (["{run}", "{val}", "--out", "a.csv", "--top", "0"], "--top=0: expected 1 to 100,000"),
     ],
 )
@@ -341,6 +381,35 @@ def test_a_run_that_came_from_python_is_given_its_model(tmp_path):
 
 
 MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
+
+
+def test_what_a_run_is_asked_is_checked(run, pictures):
+    table = random_table(4, image=16)
+    wide = jaxddp.ArrayTable(table.images.astype(np.uint16), table.labels, table.class_names)
+    cases = [
+        (lambda: run.predict(wide), "pixels of uint16: the network was trained on uint8"),
+        (lambda: run.show(table, "x"), "rows='x': give numbers of rows of the source, 0 to 3"),
+        (lambda: run.show(table, [1.5]), "rows=[1.5]: give numbers of rows of the source, 0 to 3"),
+        (lambda: run.show(table, [4]), "rows=[4]: give numbers of rows of the source, 0 to 3"),
+        (lambda: run.show("photos", [0]), "source='photos': give a table"),
+        (lambda: run.outcome("photos"), "source='photos': give a table"),
+        (lambda: run.outcome(open_inputs([pictures / "val"])), "the source: "),
+        (
+            lambda: run.outcome(table.select(["a", "b"])),
+            "the source has other classes than the run; give the run's data",
+        ),
+        (lambda: run.predict(table).top("x"), "k='x': expected int"),
+        (lambda: run.predict(table).top(6), "k=6: expected 1 to 5, the number of classes"),
+        (lambda: jaxddp.export_program(5, "net.onnx"), "run=5: give what jaxddp.load_run returns"),
+        (lambda: jaxddp.export_program(run, "net.onnx", ["onnx"]), "form=['onnx']: expected"),
+        (lambda: jaxddp.export_program(run, "net.txt"), "net.txt: its name says no format; there are: onnx, stablehlo"),
+    ]
+    for call, message in cases:
+        with pytest.raises(InputError) as caught:
+            call()
+        assert message in str(caught.value)
+    outcome, figure = run.outcome(table), run.show(table, [2, 0])
+    assert outcome.confusion.sum() == 4 and len(figure.axes) == 2
 
 
 def test_a_run_without_a_signature_asks_its_data(workdir, pictures, run, tmp_path):

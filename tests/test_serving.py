@@ -1,5 +1,6 @@
 """Programs of trained networks: in a process that has only jax, and by onnxruntime, they answer as evaluation does."""
 
+import io
 import json
 import subprocess
 import sys
@@ -209,7 +210,10 @@ def test_the_server_of_the_docs_serves(files, run, pictures, tmp_path):
             assert answer["classes"][0]["probability"] == pytest.approx(shares.max(), abs=0.02)
             assert answer["classes"][0]["class"] == name or np.sort(shares)[-1] - np.sort(shares)[-2] < 0.02
         assert asked(port, b"no image")[0] == 400
-        assert asked(port, b"")[0] == 413
+        assert asked(port, b"")[0] == 411
+        thin = io.BytesIO()
+        Image.new("L", (1, 60_000)).save(thin, "PNG")
+        assert asked(port, thin.getvalue())[0] == 200
     finally:
         killer.cancel()
         server.kill()

@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises: InputError."""
     options = parse(Export, Export(), "jaxddp export", arguments)
     known = get_args(Format)
-    form = options.format or options.out.suffix[1:]
+    form = options.format or options.out.suffix[1:].lower()
     if form not in known:
         raise InputError(f"{options.out}: its name says no format; {choices(form, known)}, or give --format")
     if not options.run.is_dir():

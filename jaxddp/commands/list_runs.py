@@ -32,6 +32,8 @@ def run(arguments: list[str]) -> int:
     if not found:
         print(f"{options.directory}: holds no runs")
         return 0
-    table = run_table(read_runs(found))
+    runs = read_runs(found)
+    table = run_table(runs)
     print_table([column.title for column in table.columns], [[cell.text for cell in row] for row in table.rows])
+    print(*(f"{run.name}: {fault}\n" for run in runs for fault in run.faults), sep="", end="")
     return 0

@@ -1,11 +1,13 @@
 """`jaxddp predict RUN IMAGES --out FILE`: what the network of a run says of images."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+import jaxddp.files as files
 from jaxddp.commands.parse import parse
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError
@@ -42,6 +44,11 @@ def run(arguments: list[str]) -> int:
     form = options.format or format_of(options.out)
     if not options.run.is_dir():
         raise InputError(f"{options.run}: no such work directory; give one that a run wrote into")
+    if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.images):
+        raise InputError(f"{options.out}: is what is to be predicted; give another --out")
+    # What TensorFlow writes of an image that cannot be read is said in the image's row.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    out = files.check_out(options.out)
     from jaxddp.curate.progress_bar import ProgressBar
     from jaxddp.data.inputs import open_inputs
     from jaxddp.experiment.resources import join_job
@@ -55,7 +62,7 @@ def run(arguments: list[str]) -> int:
     table = open_inputs(options.images)
     trained = restore_run(options.run, options.step, Topology.create(options.devices))
     with ProgressBar(len(table)) as bar:
-        done = write_predictions(trained, table, options.out, form, top=options.top, progress=bar.advance)
+        done = write_predictions(trained, table, out, form, top=options.top, progress=bar.advance)
     if is_first():
         unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
         print(f"{options.out}: {done.images:,} images{unusable}, step {trained.step} of {options.run}")

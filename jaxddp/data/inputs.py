@@ -15,7 +15,6 @@ from jaxddp.data.storage.home import is_url, nearest_beside, permitted
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
-from jaxddp.wording import show
 
 
 @permitted()
@@ -33,7 +32,7 @@ def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
     """
     if not places:
         raise InputError("no images are given; give a folder, files, a CSV file, or a directory with a test listing")
-    texts = [os.fspath(place) for place in places]
+    texts = [os.fspath(files.check_path(place, "images")) for place in places]
     listings = [_listing(text) for text in texts]
     found = next((table for table in listings if table is not None), None)
     if found is not None and len(texts) > 1:
@@ -68,32 +67,33 @@ def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
     """The paths of all images below a folder; `above` is the real paths of the folders above it."""
     here = os.path.realpath(top / folder)
     if here in above:
-        raise InputError(f"{top / folder}: a symbolic link leads into a folder above itself; remove the link")
+        return  # By a link; what is there is found without it.
     with files.reading(top / folder, "make it a readable folder"):
         entries = [*os.scandir(top / folder)]
     for entry in entries:
         name = os.path.join(folder, entry.name)
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        if _is_folder(entry):
             yield from _below(top, name, (*above, here))
         elif is_image_name(entry.name):
             yield name
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # A link to itself: what it is called decides.
+
+
 def _table(images: list[tuple[str, str]]) -> ExampleTable:
-    ids, paths = ([_encoded(image[place]) for image in images] for place in range(2))
+    # Bytes that are no UTF-8 are replaced in ids, which are written into files of text.
+    ids = [os.fsencode(name).decode(errors="replace").encode() for name, _ in images]
     unique, count = np.unique(np.array(ids), return_counts=True)
     if len(unique) < len(ids):
         raise InputError(f"{os.fsdecode(unique[count > 1][0])}: is given twice; give each image once")
     nowhere = np.full(len(ids), -1, np.int32)
     # Where links lead is resolved, so the files may lie anywhere.
-    paths = np.array([path.removeprefix(b"/") for path in paths])
+    paths = np.array([os.fsencode(path).removeprefix(b"/") for _, path in images])
     return ExampleTable(LocalFiles(Path("/")), np.array(ids), paths, nowhere, (), (), ())
-
-
-def _encoded(name: str) -> bytes:
-    try:
-        return name.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"the name {show(os.fsencode(name))} is not UTF-8; rename the file") from None

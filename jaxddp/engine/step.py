@@ -163,11 +163,15 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
 def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
     """Compile (on first use) the classification of one batch, the same on every device.
 
-    It gives the probabilities of the classes, float32[B, K], and the batch's `substituted`.
+    It gives the probabilities of the classes, float32[B, K], NaN where a logit is not finite, and the batch's
+    `substituted`.
     """
     predict = make_predict(objective, topology)
 
     def classify(state: TrainState, batch: Batch) -> tuple[jax.Array, Any]:
-        return jax.nn.softmax(predict(state, batch).astype(jnp.float32)), batch.substituted
+        logits = predict(state, batch).astype(jnp.float32)
+        # Of logits that are not finite XLA may make any probabilities.
+        finite = jnp.isfinite(logits).all(-1, keepdims=True)
+        return jnp.where(finite, jax.nn.softmax(logits), jnp.nan), batch.substituted
 
     return jax.jit(classify, out_shardings=topology.replicated)

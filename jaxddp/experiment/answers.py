@@ -1,14 +1,16 @@
 """What a network says of each image of a source, once and in order, on all devices of all processes."""
 
+import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxddp.config import DataConfig
+from jaxddp.data.batch import Batch
 from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import EvalOrder, Shard
 from jaxddp.data.source import Source
@@ -58,32 +60,50 @@ class Answering:
         agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
         if self.source.pixel_shape is not None:
-            yield from self._answers(None)
+            yield from self._answers(self._batches(None), None)
             return
         omissions = Omissions(len(self.source))
+        batches: Iterator[Batch] = iter(())
         try:
             for row, fault in self.source.verified.look():
                 omissions.refuse(row, f"{self.source.name(row)}: {fault}")
-            yield from self._answers(omissions)
+            batches = self._batches(omissions)
+            batches = itertools.chain([next(batches)], batches)
         except InputError:
             if not omissions.all:
                 raise
-            # Before the first batch: one image that can be used would have been enough.
-            nothing = np.full((len(self.source), self.num_classes), np.nan, np.float32)
-            yield Answers(0, nothing, dict(omissions.faults))
+        # A process whose part is padding alone has not looked, and must not compute by itself.
+        if str(True) in exchange("whether no image is left", str(omissions.all)):
+            yield self._nothing(omissions)
+        else:
+            yield from self._answers(batches, omissions)
 
-    def _answers(self, omissions: Omissions | None) -> Iterator[Answers]:
-        order = EvalOrder(len(self.source), self.at_once * self.topology.num_devices)
+    def _batches(self, omissions: Omissions | None) -> Iterator[Batch]:
         shard = Shard(self.topology.process_index, self.topology.process_count)
         given: dict[str, Any] = {} if omissions is None else {"omissions": omissions}
+        return self.source.eval_batches(self._order, self.data, shard, **given)
+
+    @property
+    def _order(self) -> EvalOrder:
+        return EvalOrder(len(self.source), self.at_once * self.topology.num_devices)
+
+    def _answers(self, batches: Iterable[Batch], omissions: Omissions | None) -> Iterator[Answers]:
         waiting: deque[tuple[int, Any, Any]] = deque()
-        for step, batch in enumerate(self.source.eval_batches(order, self.data, shard, **given)):
+        for step, batch in enumerate(batches):
             found = self.classify(self.topology.place(batch))
-            waiting.append((step * order.batch_size, *found))
+            waiting.append((step * self._order.batch_size, *found))
             if len(waiting) > _AHEAD:
                 yield self._answer(*waiting.popleft(), omissions)
         while waiting:
             yield self._answer(*waiting.popleft(), omissions)
+
+    def _nothing(self, omissions: Omissions) -> Answers:
+        """The answers where no image can be used, which the first process has found."""
+        faults = json.loads(self.topology.from_first(json.dumps(omissions.faults).encode()))
+        nothing = np.full((len(self.source), self.num_classes), np.nan, np.float32)
+        return Answers(
+            0, nothing, {int(row): fault for row, fault in sorted(faults.items(), key=lambda item: int(item[0]))}
+        )
 
     def _answer(self, start: int, probabilities: Any, replaced: Any, omissions: Omissions | None) -> Answers:
         """The answers of one batch, waited for: the images that were `replaced` by others, float[B], have errors."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.errors import InputError
+from jaxddp.overrides import checked
 
 Cell = str | float | None
 Row = dict[str, Cell]
@@ -60,13 +61,14 @@ class Predictions:
 
         Of equal ones the first comes first. Raises: InputError; there are fewer classes.
         """
-        if not 1 <= k <= len(self.class_ids):
+        if not 1 <= checked(k, int, "k") <= len(self.class_ids):
             raise InputError(f"k={k}: expected 1 to {len(self.class_ids)}, the number of classes")
         labels = self._sorted[:, :k]
         return labels, np.take_along_axis(self.probabilities, labels, 1)
 
     def rows(self, top: int = 5) -> Iterator[Row]:
         """A row for each image, of `column_names`: class ids, and probabilities with all digits of a float32."""
+        top = checked(top, int, "top")
         columns = column_names(min(top, len(self.class_ids)))
         labels, shares = self.top(min(top, len(self.class_ids)))
         for row, identity in enumerate(self.ids):
@@ -82,9 +84,10 @@ class Predictions:
         """`rows` as a pandas DataFrame. Raises: InputError; pandas is not installed."""
         try:
             import pandas
-        except ModuleNotFoundError:
-            raise InputError("to_frame: pandas is not installed; pip install pandas") from None
-        return pandas.DataFrame(list(self.rows(top)), columns=column_names(min(top, len(self.class_ids))))
+        except ImportError:
+            raise InputError("to_frame: pandas is not installed; pip install 'jaxddp[pandas]'") from None
+        rows = list(self.rows(top))
+        return pandas.DataFrame(rows, columns=column_names(min(top, len(self.class_ids))))
 
     @cached_property
     def _known(self) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jaxddp.augment.preprocess import Augmentation
-from jaxddp.config import Config
+from jaxddp.config import Config, ShownImages
 from jaxddp.engine.loss import ExampleLoss, check_metric, example_loss
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.guard import SKIPPED, Guard
@@ -20,6 +20,7 @@ from jaxddp.errors import InputError, about
 from jaxddp.hooks import Hook, one_line
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
+from jaxddp.overrides import checked
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.registry import LOSSES, METRICS, MODELS, OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
@@ -177,6 +178,7 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
     for listener in listeners:
         if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in MOMENTS):
             raise InputError(f"{where}: {_kind(listener)} has none of a listener's methods ({', '.join(MOMENTS)})")
+        checked(getattr(listener, "wants_predictions", 0), ShownImages, f"{where}: wants_predictions")
     return list(listeners)
 
 

@@ -19,11 +19,11 @@ from jaxddp.metrics.top_k import TopK
 from jaxddp.overrides import checked
 from jaxddp.ranges import Range
 from jaxddp.training.predictor import Predictor
+from jaxddp.training.shown import MOST_SHOWN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_SHOWN = 1000
 """Of a figure."""
 
 
@@ -65,7 +65,7 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     Raises: as `evaluate`.
     """
     _check(state, setup, table)
-    checked(count, Annotated[int, Range(1, _MOST_SHOWN)], "count")
+    checked(count, Annotated[int, Range(1, MOST_SHOWN)], "count")
     # A machine that only trains needs no matplotlib.
     from jaxddp.training.pictures import prediction_grid
 
@@ -74,7 +74,7 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     names = table.class_names or setup.table.class_names
     few = ArrayTable(chosen_images(table, setup.data, rows), table.labels[rows], names)
     classify = setup.programs.classify(setup.eval_objective(), setup.topology)
-    return prediction_grid(Predictor(classify, few, setup.data, setup.topology)(state))
+    return prediction_grid(Predictor(classify, few, setup.data, setup.topology, setup.order.batch_size)(state))
 
 
 def _check(state: TrainState, setup: RunSetup, table: Source) -> None:

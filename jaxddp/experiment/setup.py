@@ -196,7 +196,8 @@ class RunSetup:
         if self.validated is None or not count:
             return None
         program = self.programs.classify(self.eval_objective(), self.topology)
-        return Predictor(program, self.validated.take(count), self.data, self.topology)
+        most = self.recipe.config.eval.batch_size
+        return Predictor(program, self.validated.take(count), self.data, self.topology, most)
 
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -12,9 +12,12 @@ import jaxddp.files as files
 from jaxddp.config import DataConfig
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.errors import InputError
+from jaxddp.overrides import checked
+from jaxddp.ranges import Range
 
 SIGNATURE_FILE = "signature.json"
 _DECODED = (1, 3, 4)
+_Side = Annotated[int, Range(1, 1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,12 @@ class Signature:
             content = files.read(path)
         try:
             told: dict[str, Any] = json.loads(content)
-            lists = {key: tuple(told[key]) for key in ("class_ids", "class_names", "image_shape")}
-            return cls(**lists, dtype=np.dtype(told["dtype"]).name, in_memory=bool(told["in_memory"]))
+            names = {key: checked(told[key], tuple[str, ...], key) for key in ("class_ids", "class_names")}
+            shape = checked(told["image_shape"], tuple[_Side, _Side, _Side], "image_shape")
+            if len({*map(len, names.values())}) > 1:
+                raise ValueError("there are more ids than names of classes, or fewer")
+            dtype = checked(told["dtype"], Literal["uint8", "uint16"], "dtype")
+            return cls(**names, image_shape=shape, dtype=dtype, in_memory=checked(told["in_memory"], bool, "in_memory"))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(f"{path}: is damaged ({error}); remove it, and the run's data are asked instead") from None
 

@@ -17,7 +17,7 @@ from jaxddp.data.arrays import ArrayTable, check_images
 from jaxddp.data.chosen import chosen_images
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.opening import open_splits
-from jaxddp.data.source import Source
+from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState, with_weights
@@ -34,7 +34,7 @@ from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.protocol import Model
-from jaxddp.training.shown import Shown
+from jaxddp.training.shown import MOST_SHOWN, Shown
 from jaxddp.wording import show
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class TrainedRun:
 
         Raises: InputError; the source has other classes, or as `predict`.
         """
+        check_labelled(check_source(source, "source"), "the source")
         if tuple(source.class_ids) != self.class_ids:
             raise InputError(f"{self.directory}: the source has other classes than the run; give the run's data")
         probabilities = self.predict(source).probabilities
@@ -116,9 +117,13 @@ class TrainedRun:
         """
         from jaxddp.training.pictures import prediction_grid
 
-        chosen = np.asarray(rows, np.int64).reshape(-1)
-        if not chosen.size or chosen.min() < 0 or chosen.max() >= len(source):
-            raise InputError(f"rows={show(rows)}: give rows of the source, 0 to {len(source) - 1}")
+        check_source(source, "source")
+        chosen = np.asarray(rows).reshape(-1)
+        whole = chosen.size > 0 and np.issubdtype(chosen.dtype, np.integer)
+        if chosen.size > MOST_SHOWN:
+            raise InputError(f"rows: {chosen.size} rows; give at most {MOST_SHOWN}")
+        if not whole or chosen.min() < 0 or chosen.max() >= len(source):
+            raise InputError(f"rows={show(rows)}: give numbers of rows of the source, 0 to {len(source) - 1}")
         images = chosen_images(source, self.data_of(source), chosen)
         found = self.predict(images)
         labels = np.asarray(source.labels)[chosen]
@@ -131,7 +136,8 @@ class TrainedRun:
         paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]
         if all(isinstance(path, str | os.PathLike) for path in paths):
             return open_inputs(paths)
-        if isinstance(images, np.ndarray):
+        if isinstance(images, np.ndarray | jax.Array):
+            images = np.asarray(images)
             check_images(images)
             self.signature.check(images)
             return ArrayTable(images, np.full(len(images), -1), self.class_names)
@@ -149,6 +155,8 @@ class TrainedRun:
         data = self.data_of(source)
         if (shape := source.image_shape(data)) != self.signature.image_shape:
             raise InputError(f"images of {shape}: the network was trained on images of {self.signature.image_shape}")
+        if (dtype := image_dtype(source, data)) != self.signature.dtype:
+            raise InputError(f"pixels of {dtype}: the network was trained on {self.signature.dtype}")
         size = at_once or images_at_once(len(source))
         return Answering(
             lambda batch: self._classify(self.state, batch),
@@ -183,7 +191,7 @@ def restore_run(
     Raises:
         InputError: there is no such run or checkpoint, or the network is another one.
     """
-    place = Path(directory)
+    place = Path(directory).expanduser()
     file, says_network = recipe_of_run(place)
     config = file.config if precision is None else file.config.replace(train={"precision": precision})
     signature = Signature.read(place) or _signature_of_data(place, config)

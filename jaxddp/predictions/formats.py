@@ -24,7 +24,7 @@ _THREADS = 16
 def format_of(out: Path) -> Format:
     """The format that a file's name says. Raises: InputError; it says none."""
     known = get_args(Format)[:3]
-    found = next((each for each in known if out.suffix == f".{each}"), None)
+    found = next((each for each in known if out.suffix.lower() == f".{each}"), None)
     if found is None:
         raise InputError(f"{out}: its name says no format; {choices(out.suffix[1:], known)}, or give --format")
     return found

@@ -1,6 +1,7 @@
 """The images of a source become a file of predictions, each once and in order, on all devices of all processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,9 +9,10 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
 from jaxddp.experiment.answers import images_at_once
 from jaxddp.experiment.identity import checksums
-from jaxddp.experiment.predictions import Predictions, column_names
+from jaxddp.experiment.predictions import Predictions, Row, column_names
 from jaxddp.experiment.trained import TrainedRun
 from jaxddp.job.membership import agree, from_first, is_first
 from jaxddp.predictions import formats
@@ -48,12 +50,18 @@ def write_predictions(
     agree({"--out": str(out), "--top": str(top), "--format": form})
     count, at_once, top = len(table), images_at_once(len(table)), min(top, len(run.class_ids))
     asked = {"run": str(run.directory.resolve()), "step": run.step, "top": top, "images": table.fingerprint}
-    partial = Partial(out, {**asked, **checksums(run.state), "version": 1})
-    done = int(from_first("answers so far", lambda: str(partial.resume(at_once, count))))
-    errors = sum(row["error"] is not None for row in partial.rows()) if is_first() and done else 0
-    if done < count:
+    partial = Partial(out, {**asked, **checksums(run.state), "version": 1}, column_names(top))
+    with ExitStack() as held:
+
+        def begin() -> str:
+            files.check_out(out)
+            held.enter_context(partial.held())
+            return str(partial.resume(at_once, count))
+
+        done = int(from_first("answers so far", begin))
+        errors = sum(row["error"] is not None for row in partial.rows()) if is_first() and done else 0
         rest = table.rows(np.arange(done, count)) if done else table
-        for answers in run.answers(rest, at_once):
+        for answers in run.answers(rest, at_once) if done < count else ():
             first, number = done + answers.start, len(answers.probabilities)
             errors += len(answers.errors)
             if is_first():
@@ -62,7 +70,18 @@ def write_predictions(
                 found = Predictions(ids, answers.probabilities, run.class_ids, run.class_names, own)
                 partial.append(found.rows(top))
                 progress(first + number, errors)
-    if is_first():
-        files.replace(out, formats.content(form, column_names(top), partial.rows(), table))
-        partial.remove()
+        if is_first():
+            rows = _all(partial.rows(), count, partial.path)
+            files.replace(out, formats.content(form, column_names(top), rows, table))
+            partial.remove()
     return Predicted(count, errors)
+
+
+def _all(rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
+    """The rows. Raises: InputError; they are not so many."""
+    found = 0
+    for row in rows:
+        found += 1
+        yield row
+    if found != count:
+        raise InputError(f"{path}: {found} answers for {count} images; remove the file and predict again")

@@ -67,11 +67,11 @@ def run_classes(number: int, name: str, colour: str, found: Validated) -> RunCla
 def accuracy_tables(runs: Sequence[RunClasses]) -> list[Table]:
     """The accuracy of each class in each run; the worst class first.
 
-    Runs of other classes have a table of their own.
+    Runs of other classes, or of other images, have a table of their own.
     """
-    alike: dict[tuple[str, ...], list[RunClasses]] = {}
+    alike: dict[tuple[object, ...], list[RunClasses]] = {}
     for run in runs:
-        alike.setdefault(run.class_names, []).append(run)
+        alike.setdefault((run.class_names, *run.counts.tolist()), []).append(run)
     return [_accuracies(members) for members in alike.values()]
 
 

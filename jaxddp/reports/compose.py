@@ -29,16 +29,21 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None) -> s
     check_libraries()
     if which is not None and which not in ("best", "latest") and not which.isdecimal():
         raise InputError(f"--step {which}: give best, latest, or the step of a checkpoint")
+    if not directories:
+        raise InputError("report: no run is given; give the work directories of some")
     runs = read_runs(directories)
     if out.suffix != ".html":
         raise InputError(f"{out}: the report is a page; give a name that ends in .html")
+    files.create(out.parent)
+    out = files.check_out(out)
     page = page_of(runs)
     if which is not None:
         page = with_classes(page, runs, which)
     content = render(page).encode(errors="replace")
-    files.create(out.parent)
     files.replace(out, content)
-    return f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}, {len(content) / 1e6:.1f} MB"
+    left_out = [*page.faults, *page.class_faults]
+    more = "".join(f"\n{fault}" for fault in left_out)
+    return f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}, {len(content) / 1e6:.1f} MB{more}"
 
 
 def page_of(runs: Sequence[RunFiles]) -> Page:
@@ -74,6 +79,10 @@ def with_classes(page: Page, runs: Sequence[RunFiles], which: str) -> Page:
             classes.append(run_classes(number, *key, validated(run.directory, which)))
         except JaxddpError as error:
             faults.append(f"{run.name} is left out: {error}")
+        # Of a recipe's own code, or of a device: the other runs have a report all the same.
+        except Exception as error:
+            reason = next(iter(str(error).splitlines()), "")
+            faults.append(f"{run.name} is left out: {type(error).__name__}: {reason}")
     return replace(page, accuracies=accuracy_tables(classes), classes=classes, class_faults=faults)
 
 

@@ -133,7 +133,8 @@ class RunFiles:
 
 def is_run(directory: Path) -> bool:
     """Whether a run wrote into a directory. A config.json alone may be another program's."""
-    if (directory / METRICS).is_file():
+    # It says no of what may not be looked at.
+    if os.path.isfile(directory / METRICS):
         return True
     config, _ = _object(directory / CONFIG_FILE)
     return "seed" in config and "data" in config
@@ -203,8 +204,6 @@ def _series(directory: Path) -> tuple[Series, str | None]:
         return found, None
     except InputError as error:
         told = str(error).removeprefix(f"{directory}/") if path.exists() else f"{METRICS} is missing"
-    except OverflowError:
-        told = f"{METRICS} is damaged (a step is beyond 64 bits)"
     try:
         known = Validations(directory / CHECKPOINTS, None)
     except InputError:

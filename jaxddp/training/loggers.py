@@ -1,6 +1,7 @@
 """The loggers that a config names. But for metrics.jsonl, no run ends because one of them fails."""
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ def make_loggers(config: Config, workdir: Path) -> list[Listener]:
 
 
 class Dispensable(Listener):
-    """A logger without which the run goes on: its first failure is said in one line, and is the last that it hears."""
+    """A logger without which the run goes on: its first failure is said in one line, and then it hears of the end alone."""
 
     def __init__(self, name: str, logger: Any):
         self._name, self._logger = name, logger
-        self._step = 0
+        self._step, self._failed = 0, None
         self.wants_predictions = getattr(logger, "wants_predictions", 0)
 
     def start(self, run: RunStart) -> None:
@@ -45,13 +46,17 @@ class Dispensable(Listener):
         self._tell("evaluation", record)
 
     def end(self, run: RunEnd) -> None:
+        failed = self._failed
         self._tell("end", run)
+        # What it keeps elsewhere would seem to go on; that it fails once more is no news.
+        with suppress(Exception):
+            getattr(failed, "end", _ignore)(run)
 
     def _tell(self, moment: str, record: Any) -> None:
         try:
             getattr(self._logger, moment, _ignore)(record)
         except Exception as error:
-            self._logger = None
+            self._failed, self._logger = self._logger, None
             kind = "" if isinstance(error, JaxddpError) else f"{type(error).__name__}: "
             reason = " ".join(f"{kind}{error}".split())[:_LONGEST_REASON]
             _log.warning(f"the logger {self._name} failed at step {self._step} ({reason}) and is left out from here on")

@@ -1,5 +1,6 @@
 """The only training loop."""
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,14 +9,17 @@ from typing import Any
 import jax
 
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import THEN, NonFiniteError, Preempted
+from jaxddp.errors import THEN, InputError, NonFiniteError, Preempted
 from jaxddp.measure.profile import Profile
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.events import UNKNOWN, EpochMetrics, EvaluationRecord, RunEnd, StepRecord
 from jaxddp.training.run import Run
+from jaxddp.training.shown import Shown
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
+
+_log = logging.getLogger("jaxddp.training")
 
 
 def fit(run: Run) -> TrainState:
@@ -93,7 +97,7 @@ class _Loop:
         self.listeners: list[Any] = []
         self.validation: Mapping[str, float] = {}
         self.step, self.used = int(run.state.step), UNKNOWN
-        self._untested = run.self_test
+        self._untested, self._predictor = run.self_test, run.predictor
 
     def start(self) -> None:
         """Only those that started hear of the rest."""
@@ -195,12 +199,21 @@ class _Loop:
         with self.memory.of_validation(step):
             self.validation = evaluator(state, report, leave_if_asked)
             record = measured({name: value for name, value in self.validation.items() if name != "count"}, total)
-            if self.run.predictor:
-                record = replace(record, predictions=self.run.predictor(state))
-        self.tell("evaluation", record)
         if self.run.checkpoints and saved:
             self.run.checkpoints.validations.put(step, self.validation)
+        self.tell("evaluation", replace(record, predictions=self._predictions(state)))
         self.clock.resume()
+
+    def _predictions(self, state: TrainState) -> Shown | None:
+        """Of the images that listeners want to show. As with loggers, what fails is said once and left out."""
+        predictor = self._predictor
+        try:
+            return None if predictor is None else predictor(state)
+        except (InputError, jax.errors.JaxRuntimeError) as error:
+            self._predictor = None
+            reason = next(iter(str(error).splitlines()), "")
+            _log.warning(f"the predictions to show failed ({reason}) and are left out from here on")
+            return None
 
 
 def _ignore(record: Any) -> None:

@@ -25,25 +25,26 @@ class Predictor:
 
     Attributes:
         program: see `jaxddp.engine.step.make_classify`.
+        most: images of a batch, at most; a multiple of the devices.
     """
 
     program: Callable[[TrainState, Batch], tuple[jax.Array, Any]]
     source: Source
     data: DataConfig
     topology: Topology
+    most: int
 
     def __call__(self, state: TrainState) -> Shown:
         """The predictions of a state. Raises: InputError; an image cannot be used."""
-        batch, placed = self._batch
-        count, (probabilities, _) = len(self.source), self.program(state, placed)
-        found = np.asarray(probabilities)[:count]
-        return Shown.of(batch.image[:count], batch.label[:count], found, self.source.class_names)
+        count, own = len(self.source), Shard(self.topology.process_index, self.topology.process_count)
+        placed = (self.topology.place(jax.tree.map(own.of, batch)) for batch in self._batches)
+        found = np.concatenate([np.asarray(self.program(state, batch)[0]) for batch in placed])[:count]
+        images = np.concatenate([batch.image for batch in self._batches])[:count]
+        return Shown.of(images, self.source.labels, found, self.source.class_names)
 
     @cached_property
-    def _batch(self) -> tuple[Batch, Batch]:
-        """The images on the host, all of them on every process, and placed."""
+    def _batches(self) -> list[Batch]:
+        """The images on the host, all of them on every process."""
         count, devices = len(self.source), self.topology.num_devices
-        order = EvalOrder(count, -(-count // devices) * devices)
-        whole = next(iter(self.source.eval_batches(order, self.data)))
-        own = Shard(self.topology.process_index, self.topology.process_count)
-        return whole, self.topology.place(jax.tree.map(own.of, whole))
+        order = EvalOrder(count, min(self.most, -(-count // devices) * devices))
+        return [*self.source.eval_batches(order, self.data)]

@@ -90,7 +90,8 @@ def _parse_line(path: Path, number: int, line: bytes) -> Row:
     try:
         row = json.loads(line)
         numbers = [value for name, value in row.items() if name != "split"]
-        known = isinstance(row["step"], int) and isinstance(row["split"], str)
+        counted = type(row["step"]) is int and 0 <= row["step"] < 2**63
+        known = counted and isinstance(row["split"], str)
         if known and all(value is None or isinstance(value, int | float) for value in numbers):
             return row
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MOST_SHOWN = 1000
+"""Images of a picture."""
 SHOWN = 16
 """Of how many images a logger shows the predictions, unless it is told another number."""
 

@@ -69,7 +69,7 @@ class History(Listener):
         try:
             import pandas as pd
         except ImportError:
-            raise InputError("history.to_frame(): pandas is not installed; pip install pandas") from None
+            raise InputError("history.to_frame(): pandas is not installed; pip install 'jaxddp[pandas]'") from None
         if checked(part, Part | None, "part") is not None:
             return pd.DataFrame(getattr(self, str(part)))
         return pd.DataFrame(rows.table(self._rows))

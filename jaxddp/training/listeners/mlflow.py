@@ -1,5 +1,6 @@
 """MLflow: one run for all processes, which a resumed run goes on with. An extra of the package."""
 
+import logging
 import os
 import re
 import time
@@ -19,6 +20,7 @@ from jaxddp.training.shown import SHOWN
 _FILE = "mlflow.json"
 _STATUSES = {"done": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
 _MOST_PARAMS, _MOST_METRICS = 100, 1000
+_LONGEST_PARAM = 6000
 """As many as MLflow takes at once."""
 _SECONDS_BETWEEN = 1.0
 """A request takes tens of milliseconds, in which the devices may wait."""
@@ -65,6 +67,8 @@ class MLflow(Listener):
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
+        # Of tries that fail; what comes of them is said here.
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         self._client = MlflowClient()
         kept, made_of = self._directory / _FILE, provenance(run)
         known = kept_id(kept, run)
@@ -111,6 +115,8 @@ class MLflow(Listener):
     def _tell_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
 
+        # MLflow cuts longer ones, and would not know them again.
+        params = {name: value[:_LONGEST_PARAM] for name, value in params.items()}
         known = self._client.get_run(self._id).data.params
         new = [Param(name, value) for name, value in params.items() if name not in known]
         for some in _cut(new, _MOST_PARAMS):
