@@ -45,6 +45,8 @@ from jaxddp.experiment.exported_weights import export_weights
 from jaxddp.experiment.fine_tuning import check_thaw
 from jaxddp.experiment.fit_setup import fit_setup
 from jaxddp.experiment.identity import told
+from jaxddp.experiment.inputs_seen import show_inputs
+from jaxddp.experiment.opened import open_data
 from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (
     Recipe,
@@ -90,8 +92,10 @@ __all__ = [
     "export_program",
     "export_weights",
     "load_run",
+    "open_data",
     "prepare_training",
     "resnet",
+    "show_inputs",
     "show_predictions",
     "softmax_cross_entropy",
     "test_listing",
@@ -152,8 +156,8 @@ def prepare_training(
     Args:
         model: a Linen or an NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`. It need
             not know of devices or axes.
-        table: from `train_solutions`, an `ArrayTable` of images in memory, or anything else with the members of
-            `jaxddp.data.source.Source`.
+        table: from `open_data` or `train_solutions`, an `ArrayTable` of images in memory, or anything else with the
+            members of `jaxddp.data.source.Source`.
         devices: how many of this job's devices, or which; None for all.
         optimizer: any optax optimizer.
         batch_size_per_device: of the global batch, each device's share.

@@ -17,7 +17,7 @@ from jaxddp.experiment.arguments import words_of_arguments
 
 TABLE, VAL = random_table(16), random_table(12, seed=1)
 SGD = optax.sgd(0.05)
-SOURCE = "give a table of train_solutions(ROOT), an ArrayTable(images, labels, class_names) or another source"
+SOURCE = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
 PATHS = {"root": "/data", "csv": "a.csv"}
 
 
@@ -264,6 +264,44 @@ def test_what_else_measuring_is_given(setup, trained):
     assert line(jaxddp.export_weights, trained, setup, 5) == "out=5: expected a path"
     assert line(setup.with_seed, "1") == "seed='1': expected int"
     assert line(setup.with_loss, 1) == "loss: an object of type int was given; give a function of (logits, labels)"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"path": 5}, "path=5: expected a path"),
+        ({"path": ""}, "path='': expected a path"),
+        ({"path": b"pets"}, "path=b'pets': expected a path"),
+        ({"val_share": "0.1"}, "val_share='0.1': expected float"),
+        ({"val_share": 0}, "val_share=0.0: expected above 0, below 1"),
+        ({"val_share": 1}, "val_share=1.0: expected above 0, below 1"),
+        ({"classes": 3}, "classes=3: expected str"),
+        ({"path": "{}/pest"}, "{}/pest: no such directory or file, did you mean 'pets'?; check path"),
+        ({}, "{}/pets: has no validation split; give val_share, such as 0.1 to hold out a tenth of each class"),
+        ({"val_share": 0.5}, "{}/pets: class 'cat' has one example, {}/pets/cat/0.png, and val_share=0.5 holds out at "
+         "least one of each class and leaves one to train; add examples, or leave the class out"),
+    ],
+)  # fmt: skip
+def test_open_data(given, expected, tmp_path):
+    (tmp_path / "pets" / "cat").mkdir(parents=True)
+    (tmp_path / "pets" / "cat" / "0.png").touch()
+    given = {"path": tmp_path / "pets"} | given
+    if "{}" in str(given["path"]):
+        given["path"] = given["path"].replace("{}", str(tmp_path))
+    assert line(jaxddp.open_data, **given) == expected.replace("{}", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"setup": None}, "setup=None: give what prepare_training returned"),
+        ({"count": 0}, "count=0: expected 1 to 1,000"),
+        ({"count": "8"}, "count='8': expected int"),
+        ({"step": 0}, "step=0: expected 1 to 1,000,000,000"),
+    ],
+)  # fmt: skip
+def test_show_inputs(given, expected, setup):
+    assert line(jaxddp.show_inputs, **({"setup": setup} | given)) == expected
 
 
 @pytest.mark.parametrize("read", [jaxddp.train_solutions, jaxddp.val_solutions, jaxddp.test_listing])

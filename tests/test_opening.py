@@ -102,6 +102,32 @@ def test_every_form_is_told_by_what_lies_there(tmp_path: Path, form: str):
     assert (len(some), some.num_classes) == (3, 2)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_python_opens_every_form(tmp_path: Path, form: str):
+    write, _, num_train, num_val = FORMS[form]
+    path = write(tmp_path / "data")
+    opened = jaxddp.open_data(path)
+    assert [len(source) for source in opened] == [num_train, num_val]
+    named = open_splits(DataConfig(path=str(path)))
+    assert [source.fingerprint for source in opened] == [named[split].fingerprint for split in ("train", "val")]
+    chosen = jaxddp.open_data(str(path), classes="1:3")
+    assert {source.class_ids for source in chosen} == {opened[0].class_ids[1:3]}
+
+
+def test_python_divides_a_folder_as_a_config_does(tmp_path: Path):
+    folder = write_folders(tmp_path / "data") / "train"
+    train, val = jaxddp.open_data(folder, 0.3)
+    assert (len(train), len(val)) == (6, 3)
+    named = open_splits(DataConfig(path=str(folder), val_share=0.3))
+    assert [val.name(row) for row in range(3)] == [named["val"].name(row) for row in range(3)]
+    with pytest.raises(InputError) as caught:
+        jaxddp.open_data(folder.parent, 0.3)
+    assert str(caught.value) == (
+        f"val_share=0.3: {folder.parent} is read with a validation split of its own; leave val_share out, which is for "
+        "folders, CSV and Parquet without one"
+    )
+
+
 def test_solution_files_come_first(tmp_path: Path):
     """The archive's own folders would else be taken for those of classes."""
     root = write_solutions(tmp_path / "data")

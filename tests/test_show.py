@@ -10,11 +10,14 @@ from ilsvrc import write_tree
 from made import experiment_of
 from PIL import Image
 
+import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import Config
-from jaxddp.curate.show import denormalized, show
+from jaxddp.curate.show import show
 from jaxddp.data.batch import Batch
+from jaxddp.experiment.inputs_seen import denormalized
+from jaxddp.training.pictures import png
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 def drawn(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options) -> tuple[np.ndarray, list[str]]:
     """The pixels and titles that a picture was made of."""
-    from jaxddp.curate import show as module
+    from jaxddp.training import pictures as module
 
     seen: list = []
     plain = module.input_grid
@@ -54,6 +57,16 @@ def test_the_images_are_those_of_the_step(config: Config, tmp_path: Path, monkey
     with Image.open(tmp_path / "show.png") as picture:
         assert picture.format == "PNG"
         assert picture.width > 8 * 100
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_a_step_as_the_command_does(config: Config, tmp_path: Path):
+    config = config.replace(data={"augment": {"pad": 4}})
+    experiment = experiment_of(config)
+    show(experiment, step=2, count=5, out=tmp_path / "show.png")
+    seen = jaxddp.show_inputs(experiment.setup(), 5, step=2)
+    assert png(seen) == (tmp_path / "show.png").read_bytes()
+    assert png(jaxddp.show_inputs(experiment.setup(), 5, step=3)) != png(seen)
 
 
 def test_normalizing_is_undone_to_the_pixel():

@@ -182,7 +182,7 @@ def check_source(source: Any, name: str) -> Source:
     """An argument that has the members of a source. Raises: InputError; names the argument, and what it is instead."""
     missing = [member for member in _MEMBERS if not hasattr(source, member)]
     if len(missing) == len(_MEMBERS) or isinstance(source, type):
-        advice = "give a table of train_solutions(ROOT), an ArrayTable(images, labels, class_names) or another source"
+        advice = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
         raise InputError(refusal(name, source, advice))
     if missing:
         advice = f"it has no {missing[0]}, which a source has; see jaxddp.data.source.Source"

@@ -3,6 +3,7 @@
 What prepares and trains speaks of a config's keys, as the terminal does; a notebook's user has written arguments.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,11 +50,6 @@ _NAMES = {
 }
 """What a key of a config is called among the arguments."""
 
-_KEYS = "|".join(re.escape(name).replace("_", "[_-]") for name in _NAMES)
-# `--train.batch-size 8`, `train.batch_size=8` or `train.batch_size`, but no part of a path.
-_KEY = re.compile(
-    rf"(?<![\w/.'-])(?:--(?P<option>{_KEYS})(?: (?P<value>[\w.]+))?|(?P<key>{_KEYS})(?P<equals>=\d+)?)(?![\w/-]|\.\w)"
-)
 _WORDS = (
     (re.compile(r"(?<![\w/.'-])objects\.(?=\w)"), ""),
     (re.compile(r"--workdir\b"), "workdir"),
@@ -102,27 +98,36 @@ def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
 
 
 @contextmanager
-def words_of_arguments() -> Iterator[None]:
-    """What the block says of a config's keys, or of the terminal's options, is said of arguments."""
+def words_of_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
+    """What the block says of a config's keys, or of the terminal's options, is said of arguments, by their `names`."""
     try:
         yield
     except JaxddpError as error:
-        error.args = (in_arguments(str(error)),)
+        error.args = (in_arguments(str(error), names),)
         raise
 
 
-def in_arguments(message: str) -> str:
+def in_arguments(message: str, names: Mapping[str, str] = _NAMES) -> str:
     """`train.accumulate=4` or `--train.accumulate 4` is `accumulate=4`; a batch of so many is a global one."""
-    message = _KEY.sub(_argument, message)
+    message = _pattern(*names).sub(lambda found: _argument(found, names), message)
     for words, others in _WORDS:
         message = words.sub(others, message)
     return message
 
 
-def _argument(found: re.Match[str]) -> str:
+@functools.cache
+def _pattern(*keys: str) -> re.Pattern[str]:
+    """`--train.batch-size 8`, `train.batch_size=8` or `train.batch_size`, but no part of a path."""
+    key = "|".join(re.escape(name).replace("_", "[_-]") for name in keys)
+    return re.compile(
+        rf"(?<![\w/.'-])(?:--(?P<option>{key})(?: (?P<value>[\w.]+))?|(?P<key>{key})(?P<equals>=\d+)?)(?![\w/-]|\.\w)"
+    )
+
+
+def _argument(found: re.Match[str], names: Mapping[str, str]) -> str:
     key = (found["option"] or found["key"]).replace("-", "_")
     value = found["value"] or (found["equals"] or "").removeprefix("=")
     if value and key.endswith(".batch_size"):
         return f"a global batch of {value}"
     shown = value if value.replace(".", "").isdecimal() else repr(value)
-    return f"{_NAMES[key]}={shown}" if value else _NAMES[key]
+    return f"{names[key]}={shown}" if value else names[key]

@@ -27,7 +27,7 @@ def make_loggers(config: Config, workdir: Path) -> list[Listener]:
 
 
 class Dispensable(Listener):
-    """A logger without which the run goes on: its first failure is said in one line, and then it hears of the end alone."""
+    """A logger without which the run goes on: its first failure is said in one line, and then it hears of its end."""
 
     def __init__(self, name: str, logger: Any):
         self._name, self._logger = name, logger

@@ -14,7 +14,8 @@ from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecor
 from jaxddp.training.listeners import lines
 
 SECONDS_BETWEEN_FRAMES = 0.1
-TRAIN, VAL = "blue", "dark_orange3"
+# Those of the curves, to be told apart on light and on dark.
+TRAIN, VAL = "#0072B2", "#D55E00"
 
 
 class TerminalScreen:

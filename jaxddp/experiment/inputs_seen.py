@@ -1,0 +1,70 @@
+"""Training images exactly as the network is given them, at any step, to be looked at."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import jax
+import numpy as np
+
+from jaxddp.augment.preprocess import Inputs, Preprocess
+from jaxddp.data.batch import Batch
+from jaxddp.experiment.argument_kinds import check_setup
+from jaxddp.experiment.arguments import words_of_arguments
+from jaxddp.experiment.feed import Feed
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.overrides import checked
+from jaxddp.ranges import Range
+from jaxddp.training.shown import short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_SHOWN = 1000
+"""Of a figure."""
+
+
+@words_of_arguments()
+def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
+    """The first `count` training images of a step, after all augmentation, as a figure for a notebook.
+
+    Args:
+        step: from 1, as a history counts them.
+
+    Raises:
+        InputError: an argument is of another kind, or an image cannot be read.
+    """
+    check_setup(setup)
+    checked(count, Annotated[int, Range(1, _MOST_SHOWN)], "count")
+    checked(step, Annotated[int, Range(1, 10**9)], "step")
+    return input_figure(setup.feed, setup.preprocess, step, count)
+
+
+def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "Figure":
+    """The first images of a step's batch, without normalization, under their labels and rows. Step and count from 1."""
+    # A machine that only trains needs no matplotlib.
+    from jaxddp.training.pictures import input_grid
+
+    batch = next(feed.batches(step - 1, step))
+    key = jax.random.key(feed.order.seed)
+    inputs = jax.jit(lambda batch: preprocess(batch, train=True, key=key))(batch)
+    pixels = denormalized(preprocess, inputs)[:count]
+    return input_grid(pixels, _titles(batch, inputs, feed.source.class_names, len(pixels)))
+
+
+def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
+    """What the network sees, as pixels again: uint8[B, H, W, C]."""
+    images = np.asarray(inputs.images).astype(np.float32)
+    channels = images.shape[-1]
+    pixels = (images * np.array(preprocess.std[:channels]) + np.array(preprocess.mean[:channels])) * 255
+    return np.clip(np.round(pixels), 0, 255).astype(np.uint8)
+
+
+def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], count: int) -> list[str]:
+    """The label of each image, or both labels and their shares where two images are mixed; and its row."""
+    titles = []
+    for place in range(count):
+        own = short(names[int(batch.label[place])])
+        if inputs.mixing is not None:
+            weight, other = float(inputs.mixing.weight[place]), short(names[int(inputs.mixing.label[place])])
+            own = f"{weight:.0%} {own}\n{1 - weight:.0%} {other}"
+        titles.append(f"{own}\nrow {int(batch.row[place])}")
+    return titles

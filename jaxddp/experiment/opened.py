@@ -1,0 +1,33 @@
+"""Data of any form, opened for a notebook."""
+
+import os
+
+from jaxddp.config import DataConfig
+from jaxddp.data.opening import open_splits
+from jaxddp.data.source import Source
+from jaxddp.data_config import HeldOut
+from jaxddp.experiment.arguments import words_of_arguments
+from jaxddp.files import check_path
+from jaxddp.overrides import checked
+
+
+@words_of_arguments({"data.path": "path", "data.val_share": "val_share", "data.classes": "classes"})
+def open_data(
+    path: str | os.PathLike[str], val_share: float | None = None, *, classes: str | None = None
+) -> tuple[Source, Source]:
+    """What to train on and what to validate on: a folder with a folder for each class, or any form of docs/data.md.
+
+    Args:
+        path: of a folder or a file, a URL, or "tfds:NAME".
+        val_share: where there is no validation split, the share of each class that is held out, above 0 and below 1.
+        classes: a range of the classes, "0:200", or their ids, "cats,dogs"; all where absent.
+
+    Raises:
+        InputError: there is no such data set, it has no validation split and no `val_share` makes one, or it is wrong;
+            names the file. Images are opened when they are read.
+    """
+    place = os.fspath(check_path(path, "path"))
+    held_out = checked(val_share, HeldOut | None, "val_share")
+    data = DataConfig(path=place, val_share=held_out, classes=checked(classes, str | None, "classes"))
+    train, val = open_splits(data).values()
+    return train, val
