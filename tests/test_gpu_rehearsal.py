@@ -120,7 +120,7 @@ def test_killed_at_random_moments_and_continued_the_table_is_whole(tmp_path):
         short.returncode == 0 and "\nleft to do: facts/weights of resnet10, facts/jaxddp, facts/torch" in short.stdout
     )
     assert f"\ncontinue with: python {BENCHMARKS / 'gpu.py'} --small" in short.stdout
-    for end in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+    for end in (signal.SIGKILL, signal.SIGTERM):
         running = subprocess.Popen([*command], env=environment, stdout=subprocess.DEVNULL)
         assert comes_true(functools.partial(has_more, out, len(kept)), 120)
         time.sleep(rng.uniform(0, 4))
