@@ -30,7 +30,7 @@ from jaxddp.mesh import Topology
 from jaxddp.serving import program
 from jaxddp.serving.program import export_program, logits_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("serving")]
 
 
 @pytest.fixture(scope="module")
