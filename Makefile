@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	else \
 	  echo "setting up .venv with pip (a few minutes the first time)"; \
 	  $(PYTHON) -m venv --clear .venv && \
-	  $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'; \
 	fi
 	@touch $@
 
@@ -27,16 +27,15 @@ demo: setup
 	@$(BIN)/python launch/digits.py data/digits
 	$(BIN)/jaxddp train digits --data.path data/digits --workdir runs/demo --parallel.cpu-devices 4
 
-# Tests of one `xdist_group` share what is slow to make, and so a process. Programs that tests compile are kept in
-# ~/.cache/jaxddp-tests, for a second run. The integration tests start schedulers and hosts of their own and wait for
-# much, so two files of them at a time; nothing else runs beside them.
+# Programs that tests compile are kept in ~/.cache/jaxddp-tests, for a second run. The integration tests start schedulers
+# and hosts of their own and wait for much, so two files of them at a time; nothing else runs beside them.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/integration
+	$(BIN)/python -m pytest -n 2 --ignore tests/integration
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration
 
 # For every edit, in two to three minutes on two cores: all but the integration tests and those marked slow.
 test-quick: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" --ignore tests/integration
+	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore tests/integration
 
 lint: setup
 	$(BIN)/ruff check

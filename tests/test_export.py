@@ -14,7 +14,7 @@ from jaxddp.cli import main
 from jaxddp.experiment.initial_weights import read_run
 from jaxddp.mesh import Topology
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("export")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

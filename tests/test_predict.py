@@ -26,8 +26,6 @@ from jaxddp.mesh import Topology
 from jaxddp.predictions.partial import Partial
 from jaxddp.predictions.write import write_predictions
 
-pytestmark = pytest.mark.xdist_group("predict")
-
 COUNT = 150
 
 

@@ -436,7 +436,6 @@ def trained(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.xdist_group("trained")
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["best", "latest", "6"])
 def test_the_classes_of_a_run_are_what_its_validation_measured(trained, which):
@@ -453,7 +452,6 @@ def test_the_classes_of_a_run_are_what_its_validation_measured(trained, which):
     assert own.mean() == pytest.approx(measured[outcome.step]["loss"], rel=1e-4)
 
 
-@pytest.mark.xdist_group("trained")
 @pytest.mark.slow
 def test_the_page_of_a_run_shows_its_classes(trained, tmp_path, capfd):
     out = tmp_path / "pages" / "report.html"
@@ -464,7 +462,6 @@ def test_the_page_of_a_run_shows_its_classes(trained, tmp_path, capfd):
     assert main(["report", str(trained), "--out", str(out)]) == 0 and out.read_bytes() == first
 
 
-@pytest.mark.xdist_group("trained")
 @pytest.mark.slow
 def test_what_cannot_be_asked_for_its_classes_is_left_out_in_a_line(trained, tmp_path, capfd):
     from jaxddp.reports.compose import with_classes

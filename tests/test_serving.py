@@ -30,7 +30,7 @@ from jaxddp.mesh import Topology
 from jaxddp.serving import program
 from jaxddp.serving.program import export_program, logits_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("serving")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

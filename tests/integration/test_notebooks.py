@@ -9,9 +9,9 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("notebooks")]
+pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 PNG = b"\x89PNG\r\n\x1a\n"
 SHOWN = {"text/plain", "text/html", "image/png"}
