@@ -27,6 +27,16 @@ def refusal(name: str, value: object, advice: str) -> str:
     return f"{name}: {kind} was given; {advice}"
 
 
+def not_installed(package: str, extra: str) -> str:
+    """That a package of one of the extras is missing, and what brings it."""
+    return f"{package} is not installed; pip install 'jaxddp[{extra}]'"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; JAX's say many, and some errors nothing."""
+    return next(iter(str(error).splitlines()), "")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`, did you mean 'x'?` where one of the known names is near, else an empty string."""
     # Matching takes quadratic time, and no name that anybody meant to write is this long.

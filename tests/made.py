@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from small import random_table
+import optax
+from small import linear_model, random_table
 
+import jaxddp
 from jaxddp.config import Config, DataConfig
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.loss import Loss, example_loss
@@ -85,6 +87,22 @@ def train(
     run = made.run(own, listeners=listeners, evaluators=evaluators)
     stop = should_stop or (lambda step: False)
     return fit(dataclasses.replace(run, profile=profile, should_stop=stop))
+
+
+def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[str]) -> Path:
+    """The work directory of a run of one epoch that was then resumed for a second one."""
+    for epochs in (1, 2):
+        setup = jaxddp.prepare_training(linear_model(), train, 2, optax.sgd(0.1), 4, epochs=2)
+        jaxddp.train(
+            *(jaxddp.softmax_cross_entropy, setup),
+            val=val,
+            epochs=epochs,
+            listeners=(),
+            workdir=workdir,
+            log_to=log_to,
+            log_every="1 step",
+        )
+    return workdir
 
 
 def file_of(config: Config) -> RecipeFile:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import made
 import numpy as np
 import optax
 import pytest
@@ -49,20 +50,7 @@ def run_of(workdir: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def resumed(store) -> Path:
-    """The work directory of a run of one epoch that was then resumed for a second one."""
-    workdir = store / "runs" / "first"
-    for epochs in (1, 2):
-        setup = jaxddp.prepare_training(linear_model(), TRAIN, 2, optax.sgd(0.1), 4, epochs=2)
-        jaxddp.train(
-            *(jaxddp.softmax_cross_entropy, setup),
-            val=VAL,
-            epochs=epochs,
-            listeners=(),
-            workdir=workdir,
-            log_to=["mlflow"],
-            log_every="1 step",
-        )
-    return workdir
+    return made.logged_in_two_parts(store / "runs" / "first", TRAIN, VAL, ["mlflow"])
 
 
 @pytest.mark.slow

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import made
 import numpy as np
-import optax
 import pytest
-from small import linear_model, random_table
+from small import random_table
 
-import jaxddp
 from jaxddp.config import Config
 from jaxddp.training import rows
 from jaxddp.training.events import RunEnd, RunStart
@@ -103,20 +102,9 @@ def anew() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory) -> Path:
-    """The work directory of a run of one epoch that was then resumed for a second one."""
     workdir = tmp_path_factory.mktemp("runs") / "first"
     hooks = sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM)
-    for epochs in (1, 2):
-        setup = jaxddp.prepare_training(linear_model(), TRAIN, 2, optax.sgd(0.1), 4, epochs=2)
-        jaxddp.train(
-            *(jaxddp.softmax_cross_entropy, setup),
-            val=VAL,
-            epochs=epochs,
-            listeners=(),
-            workdir=workdir,
-            log_to="wandb",
-            log_every="1 step",
-        )
+    made.logged_in_two_parts(workdir, TRAIN, VAL, "wandb")
     assert (sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM)) == hooks
     return workdir
 

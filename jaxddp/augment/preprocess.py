@@ -14,6 +14,7 @@ from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.errors import InputError
 from jaxddp.registry import AUGMENTATIONS
+from jaxddp.wording import first_line
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 """(key, image [H, W, C]) -> image of the same shape and dtype."""
@@ -126,7 +127,7 @@ def _checked(origin: str, function: Augmentation, key: jax.Array, image: jax.Arr
     except InputError:
         raise
     except Exception as error:
-        what = next(iter(str(error).splitlines()), "")
+        what = first_line(error)
         raise InputError(
             f"{origin}: failed on an image {jax.typeof(image)} ({type(error).__name__}: {what}); "
             "give a function (key, image) -> image that JAX can trace"

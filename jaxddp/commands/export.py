@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import tyro
 
-from jaxddp.commands.parse import parse
+from jaxddp.commands.parse import check_run, parse
 from jaxddp.errors import InputError
 from jaxddp.wording import choices
 
@@ -36,8 +36,7 @@ def run(arguments: list[str]) -> int:
     form = options.format or options.out.suffix[1:].lower()
     if form not in known:
         raise InputError(f"{options.out}: its name says no format; {choices(form, known)}, or give --format")
-    if not options.run.is_dir():
-        raise InputError(f"{options.run}: no such work directory; give one that a run wrote into")
+    check_run(options.run)
     if form == "safetensors":
         from jaxddp.experiment.exported_weights import export_run
 

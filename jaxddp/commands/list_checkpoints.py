@@ -11,7 +11,7 @@ from pathlib import Path
 import tyro
 
 import jaxddp.files as files
-from jaxddp.commands.parse import parse
+from jaxddp.commands.parse import check_run, parse
 from jaxddp.commands.screen import Row, print_table
 from jaxddp.errors import InputError
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
@@ -32,8 +32,7 @@ class ListCheckpoints:
 def run(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises: InputError."""
     options = parse(ListCheckpoints, ListCheckpoints(), "jaxddp checkpoints", arguments)
-    if not options.run.is_dir():
-        raise InputError(f"{options.run}: no such work directory; give one that a run wrote into")
+    check_run(options.run)
     place = options.run / CHECKPOINTS
     manifests, beside = Manifests(place), []
     if manifests.fault is not None:

@@ -8,6 +8,7 @@ import tyro
 
 from jaxddp.config import Config
 from jaxddp.duration import Duration
+from jaxddp.errors import InputError
 from jaxddp.overrides import check_values
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 
@@ -52,6 +53,12 @@ def parse_recipe(command: type[Command], prog: str, arguments: list[str]) -> tup
     default = make(**{field.name: known[field.name] for field in fields(make) if field.name in known})
     options: Any = parse(command, default, f"{prog} {name}", rest)
     return options, replace(file, config=options.config)
+
+
+def check_run(directory: Path) -> None:
+    """Raises `InputError` where there is no such directory."""
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such work directory; give one that a run wrote into")
 
 
 def workdir_of(name: str) -> Path:

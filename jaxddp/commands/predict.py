@@ -7,8 +7,7 @@ from typing import Annotated
 
 import tyro
 
-import jaxddp.files as files
-from jaxddp.commands.parse import parse
+from jaxddp.commands.parse import check_run, parse
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError
 from jaxddp.predictions.formats import Format, format_of
@@ -42,13 +41,11 @@ def run(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises: InputError."""
     options = parse(Predict, Predict(), "jaxddp predict", arguments)
     form = options.format or format_of(options.out)
-    if not options.run.is_dir():
-        raise InputError(f"{options.run}: no such work directory; give one that a run wrote into")
+    check_run(options.run)
     if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.images):
         raise InputError(f"{options.out}: is what is to be predicted; give another --out")
     # What TensorFlow writes of an image that cannot be read is said in the image's row.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    out = files.check_out(options.out)
     from jaxddp.curate.progress_bar import ProgressBar
     from jaxddp.data.inputs import open_inputs
     from jaxddp.experiment.resources import join_job
@@ -62,7 +59,7 @@ def run(arguments: list[str]) -> int:
     table = open_inputs(options.images)
     trained = restore_run(options.run, options.step, Topology.create(options.devices))
     with ProgressBar(len(table)) as bar:
-        done = write_predictions(trained, table, out, form, top=options.top, progress=bar.advance)
+        done = write_predictions(trained, table, options.out, form, top=options.top, progress=bar.advance)
     if is_first():
         unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
         print(f"{options.out}: {done.images:,} images{unusable}, step {trained.step} of {options.run}")

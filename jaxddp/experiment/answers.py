@@ -101,9 +101,7 @@ class Answering:
         """The answers where no image can be used, which the first process has found."""
         faults = json.loads(self.topology.from_first(json.dumps(omissions.faults).encode()))
         nothing = np.full((len(self.source), self.num_classes), np.nan, np.float32)
-        return Answers(
-            0, nothing, {int(row): fault for row, fault in sorted(faults.items(), key=lambda item: int(item[0]))}
-        )
+        return Answers(0, nothing, dict(sorted((int(row), fault) for row, fault in faults.items())))
 
     def _answer(self, start: int, probabilities: Any, replaced: Any, omissions: Omissions | None) -> Answers:
         """The answers of one batch, waited for: the images that were `replaced` by others, float[B], have errors."""

@@ -13,7 +13,7 @@ from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.errors import InputError
 from jaxddp.experiment.recipe import check_name
 from jaxddp.experiment.setup import RunSetup
-from jaxddp.wording import refusal
+from jaxddp.wording import first_line, refusal
 
 Measure = Callable[[TrainState], Mapping[str, float]]
 
@@ -45,7 +45,7 @@ def check_schedule(schedule: Any) -> optax.Schedule | None:
     try:
         found = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), "")
+        reason = first_line(error)
         raise InputError(
             f"schedule: fails for a step int32[] ({type(error).__name__}: {reason}); give a function that JAX can trace"
         ) from error

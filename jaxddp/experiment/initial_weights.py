@@ -27,9 +27,13 @@ _log = logging.getLogger("jaxddp.experiment")
 
 def shapes_of(model: Model, image_shape: tuple[int, int, int]) -> Shapes:
     """The shapes of a network's arrays for images [H, W, C], by path; none is made."""
+    return {path: leaf.shape for path, leaf in by_path(*trees_of(model, image_shape)).items()}
+
+
+def trees_of(model: Model, image_shape: tuple[int, int, int]) -> tuple[Any, Any]:
+    """A network's parameters and state for images [H, W, C], as shapes and dtypes."""
     example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    params, model_state = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), example)
-    return {path: leaf.shape for path, leaf in by_path(params, model_state).items()}
+    return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), example)
 
 
 def parameter_names(shapes: Shapes) -> list[str]:

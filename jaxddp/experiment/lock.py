@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
@@ -24,19 +25,24 @@ def locked(directory: Path) -> Iterator[None]:
     with files.readable_errors(directory / LOCK_FILE):
         lock = files.open_regular(directory / LOCK_FILE, "ab")
     with lock:
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                # It may be one who only looks.
-                time.sleep(_LOOK_SECONDS)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            advice = "wait for it, or give another --workdir"
-            raise InputError(f"{directory}: another run is at work there; {advice}") from None
-        except OSError:
-            pass  # A file system without locks.
+        if not took(lock):
+            # It may be one who only looks.
+            time.sleep(_LOOK_SECONDS)
+            if not took(lock):
+                advice = "wait for it, or give another --workdir"
+                raise InputError(f"{directory}: another run is at work there; {advice}")
         yield
+
+
+def took(file: BinaryIO) -> bool:
+    """Take the lock of an open file until it is closed; False where another has it. Files without locks are free."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # A file system without locks.
+    return True
 
 
 def is_locked(directory: Path) -> bool | None:

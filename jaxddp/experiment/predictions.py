@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxddp.errors import InputError
 from jaxddp.overrides import checked
+from jaxddp.wording import not_installed
 
 Cell = str | float | None
 Row = dict[str, Cell]
@@ -85,7 +86,7 @@ class Predictions:
         try:
             import pandas
         except ImportError:
-            raise InputError("to_frame: pandas is not installed; pip install 'jaxddp[pandas]'") from None
+            raise InputError(f"to_frame: {not_installed('pandas', 'pandas')}") from None
         rows = list(self.rows(top))
         return pandas.DataFrame(rows, columns=column_names(min(top, len(self.class_ids))))
 

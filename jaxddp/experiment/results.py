@@ -24,8 +24,6 @@ from jaxddp.training.shown import MOST_SHOWN
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-"""Of a figure."""
-
 
 @words_of_arguments()
 def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = softmax_cross_entropy) -> dict[str, float]:

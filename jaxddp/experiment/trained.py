@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.augment.preprocess import Preprocess
@@ -24,7 +23,7 @@ from jaxddp.engine.state import TrainState, with_weights
 from jaxddp.engine.step import make_classify
 from jaxddp.errors import InputError
 from jaxddp.experiment.answers import Answering, images_at_once
-from jaxddp.experiment.initial_weights import by_path
+from jaxddp.experiment.initial_weights import by_path, trees_of
 from jaxddp.experiment.outcome import Outcome
 from jaxddp.experiment.predictions import Predictions
 from jaxddp.experiment.recipe import model_of
@@ -167,11 +166,14 @@ class TrainedRun:
         """The config by which evaluation makes a source's images. Raises: InputError; files have none such."""
         return self.config.data if source.pixel_shape is not None else self.signature.data(self.config.data)
 
+    def objective(self, model: Model) -> Objective:
+        """What evaluation computes, by this form of the network."""
+        loss = example_loss(softmax_cross_entropy, len(self.class_ids))
+        return Objective(model, loss, self.preprocess, views=self.config.eval.views)
+
     @cached_property
     def _classify(self) -> Callable[..., Any]:
-        model = for_platform(self.model, self.topology.platform)
-        loss = example_loss(softmax_cross_entropy, len(self.class_ids))
-        return make_classify(Objective(model, loss, self.preprocess, views=self.config.eval.views), self.topology)
+        return make_classify(self.objective(for_platform(self.model, self.topology.platform)), self.topology)
 
 
 def restore_run(
@@ -209,8 +211,7 @@ def restore_run(
 
 def _fitted(network: Model, saved: TrainState, signature: Signature, place: Path) -> TrainState:
     """The arrays of a checkpoint in the network's own trees. Raises: InputError; they are not the network's."""
-    example = jax.ShapeDtypeStruct((1, *signature.image_shape), jnp.float32)
-    trees = jax.eval_shape(network.init, jax.eval_shape(lambda: jax.random.key(0)), example)
+    trees = trees_of(network, signature.image_shape)
     arrays = by_path(saved.eval_params, saved.model_state)
     for path, wanted in by_path(*trees).items():
         there = arrays.get(path)
@@ -219,7 +220,7 @@ def _fitted(network: Model, saved: TrainState, signature: Signature, place: Path
             raise InputError(
                 f"{place}: {path} is {found}, and of shape {list(wanted.shape)} in the model; give its own"
             )
-    params, model_state = with_weights(trees[0], trees[1], arrays)
+    params, model_state = with_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())
 
 

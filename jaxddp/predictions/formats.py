@@ -13,7 +13,7 @@ from jaxddp.data.images.header import parse_header
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 from jaxddp.experiment.predictions import Row
-from jaxddp.wording import choices
+from jaxddp.wording import choices, not_installed
 
 Item = TypeVar("Item")
 Format = Literal["csv", "jsonl", "parquet", "kaggle"]
@@ -79,7 +79,7 @@ def _parquet_library() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError:
-        raise InputError("format=parquet: pyarrow is not installed; pip install 'jaxddp[parquet]'") from None
+        raise InputError(f"format=parquet: {not_installed('pyarrow', 'parquet')}") from None
     return pyarrow, parquet
 
 

@@ -4,7 +4,6 @@ OUT.partial     {"run": …, "step": …, "images": …, …}     what was asked
                 {"id": "cat.jpg", "class": "cat", …}       a row for each image so far
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
+from jaxddp.experiment.lock import took
 from jaxddp.experiment.predictions import Row
 
 _log = logging.getLogger("jaxddp.predictions")
@@ -38,13 +38,9 @@ class Partial:
             with files.readable_errors(self.path):
                 file = files.open_regular(self.path, "ab")
             with file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not took(file):
                     advice = "wait for it, or give another --out"
-                    raise InputError(f"{self.path}: another prediction is at work there; {advice}") from None
-                except OSError:
-                    pass  # A file system without locks.
+                    raise InputError(f"{self.path}: another prediction is at work there; {advice}")
                 # Another one may have ended, and removed the file, after it was opened here.
                 if not self.path.exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
                     continue

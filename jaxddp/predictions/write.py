@@ -48,13 +48,14 @@ def write_predictions(
     """
     formats.check(form)
     agree({"--out": str(out), "--top": str(top), "--format": form})
+    # The first process writes it.
+    place = Path(from_first("the file", lambda: str(files.check_out(out))))
     count, at_once, top = len(table), images_at_once(len(table)), min(top, len(run.class_ids))
     asked = {"run": str(run.directory.resolve()), "step": run.step, "top": top, "images": table.fingerprint}
-    partial = Partial(out, {**asked, **checksums(run.state), "version": 1}, column_names(top))
+    partial = Partial(place, {**asked, **checksums(run.state), "version": 1}, column_names(top))
     with ExitStack() as held:
 
         def begin() -> str:
-            files.check_out(out)
             held.enter_context(partial.held())
             return str(partial.resume(at_once, count))
 
@@ -72,7 +73,7 @@ def write_predictions(
                 progress(first + number, errors)
         if is_first():
             rows = _all(partial.rows(), count, partial.path)
-            files.replace(out, formats.content(form, column_names(top), rows, table))
+            files.replace(place, formats.content(form, column_names(top), rows, table))
             partial.remove()
     return Predicted(count, errors)
 

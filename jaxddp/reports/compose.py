@@ -13,6 +13,7 @@ from jaxddp.reports.page import Key, Page, check_libraries, render
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.seeds import Group, seed_table
 from jaxddp.reports.tables import Cell, Column, Table
+from jaxddp.wording import first_line
 
 
 def write_report(directories: Sequence[Path], out: Path, which: str | None) -> str:
@@ -81,8 +82,7 @@ def with_classes(page: Page, runs: Sequence[RunFiles], which: str) -> Page:
             faults.append(f"{run.name} is left out: {error}")
         # Of a recipe's own code, or of a device: the other runs have a report all the same.
         except Exception as error:
-            reason = next(iter(str(error).splitlines()), "")
-            faults.append(f"{run.name} is left out: {type(error).__name__}: {reason}")
+            faults.append(f"{run.name} is left out: {type(error).__name__}: {first_line(error)}")
     return replace(page, accuracies=accuracy_tables(classes), classes=classes, class_faults=faults)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jaxddp.errors import InputError
 from jaxddp.reports.charts import Chart, Positions
 from jaxddp.reports.tables import Table
+from jaxddp.wording import not_installed
 
 if TYPE_CHECKING:
     from jaxddp.reports.classes import RunClasses
@@ -63,7 +64,7 @@ def check_libraries() -> None:
         import jinja2  # noqa: F401
         import plotly  # noqa: F401
     except ModuleNotFoundError as error:
-        raise InputError(f"report: {error.name} is not installed; pip install 'jaxddp[report]'") from None
+        raise InputError(f"report: {not_installed(str(error.name), 'report')}") from None
 
 
 def render(page: Page) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.errors import InputError
+from jaxddp.wording import first_line, not_installed
 
 
 def convert(function: Callable[[Any], Any], example: Any, name: str, output: str) -> bytes:
@@ -30,7 +31,7 @@ def convert(function: Callable[[Any], Any], example: Any, name: str, output: str
             model: Any = to_onnx(function, [example], input_names=[name], output_names=[output])
         # What it meets in a network that it does not know can be anything.
         except Exception as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = first_line(error) or type(error).__name__
             raise InputError(f"format=onnx: jax2onnx cannot convert the network: {reason}") from error
     return model.SerializeToString()
 
@@ -70,4 +71,4 @@ def session(content: bytes, name: str) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _missing(package: str) -> InputError:
-    return InputError(f"format=onnx: {package} is not installed; pip install 'jaxddp[onnx]'")
+    return InputError(f"format=onnx: {not_installed(package, 'onnx')}")

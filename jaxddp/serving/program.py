@@ -16,15 +16,12 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.data.batch import Batch
-from jaxddp.engine.loss import example_loss
-from jaxddp.engine.objective import Objective
 from jaxddp.errors import InputError, JaxddpError
 from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.trained import TrainedRun
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.overrides import checked
 from jaxddp.serving import onnx_file
-from jaxddp.wording import choices, show
+from jaxddp.wording import choices, first_line, show
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """What a StableHLO program runs on."""
@@ -82,8 +79,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
 
 def logits_of(run: TrainedRun) -> Logits:
     """The logits of pixels, as evaluation computes them; parameters are constants."""
-    loss = example_loss(softmax_cross_entropy, len(run.class_ids))
-    objective = Objective(run.model, loss, run.preprocess, views=run.config.eval.views)
+    objective = run.objective(run.model)
     params, model_state = jax.device_get((run.state.params, run.state.model_state))
 
     def logits(pixels: Any) -> jax.Array:
@@ -121,7 +117,7 @@ def _stablehlo(function: Logits, signature: Signature) -> tuple[bytes, Callable[
         content = bytes(exported.serialize())
     # What a network that somebody else wrote may raise while JAX traces it.
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error) or type(error).__name__
         raise InputError(
             f"the network cannot be exported for any number of images ({reason}); take their number from images.shape, "
             "not len(images), and let nothing else depend on it"

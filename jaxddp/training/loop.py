@@ -18,6 +18,7 @@ from jaxddp.training.events import UNKNOWN, EpochMetrics, EvaluationRecord, RunE
 from jaxddp.training.run import Run
 from jaxddp.training.shown import Shown
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
+from jaxddp.wording import first_line
 
 _log = logging.getLogger("jaxddp.training")
 
@@ -211,8 +212,7 @@ class _Loop:
             return None if predictor is None else predictor(state)
         except (InputError, jax.errors.JaxRuntimeError) as error:
             self._predictor = None
-            reason = next(iter(str(error).splitlines()), "")
-            _log.warning(f"the predictions to show failed ({reason}) and are left out from here on")
+            _log.warning(f"the predictions to show failed ({first_line(error)}) and are left out from here on")
             return None
 
 

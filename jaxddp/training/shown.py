@@ -5,10 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxddp.config import Config
+
 MOST_SHOWN = 1000
 """Images of a picture."""
 SHOWN = 16
 """Of how many images a logger shows the predictions, unless it is told another number."""
+
+
+def images_to_show(config: Config) -> int:
+    """How many images a config has the loggers show that show them by themselves."""
+    return SHOWN if config.log.images is None else config.log.images
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxddp.data.storage.patience import Cut, Patience, T, cause
 from jaxddp.data.storage.store import Fault, faults_by_folder
 from jaxddp.errors import InputError
-from jaxddp.wording import choices, show
+from jaxddp.wording import choices, not_installed, show
 
 # Listing waits for the server; a training set has a thousand folders of two pages each.
 _THREADS = 32
@@ -61,7 +61,7 @@ class Objects:
         try:
             store._client  # noqa: B018
         except ImportError:
-            raise InputError(f"{url}: obstore is not installed; pip install 'jaxddp[cloud]'") from None
+            raise InputError(f"{url}: {not_installed('obstore', 'cloud')}") from None
         except Exception as error:
             raise InputError(f"{url}: {cause(error)[1]}; {_ADVICE[store._scheme]}") from None
         return store

@@ -19,6 +19,7 @@ import numpy as np
 from jaxddp.data.storage.records import missing_files
 from jaxddp.data.storage.store import Fault
 from jaxddp.errors import InputError
+from jaxddp.wording import not_installed
 
 MOST_KEPT = 1 << 30
 """Bytes of row groups that are kept in memory."""
@@ -117,7 +118,7 @@ def opened(file: Path) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise InputError(f"{file}: pyarrow is not installed; pip install 'jaxddp[parquet]'") from None
+        raise InputError(f"{file}: {not_installed('pyarrow', 'parquet')}") from None
     with errors_of(file):
         parquet = pyarrow.parquet.ParquetFile(file, memory_map=True, page_checksum_verification=True)
     with parquet:

@@ -12,6 +12,7 @@ from jaxddp.overrides import checked
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import METRICS
+from jaxddp.wording import not_installed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -69,7 +70,7 @@ class History(Listener):
         try:
             import pandas as pd
         except ImportError:
-            raise InputError("history.to_frame(): pandas is not installed; pip install 'jaxddp[pandas]'") from None
+            raise InputError(f"history.to_frame(): {not_installed('pandas', 'pandas')}") from None
         if checked(part, Part | None, "part") is not None:
             return pd.DataFrame(getattr(self, str(part)))
         return pd.DataFrame(rows.table(self._rows))

@@ -15,13 +15,13 @@ from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart,
 from jaxddp.training.extras import need
 from jaxddp.training.listeners.run_id import keep_id, kept_id
 from jaxddp.training.provenance import provenance
-from jaxddp.training.shown import SHOWN
+from jaxddp.training.shown import SHOWN, images_to_show
 
 _FILE = "mlflow.json"
 _STATUSES = {"done": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
 _MOST_PARAMS, _MOST_METRICS = 100, 1000
-_LONGEST_PARAM = 6000
 """As many as MLflow takes at once."""
+_LONGEST_PARAM = 6000
 _SECONDS_BETWEEN = 1.0
 """A request takes tens of milliseconds, in which the devices may wait."""
 _UNLESS_SET = {
@@ -38,7 +38,7 @@ _UNLESS_SET = {
 def mlflow_of(config: Config, workdir: Path) -> "MLflow":
     """A run of MLflow. Raises: InputError; its library is not installed."""
     need("mlflow", "mlflow")
-    return MLflow(workdir, SHOWN if config.log.images is None else config.log.images)
+    return MLflow(workdir, images_to_show(config))
 
 
 class MLflow(Listener):

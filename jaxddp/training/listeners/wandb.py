@@ -17,7 +17,7 @@ from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart,
 from jaxddp.training.extras import need
 from jaxddp.training.listeners.run_id import keep_id, kept_id
 from jaxddp.training.provenance import provenance
-from jaxddp.training.shown import SHOWN, Shown, drawable
+from jaxddp.training.shown import SHOWN, Shown, drawable, images_to_show
 
 _FILE = "wandb.json"
 _EXIT_CODES = {"done": 0, "failed": 1, "preempted": 75}
@@ -28,7 +28,7 @@ _INIT_SECONDS, _FINISH_SECONDS = 60, 60
 def wandb_of(config: Config, workdir: Path) -> "WandB":
     """A run of Weights & Biases. Raises: InputError; its library is not installed."""
     need("wandb", "wandb")
-    return WandB(workdir, SHOWN if config.log.images is None else config.log.images)
+    return WandB(workdir, images_to_show(config))
 
 
 class WandB(Listener):
