@@ -8,10 +8,10 @@ import tyro
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.curate.pack import Packing, pack
-from jaxddp.data_config import DataConfig, HeldOut
 from jaxddp.errors import InputError
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import config_names
+from jaxddp.sections.data import DataConfig, HeldOut
 from jaxddp.wording import choices
 
 if TYPE_CHECKING:

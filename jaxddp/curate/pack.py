@@ -21,9 +21,9 @@ from jaxddp.data.formats.packed import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source
 from jaxddp.data.table import ExampleTable
-from jaxddp.data_config import Pixels
 from jaxddp.errors import InputError, about
 from jaxddp.ranges import Range
+from jaxddp.sections.data import Pixels
 
 SHARD_BYTES = 1 << 30
 _RECORD_OVERHEAD = 16

@@ -5,10 +5,10 @@ import os
 from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source
-from jaxddp.data_config import HeldOut
 from jaxddp.experiment.arguments import words_of_arguments
 from jaxddp.files import check_path
 from jaxddp.overrides import checked
+from jaxddp.sections.data import HeldOut
 
 
 @words_of_arguments({"data.path": "path", "data.val_share": "val_share", "data.classes": "classes"})

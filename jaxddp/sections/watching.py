@@ -1,0 +1,56 @@
+"""The part of a config that says when a run is validated, saved and logged."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from jaxddp.duration import Duration
+from jaxddp.overrides import names_of
+from jaxddp.ranges import Range
+from jaxddp.sections.training import BatchSize
+
+ShownImages = Annotated[int, Range(0, 256)]
+Views = Literal["one", "mirror", "mirror_translate"]
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """When and how to validate."""
+
+    every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
+    batch_size: BatchSize = 256
+    metrics: tuple[str, ...] = ("top1", "top5")
+    """What is measured beside the loss, in training too; a top-k of no fewer than all classes is left out."""
+    views: Views = "one"
+    """Test-time augmentation: classify an image by the mean of its logits and those of its mirror image, or also of
+    copies translated by a pixel; twice or six times the work."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", names_of(self.metrics))
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept: the last `keep` checkpoints and the best one by validation top-1."""
+
+    every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
+    keep: Annotated[int, Range(1, 1_000_000)] = 2
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is watched."""
+
+    every: Duration = field(default_factory=lambda: Duration.parse("50 steps"))
+    to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
+    """The loggers: "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters" lists
+    the network's in parameters.txt, "tensorboard" writes event files, "wandb" and "mlflow" tell Weights & Biases and
+    MLflow, which each are an extra of the package. If one but "jsonl" fails, a line says so and the run goes on."""
+    images: ShownImages | None = None
+    """Of how many validation images each evaluation's predictions are shown, by "wandb", "mlflow" and "tensorboard".
+    Where absent, 16 if "wandb" or "mlflow" is named, and none otherwise."""
+    profile: Duration | None = None
+    """Trace this much ("10 steps") for TensorBoard's profiler, from a few steps after the first on, into the work
+    directory's profile/; nothing where absent."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", names_of(self.to))
