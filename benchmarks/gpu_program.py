@@ -45,7 +45,7 @@ from jaxddp.errors import InputError
 from jaxddp.experiment.feed import LONGEST_CHUNK
 from jaxddp.experiment.fine_tuning import fine_tuned
 from jaxddp.experiment.initial_weights import parameter_names, shapes_of
-from jaxddp.experiment.recipe import recipe_of
+from jaxddp.experiment.recipe import TrainingData, recipe_of
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe_file import RecipeFile
@@ -131,7 +131,9 @@ def found_devices(topology: str) -> list[Any]:
 def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Data) -> tuple[Any, int]:
     """The compiled program that a run of a config takes its steps by, and how many it takes at once."""
     shape = (config.data.image_size, config.data.image_size, data.channels)
-    recipe = recipe_of(file, config, data.classes, data.examples, lambda count: np.zeros((count, *shape), np.uint8))
+    counts = np.full(data.classes, data.examples // data.classes)
+    images = TrainingData(data.examples, counts, lambda count: np.zeros((count, *shape), np.uint8))
+    recipe = recipe_of(file, config, images, topology)
     names = parameter_names(shapes_of(recipe.model, shape))
     recipe = fine_tuned(recipe, names, Plan.of(config, data.examples))
     model = for_platform(recipe.model, "gpu")
@@ -140,7 +142,7 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
     preprocess = Preprocess(data_config.mean, data_config.std, data_config.augment, precision, recipe.augmentation)
     objective = Objective(model, recipe.loss, preprocess, recipe.metrics)
     local_step = make_local_step(
-        objective,
+        recipe.objective(objective),
         recipe.optimizer,
         topology,
         schedule=recipe.schedule,

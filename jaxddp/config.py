@@ -21,7 +21,7 @@ from jaxddp.sections.model import ModelConfig
 from jaxddp.sections.optimizer import OptimizerConfig
 from jaxddp.sections.parallel import ParallelConfig
 from jaxddp.sections.training import BatchSize as BatchSize
-from jaxddp.sections.training import LossConfig, TrainConfig
+from jaxddp.sections.training import LossConfig, ObjectiveConfig, TrainConfig
 from jaxddp.sections.training import Precision as Precision
 from jaxddp.sections.watching import CheckpointConfig, EvalConfig, LogConfig
 from jaxddp.sections.watching import ShownImages as ShownImages
@@ -40,6 +40,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

@@ -15,6 +15,7 @@ from jaxddp.wording import choices
 HOOKS = {
     "get_model": "config, num_classes",
     "get_loss": "config",
+    "get_objective": "config, topology",
     "get_metrics": "config",
     "get_optimizer": "config, learning_rate",
     "get_augmentation": "config",

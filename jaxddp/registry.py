@@ -65,6 +65,8 @@ METRICS = Registry("eval.metrics", "jaxddp.metrics")
 """`(logits float[B, K], labels int32[B]) -> float[B]`."""
 OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers")
 """`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
+OBJECTIVES = Registry("objective.name", "jaxddp.objectives")
+"""`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.objective`."""
 SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules")
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.warmup.Steps`."""
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")

@@ -43,6 +43,7 @@ HOUSE = (
     Room(5, "configs"),
     Room(5, "training", "jax"),
     Room(6, "experiment", "jax optax"),
+    Room(7, "objectives", "jax"),
     Room(7, "predictions"),
     Room(7, "serving", "jax"),
     Room(8, "api __init__", "jax optax"),

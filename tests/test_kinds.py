@@ -17,12 +17,13 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.models.adapt import adapt
-from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OPTIMIZERS, SCHEDULES, Registry
+from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.schedules.warmup import Steps, make_schedule
 
 KINDS = {
     "models": MODELS,
     "losses": LOSSES,
+    "objectives": OBJECTIVES,
     "metrics": METRICS,
     "optimizers": OPTIMIZERS,
     "schedules": SCHEDULES,
@@ -32,6 +33,7 @@ KINDS = {
 BUILT_IN = {
     "models": {"resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"},
     "losses": {"cross_entropy"},
+    "objectives": {"supervised"},
     "metrics": {"top1", "top5", "top10"},
     "optimizers": {"momentum", "adamw"},
     "schedules": {"cosine", "step", "constant"},
@@ -42,7 +44,7 @@ IMPORTS = """
 import jax
 import jax.numpy as jnp
 import optax
-from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OPTIMIZERS, SCHEDULES
+from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES
 """
 FILES = {
     "models": """
@@ -54,6 +56,11 @@ FILES = {
         @LOSSES.add("added")
         def loss(config):
             return lambda logits, labels: config.train.label_smoothing + 0 * labels
+        """,
+    "objectives": """
+        @OBJECTIVES.add("added")
+        def objective(config, topology):
+            return lambda supervised: (supervised, config.seed)
         """,
     "metrics": """
         @METRICS.add("added")
@@ -121,7 +128,12 @@ def test_an_unknown_name_is_answered_with_the_key_the_nearest_and_all(kind):
     with pytest.raises(InputError) as caught:
         registry.get(name + "x")
     key = {"models": "model.name", "losses": "loss.name", "metrics": "eval.metrics", "optimizers": "optimizer.name"}
-    key |= {"schedules": "optimizer.schedule", "augment": "data.augment.then", "training.listeners": "log.to"}
+    key |= {
+        "objectives": "objective.name",
+        "schedules": "optimizer.schedule",
+        "augment": "data.augment.then",
+        "training.listeners": "log.to",
+    }
     assert str(caught.value).startswith(f"{key[kind]}='{name}x' is unknown; did you mean '")
     assert str(caught.value).endswith(f"there are: {', '.join(names)}")
 
@@ -138,6 +150,12 @@ def test_a_loss_in_a_file_of_its_own(added):
     added("losses")
     config = Config().replace(loss={"name": "added"}, train={"label_smoothing": 0.25})
     assert LOSSES.get(config.loss.name)(config)(jnp.zeros((2, 3)), jnp.arange(2)).tolist() == [0.25, 0.25]
+
+
+def test_an_objective_in_a_file_of_its_own(added):
+    added("objectives")
+    config = Config().replace(objective={"name": "added"}, seed=3)
+    assert OBJECTIVES.get(config.objective.name)(config, None)("supervised") == ("supervised", 3)
 
 
 def test_a_metric_in_a_file_of_its_own(added):

@@ -62,6 +62,17 @@ def get_loss(config):
 
     return weighted
 
+def get_objective(config, topology):
+    def penalized(objective):
+        def call(params, *arguments, **options):
+            sums, state = objective(params, *arguments, **options)
+            penalty = 0.001 * (params["Dense_0"]["kernel"] ** 2).sum()
+            return sums.replace(values=sums.values.at[0, 0].add(penalty)), state
+
+        return call
+
+    return penalized
+
 def get_metrics(config):
     return {"sure": lambda logits, labels: jax.nn.softmax(logits).max(-1)}
 
@@ -224,12 +235,20 @@ BAD = [
     (hook("get_loss", "return 3", arguments=""), r"get_loss\(\) is called as get_loss\(config\)"),
     (WHOLE + "get_metrics = {}\n", r"mine.py: get_metrics is a dict; define the function get_metrics\(config\)"),
     (hook("get_model", "return 3"), "mine.py: get_model: model is of type int; give a Linen module"),
-    (hook("get_model", "return {}[3]"), "mine.py:[67][0-9]: get_model: KeyError: 3"),
+    (hook("get_model", "return {}[3]"), "mine.py:[78][0-9]: get_model: KeyError: 3"),
     (hook("get_loss", "return None"), "mine.py: get_loss: loss: an object of type NoneType was given; give a function"),
     (hook("get_loss", "return lambda logits, labels: logits"), "get_loss: loss get_loss.*: returned float32"),
     (
         hook("get_loss", "return lambda logits, labels: (logits[:, 0] ** 2).mean() / jnp.abs(logits).mean()"),
         "get_loss: loss .*: the loss of a batch is",
+    ),
+    (
+        hook("get_objective", "return 3"),
+        r"get_objective: an object of type int was given; give a function of \(objective\)",
+    ),
+    (
+        hook("get_objective", "return lambda objective: objective.nothing"),
+        "mine.py:[78][0-9]: get_objective: AttributeError: .*nothing",
     ),
     (hook("get_metrics", "return [3]"), "get_metrics: an object of type list was given; give a dict"),
     (hook("get_metrics", "return {'loss': lambda x, y: y}"), "get_metrics: 'loss' cannot be the name of a metric"),
@@ -257,8 +276,8 @@ BAD = [
     (hook("get_parts", "return 2 * [GradientNorm()]"), "get_parts: two parts are called 'gradient_norm'; give each"),
     (hook("get_listeners", "return 3"), "get_listeners: an object of type int was given; give a list"),
     (hook("get_listeners", "return [3]"), "get_listeners: an object of type int has none of a listener's methods"),
-    (hook("get_loss", "raise SystemExit(3)"), "mine.py:[67][0-9]: get_loss: SystemExit: 3"),
-    (hook("get_loss", "from no_such_module import x"), "mine.py:[67][0-9]: get_loss: ModuleNotFoundError"),
+    (hook("get_loss", "raise SystemExit(3)"), "mine.py:[78][0-9]: get_loss: SystemExit: 3"),
+    (hook("get_loss", "from no_such_module import x"), "mine.py:[78][0-9]: get_loss: ModuleNotFoundError"),
 ]
 
 
@@ -268,7 +287,7 @@ def test_what_a_hook_may_not_be_is_one_line(source, message, folder, data, capfd
     line = refused(["train", "mine.py", "--data.path", data], capfd)
     assert re.search(message, line), line
     # Listeners may write there, so they are made when the work directory is; then the network is initialized.
-    late = ("get_listeners: an", "get_initialize: KeyError", "initialize: params")
+    late = ("get_listeners: an", "get_objective: AttributeError", "get_initialize: KeyError", "initialize: params")
     assert any(part in line for part in late) == Path("runs").exists()
 
 

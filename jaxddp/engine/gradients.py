@@ -13,7 +13,7 @@ from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.engine.averaging import AVERAGING, Averaging
 from jaxddp.engine.microbatches import in_turn, merged
-from jaxddp.engine.objective import MetricSums, Objective
+from jaxddp.engine.objective import MetricSums, TrainObjective
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
@@ -97,7 +97,7 @@ class Gradients:
 
     def of_batch(
         self,
-        objective: Objective,
+        objective: TrainObjective,
         state: TrainState,
         batch: Batch,
         key: jax.Array,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import flax.struct
 import jax
@@ -61,6 +61,25 @@ def means_of(names: tuple[str, ...], values: Any) -> dict[str, float]:
         name: float(total) / float(weight) if weight else float("nan")
         for name, (total, weight) in zip(names, values[:-1], strict=True)
     }
+
+
+class TrainObjective(Protocol):
+    """What a step minimizes: the first of its sums, over their weight.
+
+    It sums over whatever slice of the batch it is given; averaging over devices is the step's business. It may draw
+    from several sources and ask several networks, and is called as `Objective` is.
+    """
+
+    def __call__(
+        self,
+        params: Any,
+        model_state: Any,
+        batch: Batch,
+        *,
+        train: bool,
+        key: jax.Array | None = None,
+        image_key: jax.Array | None = None,
+    ) -> tuple[MetricSums, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -131,6 +150,11 @@ class Objective:
         ones = jnp.ones(labels.shape, logits.dtype)
         metrics = [(metric(logits, labels), ones) for metric in self.metrics.values()]
         return [(values.astype(logits.dtype), weights.astype(logits.dtype)), *metrics]
+
+
+def supervised(objective: Objective) -> TrainObjective:
+    """The usual objective: the loss of the labels alone."""
+    return objective
 
 
 def _example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.data.batch import Batch
 from jaxddp.engine.compiler_options import options_in_haste
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.objective import Objective
+from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import GradientError
 from jaxddp.job.membership import exchange, is_first
@@ -58,14 +58,13 @@ class SelfTest:
 
     def __init__(
         self,
-        objective: Objective,
+        objective: TrainObjective,
         gradients: Gradients,
         topology: Topology,
         first_batch: Callable[..., Batch],
         mode: Mode = "auto",
     ):
-        # Metrics have no gradient.
-        self._objective = dataclasses.replace(objective, metrics={})
+        self._objective = objective
         # Microbatches add up on one device.
         self._gradients = dataclasses.replace(gradients, accumulate=1)
         self._topology, self._mode = topology, mode

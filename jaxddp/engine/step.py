@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.objective import MetricSums, Objective
+from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.measure.cost import Cost, compile_with_cost
@@ -49,7 +49,7 @@ def make_train_step(
 
 
 def make_local_step(
-    objective: Objective,
+    objective: TrainObjective,
     optimizer: optax.GradientTransformation,
     topology: Topology,
     *,

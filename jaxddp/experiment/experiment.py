@@ -1,6 +1,5 @@
 """A recipe file's training and evaluation in a work directory: what the terminal's commands do."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +7,11 @@ from typing import Any
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
-from jaxddp.data.source import sample_images
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.prepare import initialize, make_feed, make_preprocess
-from jaxddp.experiment.recipe import Recipe, check_listeners, recipe_of
+from jaxddp.experiment.recipe import Recipe, TrainingData, check_listeners, recipe_of
 from jaxddp.experiment.resources import Resources, join_with, open_resources
 from jaxddp.experiment.resume import Claim, claim
 from jaxddp.experiment.saved_state import agreed_step
@@ -56,9 +54,7 @@ def open_experiment(file: RecipeFile) -> Experiment:
     if config.train.precision is None:
         config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
     resources = open_resources(config, topology)
-    source = resources.train
-    images = functools.partial(sample_images, source, config.data)
-    recipe = recipe_of(file, config, source.num_classes, len(source), images)
+    recipe = recipe_of(file, config, TrainingData.of(resources.train, config.data), topology)
     # What is wrong with these is said before there is a work directory, and before anything is compiled.
     feed = make_feed(recipe, resources)
     try:

@@ -1,5 +1,6 @@
 """What is compiled for the runs of a recipe: a state, a seed's key and what feeds a step are its arguments."""
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable
@@ -75,7 +76,7 @@ class Programs:
                 return Program(make_resident_steps(local_step, topology, compiler_options=options), steps_in)
             return Program(make_train_step(local_step, topology, compiler_options=options))
 
-        pieces = (recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
+        pieces = (recipe.objective, recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
         kind = f"{'resident steps' if resident else 'step'}, {Gradients.of(recipe.config, topology)}"
         return self._made(kind, (*_pieces(objective), *pieces), make)
 
@@ -90,8 +91,11 @@ class Programs:
             return gathered(first, columns, 0) if resident else first
 
         kind = f"{mode} self-test of {'resident steps' if resident else 'a step'}, {gradients}"
-        pieces = (*_pieces(objective), topology)
-        return self._made(kind, pieces, lambda: SelfTest(objective, gradients, topology, first_batch, mode))
+        # Metrics have no gradient.
+        without, pieces = dataclasses.replace(objective, metrics={}), (*_pieces(objective), recipe.objective, topology)
+        return self._made(
+            kind, pieces, lambda: SelfTest(recipe.objective(without), gradients, topology, first_batch, mode)
+        )
 
     def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
         """What measures placed batches, or images that are `resident` on the devices."""
@@ -134,7 +138,7 @@ def seeded_step(objective: Objective, recipe: Recipe, resources: Resources, seed
 
 def _local_step(objective: Objective, recipe: Recipe, topology: Topology) -> TrainStep:
     return make_local_step(
-        objective,
+        recipe.objective(objective),
         recipe.optimizer,
         topology,
         schedule=recipe.schedule,

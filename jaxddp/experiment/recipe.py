@@ -1,5 +1,6 @@
 """What a run trains: the objects that a config names, or that a recipe file or a notebook brings."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,20 +10,22 @@ import numpy as np
 import optax
 
 from jaxddp.augment.preprocess import Augmentation
-from jaxddp.config import Config, ShownImages
+from jaxddp.config import Config, DataConfig, ShownImages
+from jaxddp.data.source import Source, sample_images
 from jaxddp.engine.loss import ExampleLoss, check_metric, example_loss
-from jaxddp.engine.objective import Metric
+from jaxddp.engine.objective import Metric, Objective, TrainObjective, supervised
 from jaxddp.engine.parts.guard import SKIPPED, Guard
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE, LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import Transform
 from jaxddp.errors import InputError, about
 from jaxddp.hooks import Hook, one_line
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
 from jaxddp.overrides import checked
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.registry import LOSSES, METRICS, MODELS, OPTIMIZERS
+from jaxddp.registry import LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.events import MOMENTS
 from jaxddp.training.plan import Plan
@@ -40,6 +43,7 @@ class Recipe:
     """Everything that decides a training's numbers, but for data and devices.
 
     Attributes:
+        objective: makes what a step minimizes of the supervised objective, which has the loss.
         eval_loss: what evaluation calls the loss: without label smoothing, which is a device of training.
         metrics: measured beside the loss, by name.
         augmentation: of one image, after the config's.
@@ -54,6 +58,7 @@ class Recipe:
     optimizer: optax.GradientTransformation
     loss: ExampleLoss
     eval_loss: ExampleLoss
+    objective: Callable[[Objective], TrainObjective] = supervised
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     augmentation: Augmentation | None = None
     parts: tuple[Part, ...] = ()
@@ -63,19 +68,40 @@ class Recipe:
     schedule: optax.Schedule | None = None
 
 
-def recipe_of(
-    file: RecipeFile, config: Config, num_classes: int, num_examples: int, images: Callable[[int], np.ndarray]
-) -> Recipe:
-    """The recipe of a config, the file's with what was overridden and settled, and of the hooks of its file.
+@dataclass(frozen=True)
+class TrainingData:
+    """What the objects of a recipe may follow from.
 
-    `images` gives so many of the training images, [count, H, W, C], or all if there are fewer.
+    Attributes:
+        class_counts: int64[K], how many examples of each class there are.
+        images: gives so many of the training images, [count, H, W, C], or all if there are fewer.
+    """
+
+    num_examples: int
+    class_counts: np.ndarray
+    images: Callable[[int], np.ndarray]
+
+    @classmethod
+    def of(cls, source: Source, data: DataConfig) -> "TrainingData":
+        """Of a source, by a config."""
+        labels = source.labels[source.labels >= 0]
+        counts = np.bincount(labels, minlength=source.num_classes)
+        return cls(len(source), counts, functools.partial(sample_images, source, data))
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_counts)
+
+
+def recipe_of(file: RecipeFile, config: Config, data: TrainingData, topology: Topology) -> Recipe:
+    """The recipe of a config, the file's with what was overridden and settled, and of the hooks of its file.
 
     Raises:
         InputError: a name that is unknown, a number out of range, or a hook that returns something else; names it.
     """
-    hooks = file.hooks
-    total = Plan.of(config, num_examples).total_steps
-    sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size, "total_steps": total}
+    hooks, num_classes = file.hooks, data.num_classes
+    total = Plan.of(config, data.num_examples).total_steps
+    sizes = {"num_examples": data.num_examples, "batch_size": config.train.batch_size, "total_steps": total}
     steps = Steps(total, config.optimizer.warmup.steps(**sizes))
     learning_rate = make_schedule(config, steps)
     if "get_optimizer" in hooks:
@@ -100,10 +126,11 @@ def recipe_of(
         optimizer=optimizer,
         loss=loss,
         eval_loss=eval_loss,
+        objective=_objective(hooks.get("get_objective"), config, topology),
         metrics=metrics,
         augmentation=_function(hooks.get("get_augmentation"), "(key, image)", config),
         parts=_parts(hooks.get("get_parts"), config, steps),
-        initialize=_initialize(hooks.get("get_initialize"), config, images),
+        initialize=_initialize(hooks.get("get_initialize"), config, data.images),
         learning_rate=learning_rate,
     )
 
@@ -190,6 +217,13 @@ def _function(hook: Hook | None, of: str, *arguments: Any) -> Any:
     if not callable(found):
         raise InputError(f"{hook.name}: {_kind(found)} was given; give a function of {of}")
     return found
+
+
+def _objective(hook: Hook | None, config: Config, topology: Topology) -> Callable[[Objective], TrainObjective]:
+    if hook is None:
+        return OBJECTIVES.get(config.objective.name)(config, topology)
+    # It is called when the step is made.
+    return one_line(hook.path, f"{hook.function.__name__}: ")(_function(hook, "(objective)", config, topology))
 
 
 def _initialize(hook: Hook | None, config: Config, images: Callable[[int], np.ndarray]) -> Transform | None:

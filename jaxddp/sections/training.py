@@ -32,7 +32,14 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class ObjectiveConfig:
+    """What a step minimizes, of which the loss is a part."""
+
+    name: str = "supervised"
+
+
+@dataclass(frozen=True)
 class LossConfig:
-    """What is minimized."""
+    """How logits are judged by labels."""
 
     name: str = "cross_entropy"
