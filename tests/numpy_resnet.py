@@ -111,7 +111,16 @@ def residual_block(x, params, stats, train, stride):
             y, back = relu(y)
             backs.append(back)
     shortcut, shortcut_back = x, lambda dy: dy
-    if "downsample_conv" in params:
+    if "downsample_bn" not in params and "downsample_conv" in params:
+        shortcut, conv_back = convolution(x, params["downsample_conv"]["kernel"], stride)
+        shortcut = shortcut + params["downsample_conv"]["bias"]
+
+        def shortcut_back(dy):
+            dx, gradient = conv_back(dy)
+            gradients["downsample_conv"] = {**gradient, "bias": dy.sum((0, 1, 2))}
+            return dx
+
+    elif "downsample_conv" in params:
         names = ("downsample_conv", "downsample_bn")
         shortcut, after[names[1]], shortcut_back = conv_norm(x, names, params, stats, train, stride, gradients)
     y, last_back = relu(y + shortcut)

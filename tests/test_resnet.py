@@ -94,13 +94,15 @@ def test_parameter_counts_are_the_published_ones(name):
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize(("in_features", "stride"), [(12, 1), (12, 2), (5, 1)], ids=["identity", "strided", "widened"])
-def test_bottleneck_block_equals_numpy(in_features, stride, train, platform):
+@pytest.mark.parametrize("shortcut_norm", [True, False])
+def test_bottleneck_block_equals_numpy(in_features, stride, train, platform, shortcut_norm):
     rng = np.random.default_rng(2)
     images = rng.standard_normal((4, 7, 6, in_features))
     with jax.enable_x64(True):
         model = resnet("resnet50", 5, dtype=jnp.float64, param_dtype=jnp.float64)
         conv, norm = for_platform(model, platform).layers(train)
-        block = ResidualBlock(BOTTLENECK, features=3, stride=stride, zero_init_last_scale=True, conv=conv, norm=norm)
+        settings = {"zero_init_last_scale": True, "conv": conv, "norm": norm, "shortcut_norm": shortcut_norm}
+        block = ResidualBlock(BOTTLENECK, features=3, stride=stride, **settings)
         variables = randomized(jax.eval_shape(block.init, jax.random.key(0), images))
         expected = numpy_resnet.residual_block(images, variables["params"], variables["batch_stats"], train, stride)
         weights = rng.standard_normal(expected[0].shape)

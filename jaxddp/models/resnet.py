@@ -75,6 +75,8 @@ class ResidualBlock(nn.Module):
     """Start as the identity, by a last scale of zero."""
     conv: ModuleFactory
     norm: ModuleFactory
+    shortcut_norm: bool = True
+    """Whether a shortcut of another shape has a batch norm behind its convolution, or a bias."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -87,8 +89,9 @@ class ResidualBlock(nn.Module):
                 y = self.norm(name=f"bn{i}")(y, relu=True)
         scale_init = nn.initializers.zeros if self.zero_init_last_scale else nn.initializers.ones
         if x.shape != y.shape:
-            x = self.conv(y.shape[-1], kernel=1, stride=self.stride, name="downsample_conv")(x)
-            x = self.norm(name="downsample_bn")(x)
+            shortcut = {"kernel": 1, "stride": self.stride, "use_bias": not self.shortcut_norm}
+            x = self.conv(y.shape[-1], **shortcut, name="downsample_conv")(x)
+            x = self.norm(name="downsample_bn")(x) if self.shortcut_norm else x
         return self.norm(name=f"bn{last}", scale_init=scale_init)(y, residual=x, relu=True)
 
 
@@ -100,6 +103,7 @@ class ResNet(nn.Module):
         stem: one of `STEMS`' functions.
         kernel_init: initializer of the convolutions.
         zero_init_last_scale: every block starts as the identity.
+        shortcut_norm: shortcuts of another shape have a batch norm, as published; else a bias.
         axis_name: mesh axis over which training averages batch statistics; None keeps them local to a device.
         group: so many consecutive images have batch statistics of their own in training; None for all of a device.
         dtype: of the computation. The mean over pixels and the head stay in float32 at least.
@@ -113,6 +117,7 @@ class ResNet(nn.Module):
     stem: Callable[..., jax.Array] = imagenet_stem
     kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"]
     zero_init_last_scale: bool = True
+    shortcut_norm: bool = True
     axis_name: str | None = None
     group: int | None = None
     dtype: DTypeLike = jnp.float32
@@ -155,6 +160,7 @@ class ResNet(nn.Module):
                     zero_init_last_scale=self.zero_init_last_scale,
                     conv=conv,
                     norm=norm,
+                    shortcut_norm=self.shortcut_norm,
                     name=f"layer{stage + 1}_{block}",
                 )(x)
         head_dtype = jnp.promote_types(self.dtype, jnp.float32)
@@ -169,15 +175,15 @@ class ResNet(nn.Module):
         `residual=y` and `relu=True` where an addition and a ReLU follow.
         """
 
-        def conv(features: int, *, kernel: int, stride: int, name: str) -> nn.Conv:
-            # No bias. The padding is torch's, symmetric whatever the stride, unlike "SAME".
+        def conv(features: int, *, kernel: int, stride: int, name: str, use_bias: bool = False) -> nn.Conv:
+            # The padding is torch's, symmetric whatever the stride, unlike "SAME".
             padding = kernel // 2
             return nn.Conv(
                 features,
                 (kernel, kernel),
                 stride,
                 padding,
-                use_bias=False,
+                use_bias=use_bias,
                 dtype=self.dtype,
                 param_dtype=self.param_dtype,
                 kernel_init=self.kernel_init,
@@ -225,6 +231,7 @@ def build(
         stem=lookup("stem", settings.stem, STEMS),
         kernel_init=lookup("weight_init", settings.weight_init, WEIGHT_INITS),
         zero_init_last_scale=settings.zero_init_last_scale,
+        shortcut_norm=settings.shortcut_norm,
         axis_name=settings.batch_statistics.axis_name,
         group=settings.batch_statistics.group,
         dtype=dtype,

@@ -23,6 +23,8 @@ class ModelConfig:
     """Over which images batch norm takes its statistics: "local", each device's slice of the batch; "sync", the global
     batch; "ghost:K", every K consecutive images of it, so that they are the same on any number of devices."""
     zero_init_last_scale: bool = True
+    shortcut_norm: bool = True
+    """Of a ResNet: whether the 1x1 convolutions of its shortcuts have a batch norm behind them, or a bias."""
     weight_init: str = "he_normal"
     drop_path: Annotated[float, Range(0, 1, below=True)] = 0.0
     """Stochastic depth of the networks that have it: the probability that an example leaves out the last block, which
