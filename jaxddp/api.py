@@ -117,7 +117,7 @@ def resnet(
         dtype: of the computation; "bfloat16" is the faster one on a GPU. Parameters stay in `param_dtype`.
         options: the other keys of a config's `model`, see `jaxddp.config.ModelConfig`: `width`, `stem` ("imagenet" or
             "small", for images of about 32 pixels), `batch_norm` ("local", "sync", or "ghost:32", for which each
-            device's batch must be a multiple of 32), `zero_init_last_scale`, `weight_init`.
+            device's batch must be a multiple of 32), `zero_init_last_scale`, `weight_init`, `blur_pool`.
 
     Raises:
         InputError: an unknown name, option or dtype; says the nearest right one.

@@ -24,6 +24,9 @@ class ModelConfig:
     batch; "ghost:K", every K consecutive images of it, so that they are the same on any number of devices."""
     zero_init_last_scale: bool = True
     weight_init: str = "he_normal"
+    blur_pool: bool = False
+    """Of ResNets: blur what a convolution strides over, of 16 channels or more, so that a shifted image gives more
+    nearly the same."""
     drop_path: Annotated[float, Range(0, 1, below=True)] = 0.0
     """Stochastic depth of the networks that have it: the probability that an example leaves out the last block, which
     grows linearly from the first block's 0."""
