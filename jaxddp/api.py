@@ -42,7 +42,6 @@ from jaxddp.experiment.arguments import (
     words_of_arguments,
 )
 from jaxddp.experiment.exported_weights import export_weights
-from jaxddp.experiment.fine_tuning import check_thaw
 from jaxddp.experiment.fit_setup import fit_setup
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.inputs_seen import show_inputs
@@ -59,6 +58,7 @@ from jaxddp.experiment.recipe import (
 )
 from jaxddp.experiment.resources import Resources, join_job
 from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
+from jaxddp.experiment.run_length import check_length
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.files import check_path
@@ -117,7 +117,8 @@ def resnet(
         dtype: of the computation; "bfloat16" is the faster one on a GPU. Parameters stay in `param_dtype`.
         options: the other keys of a config's `model`, see `jaxddp.config.ModelConfig`: `width`, `stem` ("imagenet" or
             "small", for images of about 32 pixels), `batch_norm` ("local", "sync", or "ghost:32", for which each
-            device's batch must be a multiple of 32), `zero_init_last_scale`, `shortcut_norm`, `weight_init`.
+            device's batch must be a multiple of 32), `zero_init_last_scale`, `shortcut_norm`, `weight_init`,
+            `blur_pool`.
 
     Raises:
         InputError: an unknown name, option or dtype; says the nearest right one.
@@ -254,7 +255,7 @@ def train(
     changes["eval"]["batch_size"], changes["log"]["to"] = setup.order.batch_size, loggers_of(log_to)
     if epochs is not None:
         changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
-        check_thaw(setup.recipe.config, setup.recipe.config.replace(**changes))
+        check_length(setup.recipe.config, setup.recipe.config.replace(**changes))
     setup = setup.with_loss(loss)
     config = setup.recipe.config.replace(**changes)
     recipe = dataclasses.replace(setup.recipe, config=config, schedule=check_schedule(schedule))

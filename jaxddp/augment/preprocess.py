@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxddp.augment.flip import alternate_flip
 from jaxddp.augment.mixing import Mixing, mix
+from jaxddp.augment.resize import resized
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.errors import InputError
@@ -41,9 +42,10 @@ class Inputs(NamedTuple):
 class Preprocess:
     """Augment and normalize.
 
-    In training, in this order: flip or alternate flip, padded crop, RandAugment, cutout (on pixels); normalize; erase
-    (zeros are the mean colour here); the augmentations that `augment.then` names; `extra`; mixup or cutmix. In
-    evaluation, normalize alone. What one of them draws does not depend on which others there are.
+    In training, in this order: resize, where the batch says so; flip or alternate flip, padded crop, RandAugment,
+    cutout (on pixels); normalize; erase (zeros are the mean colour here); the augmentations that `augment.then` names;
+    `extra`; mixup or cutmix. In evaluation, normalize alone. What one of them draws does not depend on which others
+    there are.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -73,7 +75,8 @@ class Preprocess:
                 image = alternate_flip(first, epoch, image)
             return self.augmented(key_of(epoch, row), image)
 
-        images, mixing = jax.vmap(augmented)(batch.epoch, batch.row, batch.image), None
+        pixels = batch.image if batch.side is None else resized(batch.image, batch.side, self._wide)
+        images, mixing = jax.vmap(augmented)(batch.epoch, batch.row, pixels), None
         if self.augment.mixup or self.augment.cutmix:
             keys = jax.vmap(lambda epoch, row: jax.random.fold_in(key_of(epoch, row), _MIX))(batch.epoch, batch.row)
             images, mixing = mix(
@@ -101,6 +104,10 @@ class Preprocess:
                 image = AUGMENTATIONS.get(name)(self.augment)(jax.random.fold_in(key, _STREAMS[name]), image)
         return image
 
+    @property
+    def _wide(self) -> Any:
+        return jnp.promote_types(self.dtype, jnp.float32)
+
     def _normalize(self, images: jax.Array) -> jax.Array:
         """(pixels / white - mean) / std, as one multiplication and one addition; float32, or float64 where asked for.
 
@@ -108,7 +115,7 @@ class Preprocess:
         """
         channels, white = images.shape[-1], 65535 if images.dtype == jnp.uint16 else 255
         mean, std = jnp.array(self.mean[:channels]), jnp.array(self.std[:channels])
-        wide = jnp.promote_types(self.dtype, jnp.float32)
+        wide = self._wide
         return images.astype(wide) * (1 / (white * std)).astype(wide) - (mean / std).astype(wide)
 
 

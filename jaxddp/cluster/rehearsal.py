@@ -43,7 +43,7 @@ def images(config: Config, tables: tuple[Source, Source], process: int) -> Findi
     decoded, begin = len(next(batches).row), time.perf_counter()
     timed = sum(len(batch.row) for batch in batches)
     speed = f" at {timed / (time.perf_counter() - begin):,.0f} images/s" if timed else ""
-    evaluation = val_source.eval_batches(EvalOrder(len(val_source), _SAMPLE_BATCH), config.data)
+    evaluation = val_source.eval_batches(EvalOrder(len(val_source), _SAMPLE_BATCH), config.data.of_evaluation)
     validated = int(sum(batch.mask.sum() for batch in islice(evaluation, steps)))
     return Finding(f"{decoded + timed} read for training{speed}, {validated} for validation")
 

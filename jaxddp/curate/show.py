@@ -23,5 +23,6 @@ def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
     picture = input_figure(experiment.feed, experiment.preprocess, step, count)
     files.create(out.parent)
     files.replace(out, png(picture))
-    batch_size = experiment.feed.order.batch_size
-    return f"{min(count, batch_size)} of {batch_size} images of step {step}"
+    batch_size, growth = experiment.feed.order.batch_size, experiment.feed.growth
+    side = "" if growth is None else f", {growth.side(step - 1)}x{growth.side(step - 1)} pixels"
+    return f"{min(count, batch_size)} of {batch_size} images of step {step}{side}"

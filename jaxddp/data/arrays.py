@@ -115,7 +115,13 @@ class ArrayTable:
         if data.crop != "whole":
             raise InputError(f"data.crop={data.crop}: these images are in memory, whole; set data.crop whole")
 
-    def check_evaluation(self, data: DataConfig) -> None: ...
+    def check_evaluation(self, data: DataConfig) -> None:
+        height, width, _ = self.pixel_shape
+        if data.eval_size is not None and (height, width) != (data.eval_size, data.eval_size):
+            raise InputError(
+                f"data.eval_size={data.eval_size}: these images are {height}x{width} and, in memory, stay so; leave "
+                "data.eval_size out"
+            )
 
     def check_resident(self, data: DataConfig) -> None: ...
 

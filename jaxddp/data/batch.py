@@ -24,3 +24,6 @@ class Batch(NamedTuple):
     substituted: Any = None
     """float32[B], 1 where another example's image is substituted for one that cannot be used, in the epoch in which the
     batch begins; None where images are never substituted."""
+    side: Any = None
+    """`jaxddp.augment.resize.Side`, of which no array is: what training resizes the images to on the device; None where
+    they keep their size."""

@@ -91,7 +91,8 @@ class Source(Protocol):
         ...
 
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
-        """(H, W, C) of the images that the network sees."""
+        """(H, W, C) of the images of its batches; where it does not follow `data.image_size`, the step resizes images
+        that grow. Evaluation's is that of `data.of_evaluation`."""
         ...
 
     def check(self, data: DataConfig) -> None:

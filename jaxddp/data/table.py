@@ -126,8 +126,9 @@ class ExampleTable:
 
     def check_evaluation(self, data: DataConfig) -> None:
         if data.image_size > data.resize:
+            key = "image_size" if data.eval_size is None else "eval_size"
             raise InputError(
-                f"data.resize={data.resize}: validation crops data.image_size={data.image_size} pixels from images of "
+                f"data.resize={data.resize}: validation crops data.{key}={data.image_size} pixels from images of "
                 f"this short side; set data.resize to {data.image_size} or more (8/7 of it is usual)"
             )
 

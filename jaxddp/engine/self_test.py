@@ -76,7 +76,7 @@ class SelfTest:
             out_shardings=topology.replicated,
             compiler_options=self._options,
         )
-        self._averaged: Any = None
+        self._averaged: dict[tuple[int, ...], Any] = {}
         self.operations: int | None = None
         self._tolerance = 0.0
         self._alone: dict[bool, Any] = {}
@@ -90,11 +90,15 @@ class SelfTest:
         if self._mode == "never" or (self._mode == "auto" and len(jax.tree.leaves(state.params)) > MOST_PARAMETERS):
             return
         given = state.replace(opt_state=(), parts={}), self._few(*feed)
-        self._averaged = self._averaged or self._compiled(*given)
-        if self._averaged is None:
+        # Of another size, where images grow and the run is resumed.
+        shape = given[1].image.shape
+        if shape not in self._averaged:
+            self._averaged[shape] = self._compiled(*given)
+        averaged = self._averaged[shape]
+        if averaged is None:
             self._mode = "never"
             return
-        here = jax.tree.map(lambda array: array.addressable_data(0), (self._averaged(*given), *given))
+        here = jax.tree.map(lambda array: array.addressable_data(0), (averaged(*given), *given))
         found = self._compared(here, in_slices=False)
         if not found.agrees(self._tolerance):
             # What normalizes by the batch even in evaluation, and by a device's own slice, has another gradient then.
@@ -134,7 +138,8 @@ class SelfTest:
 
         few = jax.tree.map(first, batch)
         counts = np.isin(np.arange(devices), self._counting).repeat(len(few.mask) // devices)
-        return few._replace(mask=jnp.where(counts, few.mask, 0))
+        # Images are resized in training, and this is none.
+        return few._replace(mask=jnp.where(counts, few.mask, 0), side=None)
 
     def _gradient(self) -> Any:
         """A jitted function of a state and a sharded batch."""

@@ -99,39 +99,49 @@ def make_local_step(
 
 
 class Program:
-    """A jitted step, or several in one, compiled when so many are first needed; then it says what one of them costs.
+    """A jitted step, or several in one, compiled for each feed of other shapes when one is first needed.
 
     It takes the state, which is donated as `function` does, and what a chunk feeds it with; `steps_in` tells of this
     feed how many steps it is for.
+
+    Attributes:
+        cost: of one step of the feed that was taken, or prepared for, last; None before the first.
     """
 
     def __init__(self, function: Any, steps_in: Callable[..., int] = lambda *feed: 1):
         self.function, self._steps_in = function, steps_in
-        self._compiled: dict[int, Any] = {}
+        self._compiled: dict[Any, tuple[Any, Cost]] = {}
         self.cost: Cost | None = None
 
     def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
-        self.prepare(state, *feed)
         try:
-            return self._compiled[self._steps_in(*feed)](state, *feed)
+            return self.prepare(state, *feed)(state, *feed)
         except TypeError:
             # A network may change the dtype of its own state. Under `jit` that compiles anew, and so it does here.
             return self._compile(state, *feed)(state, *feed)
 
-    def prepare(self, state: TrainState, *feed: Any) -> None:
-        """Compile what takes as many steps as this feed is for, unless it was needed before."""
+    def prepare(self, state: TrainState, *feed: Any) -> Any:
+        """What takes a feed of these shapes, compiled unless one was needed before. A feed may be shapes alone."""
         if not self.is_ready(*feed):
-            self._compile(state, *feed)
+            return self._compile(state, *feed)
+        compiled, self.cost = self._compiled[_shapes_of(feed)]
+        return compiled
 
     def is_ready(self, *feed: Any) -> bool:
-        """Whether what takes as many steps as this feed is for was compiled."""
-        return self._steps_in(*feed) in self._compiled
+        """Whether what takes a feed of these shapes was compiled."""
+        return _shapes_of(feed) in self._compiled
 
     def _compile(self, state: TrainState, *feed: Any) -> Any:
-        steps = self._steps_in(*feed)
-        self._compiled[steps], cost = compile_with_cost(self.function, state, *feed)
-        self.cost = cost.of_one(steps)
-        return self._compiled[steps]
+        compiled, cost = compile_with_cost(self.function, state, *feed)
+        self.cost = cost.of_one(self._steps_in(*feed))
+        self._compiled[_shapes_of(feed)] = compiled, self.cost
+        return compiled
+
+
+def _shapes_of(feed: Any) -> Any:
+    """By which one feed is known from another: its structure, shapes and dtypes."""
+    leaves, structure = jax.tree.flatten(feed)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def make_eval_step(objective: Objective, topology: Topology) -> EvalStep:

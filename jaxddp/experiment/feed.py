@@ -1,16 +1,19 @@
 """A source becomes what the step is fed with: placed batches, or rows of images that lie on the devices."""
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxddp.augment.resize import Side
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.growth import Growth
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
 from jaxddp.data.source import Source, image_dtype, stacked_columns
 from jaxddp.data.substitutes import Substitutes
@@ -21,7 +24,7 @@ from jaxddp.measure.memory import named, told
 from jaxddp.mesh import Topology
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted
-from jaxddp.training.run import Chunk
+from jaxddp.training.run import Chunk, Growing
 from jaxddp.wording import size
 
 LONGEST_CHUNK = 32
@@ -44,13 +47,18 @@ class Resident(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """A training source, its order and its config, over the devices; `substitutes` replace unusable images."""
+    """A training source, its order and its config, over the devices; `substitutes` replace unusable images.
+
+    Where images grow, a step's are decoded to the side of the step, or, where the source or the devices keep images of
+    one size, resized by the step.
+    """
 
     source: Source
     order: SampleOrder
     data: DataConfig
     topology: Topology
     substitutes: Substitutes | None = None
+    growth: Growth | None = None
     resident: dict[str, Resident] = field(default_factory=dict, repr=False)
     """What lies on the devices already, by its use."""
 
@@ -62,11 +70,42 @@ class Feed:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
         steps = range(start, stop)
-        return self._placed(self.source.train_batches(self.order, self.data, steps, self.shard, self.substitutes))
+        stretches = iter([(steps, None)] if self.growth is None else self.growth.segments(steps))
+        # The work on the first begins at once, and on each of the others when those before it are used up.
+        parts = itertools.starmap(self._batches_of_side, stretches)
+        return self._placed(itertools.chain(next(parts, ()), itertools.chain.from_iterable(parts)))
 
     def eval_batches(self, source: Source, batch_size: int) -> Iterator[Batch]:
         """Placed batches that hold each example of another source once; the last is padded and masked."""
-        return self._placed(source.eval_batches(EvalOrder(len(source), batch_size), self.data, self.shard))
+        order = EvalOrder(len(source), batch_size)
+        return self._placed(source.eval_batches(order, self.data.of_evaluation, self.shard))
+
+    def images_of(self, side: int) -> tuple[DataConfig, Side | None]:
+        """The config by which training's images of a side come, and what the step resizes them to, if it has to."""
+        data = self.data if self.data.cache == "device" else replace(self.data, image_size=side)
+        return data, None if self.source.image_shape(data)[0] == side else Side(side)
+
+    def with_side(self, fed: tuple[Any, ...], side: int) -> tuple[Any, ...]:
+        """What a chunk is fed with, as if its images had another side; where they are decoded so, they are shapes."""
+        data, resizing = self.images_of(side)
+
+        def changed(part: Any) -> Any:
+            if not isinstance(part, Batch):
+                return part
+            image = part.image
+            if image is not None:
+                shape = len(image), *self.source.image_shape(data)
+                image = jax.ShapeDtypeStruct(shape, image.dtype, sharding=image.sharding)
+            return part._replace(image=image, side=resizing)
+
+        return tuple(map(changed, fed))
+
+    def growing(self, total_steps: int) -> Growing | None:
+        """What a run of so many steps is to know of its images, where they grow."""
+        if self.growth is None:
+            return None
+        largest = self.growth.side(total_steps - 1)
+        return Growing(self.growth.side, lambda fed: self.with_side(fed, largest))
 
     @property
     def images(self) -> jax.Array:
@@ -92,12 +131,14 @@ class Feed:
 
     def resident_bytes(self, val: Source | None) -> dict[str, int]:
         """What the images to train on, and those of a set to validate on, take on each device, by their use."""
-        return {use: self._bytes(source) for use, source in self._wanted(val).items()}
+        return {use: self._bytes(use, source) for use, source in self._wanted(val).items()}
 
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
-        """What `make_resident_steps` takes for chunks of steps: images, columns and the run's key."""
+        """What `make_resident_steps` takes for chunks of steps, each of one side: images, columns and the run's key."""
         for steps in chunks:
             columns = stacked_columns(self.source.labels, self.order, steps, self.shard)
+            if self.growth is not None:
+                columns = columns._replace(side=self.images_of(self.growth.side(steps[0]))[1])
             yield Chunk(len(steps), (self.images, self.topology.place(columns), key))
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
@@ -110,19 +151,29 @@ class Feed:
         for numbers in cut(range(order.num_batches), full_length(order.num_batches, longest)):
             yield images, self.topology.place(stacked_columns(source.labels, order, numbers, self.shard))
 
+    def _batches_of_side(self, steps: range, side: int | None) -> Iterator[Batch]:
+        """The training batches of steps whose images have a side, on the host; None where no images grow."""
+        data, resizing = (self.data, None) if side is None else self.images_of(side)
+        batches = self.source.train_batches(self.order, data, steps, self.shard, self.substitutes)
+        return batches if resizing is None else (batch._replace(side=resizing) for batch in batches)
+
+    def _data_for(self, use: str) -> DataConfig:
+        """The config of the images that lie on the devices."""
+        return replace(self.data, crop="whole") if use == TRAINING else self.data.of_evaluation
+
     def _wanted(self, val: Source | None) -> dict[str, Source]:
         return {TRAINING: self.source} | ({} if val is None else {VALIDATION: val})
 
     def _load_order(self, source: Source) -> EvalOrder:
         return EvalOrder(len(source), -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices)
 
-    def _bytes(self, source: Source) -> int:
+    def _bytes(self, use: str, source: Source) -> int:
         order = self._load_order(source)
-        size = math.prod(source.image_shape(self.data)) * image_dtype(source, self.data).itemsize
+        size = math.prod(source.image_shape(self._data_for(use))) * image_dtype(source, self.data).itemsize
         return order.num_batches * order.batch_size * size
 
     def _check_memory(self, missing: Mapping[str, Source]) -> None:
-        needed = {use: self._bytes(source) for use, source in missing.items()}
+        needed = {use: self._bytes(use, source) for use, source in missing.items()}
         free = self.topology.free_memory()
         if free is not None and sum(needed.values()) > free:
             raise InputError(
@@ -131,16 +182,16 @@ class Feed:
 
     def _decoded(self, use: str, source: Source) -> jax.Array:
         """The images of a source, as training without random crops or evaluation sees them, placed."""
-        order, substituted = self._load_order(source), 0
-        num_rows, shape = order.num_batches * order.batch_size, source.image_shape(self.data)
+        order, substituted, data = self._load_order(source), 0, self._data_for(use)
+        num_rows, shape = order.num_batches * order.batch_size, source.image_shape(data)
 
         def counted() -> Iterator[np.ndarray]:
             nonlocal substituted
             if use == TRAINING:
-                whole, steps = replace(self.data, crop="whole"), range(order.num_batches)
-                batches = source.train_batches(order, whole, steps, self.shard, self.substitutes)
+                steps = range(order.num_batches)
+                batches = source.train_batches(order, data, steps, self.shard, self.substitutes)
             else:
-                batches = source.eval_batches(order, self.data, self.shard)
+                batches = source.eval_batches(order, data, self.shard)
             for batch in batches:
                 substituted += 0 if batch.substituted is None else int(batch.substituted.sum())
                 yield batch.image

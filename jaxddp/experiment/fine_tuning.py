@@ -5,7 +5,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jaxddp.config import Config
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.engine.state import PARAMS
 from jaxddp.errors import InputError
@@ -56,17 +55,6 @@ def fine_tuned(recipe: Recipe, names: Sequence[str], plan: Plan) -> Recipe:
         optimizer = thawing(optimizer, {name: int(_longest(starts, name, 0)) for name in trained})
     model = with_settled_norms(recipe.model, config.model.settled)
     return dataclasses.replace(recipe, optimizer=optimizer, model=model)
-
-
-def check_thaw(before: Config, after: Config) -> None:
-    """Raises `InputError` where layers thaw after a share of a run whose length was changed since."""
-    if before.train.duration != after.train.duration:
-        for layer, duration in before.model.thawed.items():
-            if duration.unit == "%":
-                raise InputError(
-                    f"model.unfreeze: {layer}={duration} is of a run of {before.train.duration}, and this one is of "
-                    f"{after.train.duration}; give prepare_training its length, or say epochs or steps"
-                )
 
 
 def _longest(values: Mapping[str, T], name: str, default: T) -> T:

@@ -13,6 +13,7 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.fine_tuning import fine_tuned
+from jaxddp.experiment.image_sizes import check_sizes, growth_of, shapes_in_training
 from jaxddp.experiment.initial_weights import initial_weights, parameter_names, shapes_of
 from jaxddp.experiment.programs import Programs, settings
 from jaxddp.experiment.recipe import Recipe
@@ -45,6 +46,7 @@ def initialize(
     topology.connect()
     plan, shape = Plan.of(recipe.config, len(source)), source.image_shape(feed.data)
     shapes = shapes_of(recipe.model, shape)
+    check_sizes(recipe.config, source, recipe.model)
     recipe = fine_tuned(recipe, parameter_names(shapes), plan)
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
@@ -70,7 +72,8 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
     if config.data.cache == "device":
         source.check_resident(config.data)
     order = SampleOrder(len(source), config.train.batch_size, config.seed)
-    return Feed(source, order, config.data, resources.topology, source.substitutes(config.data))
+    substitutes, growth = source.substitutes(config.data), growth_of(config, source)
+    return Feed(source, order, config.data, resources.topology, substitutes, growth)
 
 
 def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
@@ -84,6 +87,7 @@ def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
         )
     gradients, dtype = Gradients.of(config, resources.topology), config.train.precision or "float32"
     preprocess = Preprocess(data.mean, data.std, data.augment, dtype, recipe.augmentation)
-    check_augmentation(preprocess, shape, image_dtype(resources.train, data))
+    for size in shapes_in_training(config, resources.train):
+        check_augmentation(preprocess, size, image_dtype(resources.train, data))
     check_mixing(data.augment, config.train.batch_size, gradients.parts(resources.topology))
     return preprocess

@@ -32,7 +32,7 @@ from jaxddp.training.plan import Plan
 
 _RESERVED = (
     *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
-    *("data_wait_fraction", "flops_utilization", "peak_memory", LOSS_SCALE, SKIPPED),
+    *("data_wait_fraction", "flops_utilization", "peak_memory", "image_size", LOSS_SCALE, SKIPPED),
 )
 """Names that a line of metrics.jsonl has for other things, as it has all that begin with `epoch_`."""
 _NAME = re.compile(r"(?!epoch_)[\w.-]+")

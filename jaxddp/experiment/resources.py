@@ -65,6 +65,7 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
                 f"validation data: class {label} is {there!r}, and {here!r} in the training data; "
                 "select the same classes in both"
             )
+    data = data.of_evaluation
     if source.image_shape(data) != trained.image_shape(data):
         shapes = f"{source.image_shape(data)}, and {trained.image_shape(data)} in the training data"
         raise InputError(f"validation data: images of {shapes}; give both the same shape")

@@ -70,7 +70,7 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     rows = np.arange(min(count, len(table)))
     # A listing without labels has no classes of its own.
     names = table.class_names or setup.table.class_names
-    few = ArrayTable(chosen_images(table, setup.data, rows), table.labels[rows], names)
+    few = ArrayTable(chosen_images(table, setup.data.of_evaluation, rows), table.labels[rows], names)
     classify = setup.programs.classify(setup.eval_objective(), setup.topology)
     return prediction_grid(Predictor(classify, few, setup.data, setup.topology, setup.order.batch_size)(state))
 

@@ -159,8 +159,9 @@ class RunSetup:
         program = self.programs.train(self.objective, self.recipe, self.resources, resident=resident)
         if not resident:
             return program, lambda done: (Chunk(1, (batch, key)) for batch in self.batches(done, plan.total_steps))
-        length = plan.chunk_length(self._longest_chunk)
-        return program, lambda done: self.feed.resident_chunks(plan.chunks(done, length), key)
+        length, growth = plan.chunk_length(self._longest_chunk), self.feed.growth
+        cuts = [] if growth is None else growth.changes(plan.total_steps)
+        return program, lambda done: self.feed.resident_chunks(plan.chunks(done, length, cuts), key)
 
     @cached_property
     def _longest_chunk(self) -> int:
@@ -197,7 +198,7 @@ class RunSetup:
             return None
         program = self.programs.classify(self.eval_objective(), self.topology)
         most = self.recipe.config.eval.batch_size
-        return Predictor(program, self.validated.take(count), self.data, self.topology, most)
+        return Predictor(program, self.validated.take(count), self.data.of_evaluation, self.topology, most)
 
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
@@ -245,6 +246,7 @@ class RunSetup:
             self_test=self.programs.self_test(self.objective, self.recipe, self.topology, resident=resident),
             replicas=Replicas(self.topology) if several and self.plan.replicas.examples else None,
             config=config or {},
+            growing=self.feed.growing(self.plan.total_steps),
         )
         if session is None:
             return run

@@ -35,7 +35,8 @@ class Signature:
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "Signature":
-        """That of a run which trains on a source."""
+        """That of a run which trains on a source: its images are evaluation's."""
+        data = data.of_evaluation
         dtype, arrays = image_dtype(source, data).name, source.pixel_shape is not None
         return cls(tuple(source.class_ids), tuple(source.class_names), source.image_shape(data), dtype, arrays)
 
@@ -82,4 +83,4 @@ class Signature:
         size: dict[str, Any] = {"image_size": height, "channels": channels, "bits": 8 * np.dtype(self.dtype).itemsize}
         # What was in memory was seen whole.
         resize = height if self.in_memory else data.resize
-        return dataclasses.replace(data, **size, resize=resize)
+        return dataclasses.replace(data, **size, eval_size=None, resize=resize)

@@ -164,7 +164,8 @@ class TrainedRun:
 
     def data_of(self, source: Source) -> DataConfig:
         """The config by which evaluation makes a source's images. Raises: InputError; files have none such."""
-        return self.config.data if source.pixel_shape is not None else self.signature.data(self.config.data)
+        data = self.config.data
+        return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
 
     def objective(self, model: Model) -> Objective:
         """What evaluation computes, by this form of the network."""

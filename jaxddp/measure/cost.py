@@ -1,5 +1,6 @@
 """What a compiled program costs: its floating-point operations, and the memory that a device needs for it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,6 +46,23 @@ class Cost:
                 return None
             at_peak += flops / best
         return at_peak / (num_devices * seconds) if at_peak else None
+
+
+class Work:
+    """What the steps cost that were taken, where they need not all cost the same."""
+
+    def __init__(self) -> None:
+        self._steps, self._flops_of, self._memory = 0, Counter[str](), None
+
+    def add(self, steps: int, cost: Cost | None) -> None:
+        """Steps that cost so much each; nothing is added where that is unknown."""
+        if cost is not None:
+            self._steps, self._memory = self._steps + steps, cost.memory
+            self._flops_of.update({dtype: steps * flops for dtype, flops in cost.flops_of.items()})
+
+    def mean(self) -> Cost | None:
+        """The cost of one, with the memory of the last; None where no step's is known."""
+        return Cost(self._flops_of, self._memory).of_one(self._steps) if self._steps else None
 
 
 def compile_with_cost(function: Any, *arguments: Any) -> tuple[Any, Cost]:

@@ -146,6 +146,6 @@ def _of_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **mor
 
 @MODELS.add("airbench")
 def _of(config: Config, num_classes: int) -> Airbench:
-    refuse("airbench", config.model, ("drop_path",))
+    refuse("airbench", config.model, ("drop_path", "blur_pool"))
     statistics, dtype = config.model.batch_statistics, config.train.precision or jnp.float32
     return Airbench(num_classes, config.model.width, statistics.axis_name, statistics.group, dtype)

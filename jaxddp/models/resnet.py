@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 from jaxddp.config import Config, ModelConfig
 from jaxddp.errors import InputError
 from jaxddp.models.batch_norm import BatchNorm
+from jaxddp.models.blur import blurring
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS, check_floating, lookup, refuse
 from jaxddp.models.stems import STEMS, ModuleFactory, imagenet_stem
@@ -104,6 +105,7 @@ class ResNet(nn.Module):
         kernel_init: initializer of the convolutions.
         zero_init_last_scale: every block starts as the identity.
         shortcut_norm: shortcuts of another shape have a batch norm, as published; else a bias.
+        blur_pool: images are blurred before a convolution that strides, see `jaxddp.models.blur`; it has no parameters.
         axis_name: mesh axis over which training averages batch statistics; None keeps them local to a device.
         group: so many consecutive images have batch statistics of their own in training; None for all of a device.
         dtype: of the computation. The mean over pixels and the head stay in float32 at least.
@@ -118,6 +120,7 @@ class ResNet(nn.Module):
     kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"]
     zero_init_last_scale: bool = True
     shortcut_norm: bool = True
+    blur_pool: bool = False
     axis_name: str | None = None
     group: int | None = None
     dtype: DTypeLike = jnp.float32
@@ -201,7 +204,7 @@ class ResNet(nn.Module):
             # Only a CPU brings an operation of its own; see `jaxddp.models.adapt.for_platform`.
             by_hand=self.convolution is None,
         )
-        return conv, norm
+        return blurring(conv) if self.blur_pool else conv, norm
 
 
 def for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., jax.Array]:
@@ -232,6 +235,7 @@ def build(
         kernel_init=lookup("weight_init", settings.weight_init, WEIGHT_INITS),
         zero_init_last_scale=settings.zero_init_last_scale,
         shortcut_norm=settings.shortcut_norm,
+        blur_pool=settings.blur_pool,
         axis_name=settings.batch_statistics.axis_name,
         group=settings.batch_statistics.group,
         dtype=dtype,

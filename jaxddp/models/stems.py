@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-import flax.linen as nn
 import jax
 
 from jaxddp.models.max_pool import max_pool
 
-ModuleFactory = Callable[..., nn.Module]
+ModuleFactory = Callable[..., Callable[..., jax.Array]]
+"""Its result is called with images: a module, or a function that calls one."""
 
 
 def imagenet_stem(images: jax.Array, features: int, conv: ModuleFactory, norm: ModuleFactory) -> jax.Array:

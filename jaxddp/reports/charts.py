@@ -31,6 +31,7 @@ _TITLES = {
     "flops_utilization": "FLOP utilization",
     "peak_memory": "peak memory of a device",
     "loss_scale": "loss scale",
+    "image_size": "side of the training images",
 }
 _PARTS = ("steps", "epochs", "validation")
 _STYLES: dict[str, dict[str, Any]] = {

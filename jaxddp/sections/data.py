@@ -1,8 +1,10 @@
 """The part of a config that says what is trained on: examples, and how an image becomes a square of pixels."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+from jaxddp.duration import Duration
+from jaxddp.errors import about
 from jaxddp.overrides import names_of
 from jaxddp.ranges import Range, Share
 
@@ -79,10 +81,30 @@ class DataConfig:
     crop_area: tuple[Share, Share] = (0.08, 1.0)
     """Smallest and largest share of the image that a random-area crop covers."""
     resize: Pixels = 256
-    """Evaluation: the short side is resized to this, and the center image_size square is taken."""
+    """Evaluation: the short side is resized to this, and the center image_size (or eval_size) square is taken."""
+    eval_size: Pixels | None = None
+    """The side of evaluation's images, and of those that are predicted; image_size where absent."""
+    grow_from: Pixels | None = None
+    """Training begins with images of this side, which grows to image_size; all have image_size where absent."""
+    grow_start: Duration = field(default_factory=lambda: Duration.parse("0 steps"))
+    grow_end: Duration = field(default_factory=lambda: Duration.parse("80%"))
+    """From where to where in the run the side grows, linearly with the step."""
+    grow_by: Pixels = 32
+    """Between grow_from and image_size, the side is the nearest multiple of this; each side is compiled by itself."""
     cache: Literal["none", "device"] = "none"
     """Read training images batch by batch, or decode all of them once and keep their pixels on each device."""
     mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
     std: tuple[Spread, ...] = (0.229, 0.224, 0.225)
     """Of each channel, or one for all, of values from 0 to 1: an image becomes (image - mean) / std."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def __post_init__(self) -> None:
+        for key in ("grow_start", "grow_end"):
+            if isinstance(value := getattr(self, key), str):
+                with about(f"data.{key}"):
+                    object.__setattr__(self, key, Duration.parse(value))
+
+    @property
+    def of_evaluation(self) -> "DataConfig":
+        """As evaluation's images are made: with their own size in the place of training's."""
+        return self if self.eval_size is None else replace(self, image_size=self.eval_size)

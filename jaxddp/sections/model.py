@@ -26,6 +26,9 @@ class ModelConfig:
     shortcut_norm: bool = True
     """Of a ResNet: whether the 1x1 convolutions of its shortcuts have a batch norm behind them, or a bias."""
     weight_init: str = "he_normal"
+    blur_pool: bool = False
+    """Of ResNets: blur what a convolution strides over, of 16 channels or more, so that a shifted image gives more
+    nearly the same."""
     drop_path: Annotated[float, Range(0, 1, below=True)] = 0.0
     """Stochastic depth of the networks that have it: the probability that an example leaves out the last block, which
     grows linearly from the first block's 0."""

@@ -14,27 +14,30 @@ class Memory:
     def __init__(self, run: Run):
         self._run = run
         self._fit: Fit | None = None
-        self._step = 0
+        self.step = 0
+        """Up to which steps were dispatched."""
 
-    def check(self, step: int, state: TrainState, feed: tuple[Any, ...]) -> None:
-        """See, before the first step, that the compiled program fits the devices of all processes.
+    @property
+    def is_known(self) -> bool:
+        """Whether a step was checked."""
+        return self._fit is not None
 
-        All processes must call it alike, before each chunk, which ends with `step`. Raises: InputError; the same on
-        all of them.
+    def check(self, state: TrainState, feed: tuple[Any, ...]) -> None:
+        """See that the program that was prepared last fits the devices of all processes, on which the feed lies.
+
+        All processes must call it alike, before the first step. Raises: InputError; the same on all of them.
         """
-        if self._fit is None:
-            cost, topology = self._run.program.cost, self._run.topology
-            needs = None if cost is None else Needs.of(cost, state.params, topology)
-            self._fit = agreed_fit(self._run.division, Report.of(needs, topology, (state, feed)))
-            self._fit.check()
-        self._step = step
+        cost, topology = self._run.program.cost, self._run.topology
+        needs = None if cost is None else Needs.of(cost, state.params, topology)
+        self._fit = agreed_fit(self._run.division, Report.of(needs, topology, (state, feed)))
+        self._fit.check()
 
     def of_steps(self) -> AbstractContextManager[None]:
         """Around all steps: an allocation that fails becomes an `InputError`."""
 
         def when() -> str:
             # The devices compute behind the host: what failed may be an earlier step.
-            return f"by step {self._step}" if self._step else "before the first step"
+            return f"by step {self.step}" if self.step else "before the first step"
 
         def advice() -> str:
             fit = self._fit or Fit(self._run.division)

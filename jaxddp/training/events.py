@@ -60,7 +60,7 @@ class StepRecord:
 
     `images_per_second` and `data_wait_fraction` are of the steps since the last record, evaluation and saving excluded.
     `epoch` is the position in the run in epochs. `epoch_end` is set where an epoch ended with this step. `used` is at
-    the speed of `images_per_second`.
+    the speed of `images_per_second`. `image_size` is the side of the step's images, where it grows.
     """
 
     step: int
@@ -71,6 +71,7 @@ class StepRecord:
     data_wait_fraction: float
     epoch_end: EpochMetrics | None = None
     used: Used = UNKNOWN
+    image_size: int | None = None
 
 
 @dataclass(frozen=True)

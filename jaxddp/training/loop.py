@@ -10,6 +10,7 @@ import jax
 
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import THEN, InputError, NonFiniteError, Preempted
+from jaxddp.measure.cost import Work
 from jaxddp.measure.profile import Profile
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
@@ -61,15 +62,12 @@ def fit(run: Run) -> TrainState:
                 with loop.clock.waiting_for_data():
                     chunk = next(stream)
                 loop.test(state, *chunk.feed)
-                if not run.program.is_ready(*chunk.feed):
-                    # What the devices still compute meanwhile is training time, and compiling is not.
-                    jax.block_until_ready(state)
-                    with loop.clock.paused():
-                        run.program.prepare(state, *chunk.feed)
-                loop.memory.check(done + chunk.steps, state, chunk.feed)
+                loop.compile(state, chunk.feed)
+                loop.memory.step = done + chunk.steps
                 with traced.step(done + 1, state):
                     state, sums = run.program(state, *chunk.feed)
                 loop.clock.dispatched(chunk.steps, sums.values)
+                loop.count(chunk.steps)
                 loop.sums.add(range(done + 1, done + chunk.steps + 1), sums)
                 done += chunk.steps
                 traced.done(done, state)
@@ -81,7 +79,7 @@ def fit(run: Run) -> TrainState:
         seconds = time.perf_counter() - begin
         loop.fail(RunEnd(status, loop.step, seconds, loop.validation, str(error), loop.used), error)
         raise
-    used = run.usage(loop.clock.rate())
+    used = run.usage(loop.clock.rate(), loop.work.mean())
     loop.tell("end", RunEnd("done", loop.step, time.perf_counter() - begin, loop.validation, used=used))
     return state
 
@@ -95,6 +93,7 @@ class _Loop:
         self.skipped = SkippedSteps(run.plan.max_bad_steps, run.progress.get("skipped_in_a_row", 0))
         self.sums = EpochSums(run.progress.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
         self.memory = Memory(run)
+        self.work, self._recent = Work(), Work()
         self.listeners: list[Any] = []
         self.validation: Mapping[str, float] = {}
         self.step, self.used = int(run.state.step), UNKNOWN
@@ -127,6 +126,23 @@ class _Loop:
         if test:
             with self.clock.paused():
                 test(state, *feed)
+
+    def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
+        """What takes a chunk. Before the first one it has to fit, and so has what takes the largest images."""
+        growing, first = self.run.growing, not self.memory.is_known
+        for needed in (feed, growing.largest(feed)) if first and growing else (feed,):
+            if first or not self.run.program.is_ready(*needed):
+                # What the devices still compute meanwhile is training time, and compiling is not.
+                jax.block_until_ready(state)
+                with self.clock.paused():
+                    self.run.program.prepare(state, *needed)
+            if first:
+                self.memory.check(state, feed)
+
+    def count(self, steps: int) -> None:
+        """Steps that the program has just taken."""
+        for work in (self.work, self._recent):
+            work.add(steps, self.run.program.cost)
 
     def end_step(self, step: int, state: TrainState) -> None:
         stop = self.run.should_stop(step)
@@ -172,9 +188,10 @@ class _Loop:
             ended = EpochMetrics(self.plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
         rate = None if self.run.learning_rate is None else float(self.run.learning_rate(step - 1))
         epoch = self.plan.epoch(step)
-        self.used = self.run.usage(self.clock.rate())
-        used = self.run.usage(images_per_second)
-        self.tell("step", StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used))
+        self.used = self.run.usage(self.clock.rate(), self.work.mean())
+        used, self._recent = self.run.usage(images_per_second, self._recent.mean()), Work()
+        side = None if self.run.growing is None else self.run.growing.side(step - 1)
+        self.tell("step", StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used, side))
 
     def validate(self, step: int, state: TrainState, *, saved: bool) -> None:
         """Where it is due. The metrics belong to the step's checkpoint, if there is one."""

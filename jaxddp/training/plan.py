@@ -1,6 +1,6 @@
 """The length of a run and its cadences, in steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -69,17 +69,19 @@ class Plan:
     def epochs(self) -> Cadence:
         return Cadence(Fraction(self.num_examples), self.batch_size)
 
-    def chunks(self, done: int, length: int) -> Iterator[range]:
+    def chunks(self, done: int, length: int, cuts: Sequence[int] = ()) -> Iterator[range]:
         """Cuts the steps that follow the first `done` into chunks that can be dispatched as one.
 
         A chunk is a range of steps counted from 0, as the order of examples counts them: after the chunk, `chunk.stop`
         steps are done. It is of `length` steps or of one; nothing is due before its end, and its steps are all traced
-        or none. Without a profile, a run that goes on after any chunk cuts what follows as this one does.
+        or none. Without a profile, a run that goes on after any chunk cuts what follows as this one does. A chunk ends
+        before each step of `cuts`, which needs another program.
         """
         traced = self.traced(done)
         while done < self.total_steps:
             dues = [cadence.following(done) for cadence in self._cadences]
             dues += [end for end in (traced.start - 1, traced.stop - 1) if traced and end > done]
+            dues += [step for step in cuts if step > done]
             due = min(self.total_steps, *(due for due in dues if due is not None))
             yield from cut(range(done, due), length)
             done = due

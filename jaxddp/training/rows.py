@@ -34,6 +34,8 @@ def step_row(record: StepRecord) -> Row:
     row |= {name: float(value) for name, value in record.metrics.items()}
     if record.learning_rate is not None:
         row["learning_rate"] = float(record.learning_rate)
+    if record.image_size is not None:
+        row["image_size"] = int(record.image_size)
     row["images_per_second"] = float(record.images_per_second)
     row["data_wait_fraction"] = float(record.data_wait_fraction)
     used = {"flops_utilization": record.used.flops_utilization, "peak_memory": record.used.peak_memory}

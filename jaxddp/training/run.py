@@ -10,6 +10,7 @@ from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program
+from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.evaluation import Evaluator
@@ -27,6 +28,18 @@ class Chunk(NamedTuple):
 
 Chunks = Callable[[int], Iterator[Chunk]]
 """How many steps are done -> the chunks of all that follow; nothing is due before a chunk's end (`Plan.chunks`)."""
+
+
+class Growing(NamedTuple):
+    """Of a run whose images grow.
+
+    Attributes:
+        side: of the images of a step, in pixels; 0 is the first step.
+        largest: what a chunk is fed with -> the same with the largest images of the run, or their shapes.
+    """
+
+    side: Callable[[int], int]
+    largest: Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class Run:
         self_test: of the averaged gradient, before the first step; None tests nothing.
         replicas: what compares the devices' states, as the plan says and before one is saved; None compares nothing.
         config: what config.json says of the run, for the listeners.
+        growing: where images grow; None where all have one size.
     """
 
     plan: Plan
@@ -71,10 +85,11 @@ class Run:
     self_test: SelfTest | None = None
     replicas: Replicas | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    growing: Growing | None = None
 
-    def usage(self, images_per_second: float | None) -> Used:
-        """How well the devices are used at a speed."""
-        cost, memory = self.program.cost, self.topology.peak_memory()
+    def usage(self, images_per_second: float | None, cost: Cost | None) -> Used:
+        """How well the devices are used at a speed, by steps of that cost."""
+        memory = self.topology.peak_memory()
         if cost is None:
             return Used(peak_memory=memory)
         utilization = None

@@ -1,0 +1,19 @@
+"""A setup whose run gets another length than it was prepared for."""
+
+from jaxddp.config import Config
+from jaxddp.errors import InputError
+
+
+def check_length(before: Config, after: Config) -> None:
+    """Raises `InputError` where something happens after a share of a run whose length was changed since."""
+    if before.train.duration == after.train.duration:
+        return
+    shares = {f"model.unfreeze: {layer}": duration for layer, duration in before.model.thawed.items()}
+    if before.data.grow_from is not None:
+        shares |= {"data.grow_start": before.data.grow_start, "data.grow_end": before.data.grow_end}
+    for key, duration in shares.items():
+        if duration.unit == "%":
+            raise InputError(
+                f"{key}={duration} is of a run of {before.train.duration}, and this one is of "
+                f"{after.train.duration}; give prepare_training its length, or say epochs or steps"
+            )

@@ -1,0 +1,166 @@
+"""A blur before what strides: its values and gradients, where ResNets have it, and that devices agree on it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import traverse_util
+from jax import lax
+from small import CLASSES, largest_difference, random_batch, randomized
+from test_step import fresh_state, objective_of
+
+from jaxddp.config import Config
+from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.errors import InputError
+from jaxddp.mesh import Topology
+from jaxddp.models.blur import blur
+from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet
+from jaxddp.models.stems import imagenet_stem, small_stem
+from jaxddp.registry import MODELS
+
+
+def blurred(images: np.ndarray, stride: int) -> np.ndarray:
+    """Pixel by pixel, in float64."""
+    weights = np.outer([1, 2, 1], [1, 2, 1]) / 16
+    padded = np.pad(images.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    rows, columns = range(0, images.shape[1], stride), range(0, images.shape[2], stride)
+    return np.stack(
+        [
+            np.stack([np.einsum("bijc,ij->bc", padded[:, i : i + 3, j : j + 3], weights) for j in columns], 1)
+            for i in rows
+        ],
+        1,
+    )
+
+
+@pytest.mark.parametrize(("sides", "stride"), [((1, 1), 1), ((9, 4), 1), ((8, 8), 2), ((7, 8), 2), ((1, 5), 3)])
+def test_it_is_the_convolution_with_the_binomial_filter_and_its_gradient_is_the_transpose(sides, stride):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(stride)
+        images = rng.normal(size=(2, *sides, 3))
+        found, back = jax.vjp(lambda x: blur(x, stride), jnp.asarray(images))
+        expected = blurred(images, stride)
+        assert found.dtype == jnp.float64
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+        grads = rng.normal(size=expected.shape)
+        (gradient,) = back(jnp.asarray(grads))
+        other = rng.normal(size=images.shape)
+        assert gradient.shape == images.shape
+        # <blur(other), grads> = <other, transpose(grads)> for any other image.
+        np.testing.assert_allclose((blurred(other, stride) * grads).sum(), (other * gradient).sum(), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_few_bits_are_rounded_once(dtype, stride):
+    rng = np.random.default_rng(0)
+    images, grads = (jnp.asarray(rng.integers(-128, 129, (2, side, side, 3)), dtype) for side in (8, 8 // stride))
+    found, back = jax.vjp(lambda x: blur(x, stride), images)
+    np.testing.assert_array_equal(found, jnp.asarray(blurred(np.asarray(images), stride), dtype))
+    spread = np.zeros((2, 8, 8, 3))
+    spread[:, ::stride, ::stride] = np.asarray(grads, np.float64)
+    np.testing.assert_array_equal(back(grads)[0], jnp.asarray(blurred(spread, 1), dtype))
+    assert found.dtype == back(grads)[0].dtype == dtype
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_what_a_stride_cannot_tell_from_a_constant_is_taken_away(shift):
+    """Stripes one pixel wide, of which every second pixel is 1 everywhere, or -1 everywhere, by where they lie."""
+    stripes = jnp.asarray((-1.0) ** (np.arange(12) + shift))[None, None, :, None] * jnp.ones((1, 12, 1, 1))
+    assert (np.abs(stripes[:, ::2, ::2]) == 1).all()
+    np.testing.assert_array_equal(blur(stripes, 2)[:, 1:, 1:], 0)
+
+
+# --- In a ResNet ---
+
+SHAPES = {"basic": Architecture((1, 1, 1), BASIC), "bottleneck": Architecture((1, 1), BOTTLENECK)}
+
+
+def network(kind: str, *, stem=small_stem, width: int = 16, **more) -> ResNet:
+    more = {"dtype": jnp.float64, "param_dtype": jnp.float64} | more
+    return ResNet(SHAPES[kind], CLASSES, width=width, stem=stem, **more)
+
+
+def by_rule(images, kernel, stride, padding):
+    """The library's convolution, of blurred images where FFCV's rule says so."""
+    if stride > 1 and images.shape[-1] >= 16:
+        filters = jnp.asarray(np.outer([1, 2, 1], [1, 2, 1]) / 16, images.dtype)[:, :, None, None]
+        filters = jnp.broadcast_to(filters, (3, 3, 1, images.shape[-1]))
+        images = library(images, filters, 1, 1, feature_group_count=images.shape[-1])
+    return library(images, kernel, stride, padding)
+
+
+def library(images, kernel, stride, padding, **more):
+    margins = ((padding, padding), (padding, padding))
+    return lax.conv_general_dilated(
+        images, kernel, (stride, stride), margins, dimension_numbers=("NHWC", "HWIO", "NHWC"), **more
+    )
+
+
+@pytest.mark.parametrize(("kind", "side"), [("basic", 13), ("bottleneck", 8)])
+def test_a_resnet_blurs_before_each_stride_over_sixteen_channels(kind, side):
+    with jax.enable_x64(True):
+        images = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side, 3)))
+        plain, expected = network(kind, convolution=library), network(kind, convolution=by_rule)
+        variables = plain.init(jax.random.key(0), images)
+        variables = {**variables, "params": randomized(variables["params"])}
+        ours = network(kind, blur_pool=True)
+        assert jax.tree.structure(ours.init(jax.random.key(0), images)) == jax.tree.structure(variables)
+        outputs = [jax.jit(net.apply)(variables, images) for net in (ours, expected, plain)]
+        np.testing.assert_allclose(outputs[0], outputs[1], rtol=0, atol=1e-12)
+        assert np.abs(outputs[0] - outputs[2]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("width", "wide"), [(8, [16]), (16, [16, 32])])
+def test_the_stem_and_narrow_images_are_not_blurred(width, wide, monkeypatch):
+    seen, images = [], jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+    monkeypatch.setattr("jaxddp.models.blur.blur", lambda x, stride=1: seen.append(x.shape[-1]) or blur(x, stride))
+    net = network("basic", blur_pool=True, width=width, stem=imagenet_stem, dtype="float32", param_dtype="float32")
+    jax.eval_shape(net.init, jax.random.key(0), images)
+    # Before the strided convolution and its shortcut's.
+    assert seen == sorted(2 * wide)
+
+
+def test_torchvision_s_weights_have_a_place_in_it():
+    plain, blurring = (
+        MODELS.get("resnet50")(Config().replace(model={"blur_pool": blurs}), CLASSES) for blurs in (False, True)
+    )
+    assert blurring.blur_pool and not plain.blur_pool
+    example = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
+    paths = [
+        {path: leaf.shape for path, leaf in traverse_util.flatten_dict(dict(found), sep="/").items()}
+        for found in (jax.eval_shape(net.init, jax.random.key(0), example) for net in (plain, blurring))
+    ]
+    assert paths[0] == paths[1]
+
+
+@functools.cache
+def trained(devices: int):
+    """Parameters and losses of two steps of plain SGD in float64, with statistics of the whole batch."""
+    objective = objective_of(network("basic", blur_pool=True, axis_name="data"))
+    topology, optimizer = Topology.create(devices), optax.sgd(0.1)
+    state = fresh_state(objective, optimizer, topology, image=8)
+    before, losses = jax.device_get(state.params), []
+    step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+    for number in range(2):
+        state, sums = step(state, topology.place(random_batch(8, seed=number, image=8)))
+        losses.append(sums.means())
+    after = jax.device_get(state)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params)
+    assert min(jax.tree.leaves(moved)) > 1e-9
+    return after.params, after.model_state, losses
+
+
+@pytest.mark.slow
+def test_four_devices_train_what_one_trains():
+    with jax.enable_x64(True):
+        assert largest_difference(trained(4), trained(1)) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["vit_s16", "convnext_tiny", "airbench"])
+def test_networks_without_it_say_so(name):
+    with pytest.raises(InputError, match=rf"model.blur_pool=True: {name} has no such setting; leave it at False"):
+        MODELS.get(name)(Config().replace(model={"name": name, "blur_pool": True}), CLASSES)

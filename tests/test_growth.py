@@ -1,0 +1,502 @@
+"""Images that grow: the side of each step, what is decoded and what is resized, and that a run stays the run it was."""
+
+import dataclasses
+import itertools
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ilsvrc import write_tree
+from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, random_table, write_arrays
+from test_cli import RECIPE, fails, metrics
+from test_loop import Recorder
+from test_step import fresh_state, objective_of
+
+import jaxddp
+from jaxddp.augment.resize import Side, resized
+from jaxddp.cli import main
+from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.growth import Growth
+from jaxddp.data.order import EvalOrder
+from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.errors import InputError, Preempted
+from jaxddp.experiment.signature import Signature
+from jaxddp.measure.cost import Cost, Work, compile_with_cost
+from jaxddp.measure.memory import Needs, bytes_on_a_device
+from jaxddp.mesh import Topology
+from jaxddp.registry import MODELS
+from jaxddp.training.checkpoints import Checkpoints
+
+# --- The side of a step ---
+
+PIXELS = st.integers(1, 300)
+
+
+@st.composite
+def growths(draw):
+    first = draw(PIXELS)
+    last = first + draw(PIXELS)
+    ends = sorted(draw(st.tuples(*2 * [st.fractions(0, 5000, max_denominator=7)])))
+    return Growth(first, last, draw(st.integers(1, last - first)), *ends, draw(st.integers(1, 64)))
+
+
+@given(growths(), st.integers(1, 300))
+def test_it_grows_from_the_first_side_to_the_last_in_multiples(growth, total):
+    sides = [growth.side(step) for step in range(total)]
+    assert sides == sorted(sides) and {growth.first, growth.last}.issuperset(side for side in sides if side % growth.by)
+    for step, side in enumerate(sides):
+        seen = step * growth.batch_size
+        assert growth.first <= side <= growth.last
+        if seen <= growth.start < growth.end:
+            assert side == growth.first
+        if seen >= growth.end:
+            assert side == growth.last
+        if growth.start < seen < growth.end and side not in (growth.first, growth.last):
+            line = growth.first + (growth.last - growth.first) * (seen - growth.start) / (growth.end - growth.start)
+            assert abs(side - line) <= Fraction(growth.by, 2)
+
+
+@given(growths(), st.integers(0, 200), st.integers(0, 200))
+def test_steps_are_cut_where_the_side_changes_wherever_one_begins(growth, start, length):
+    steps = range(start, start + length)
+    found = list(growth.segments(steps))
+    assert [step for part, _ in found for step in part] == list(steps)
+    assert all({growth.side(step) for step in part} == {side} for part, side in found)
+    assert all(before[1] < after[1] for before, after in itertools.pairwise(found))
+    changes = [step for step in range(1, steps.stop) if growth.side(step) != growth.side(step - 1)]
+    assert growth.changes(steps.stop) == changes
+
+
+def test_it_is_ffcv_s_where_a_step_is_an_epoch():
+    """`get_resolution` of its training script, which rounds with NumPy: its halves go to even numbers."""
+
+    def resolution(epoch: int, low: int, high: int, start: int, end: int) -> int:
+        if epoch <= start:
+            return low
+        if epoch >= end:
+            return high
+        return int(np.round(np.interp([epoch], [start, end], [low, high])[0] / 32)) * 32
+
+    for low, high, start, end, epochs in ((160, 192, 65, 76, 88), (160, 192, 11, 13, 16), (96, 224, 3, 17, 20)):
+        growth = Growth(low, high, 32, Fraction(100 * start), Fraction(100 * end), 100)
+        expected = [resolution(epoch, low, high, start, end) for epoch in range(epochs)]
+        assert [growth.side(epoch) for epoch in range(epochs)] == expected
+        assert len(set(expected)) == 1 + (high - low) // 32
+
+
+def test_durations_are_of_the_run():
+    data = DataConfig(grow_from=16, grow_start="10%", grow_end="1 epoch", grow_by=8)
+    sizes = {"num_examples": 1000, "batch_size": 10, "total_steps": 200}
+    growth = Growth.of(data, 32, **sizes)
+    assert growth == Growth(16, 32, 8, Fraction(200), Fraction(1000), 10)
+    assert growth.changes(200) == [40, 80]
+    assert Growth.of(DataConfig(), 32, **sizes) is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"grow_from": 32}, r"data.grow_from=32: images grow to 32 pixels; give fewer, or leave data.grow_from out"),
+        ({"grow_from": 16}, r"data.grow_by=32: from 16 pixels to 32 are only 16; give at most that"),
+        (
+            {"grow_from": 16, "grow_by": 8, "grow_start": "90%"},
+            r'data.grow_start="90%" comes after data.grow_end="80%"; give an earlier one',
+        ),
+    ],
+)
+def test_what_cannot_grow_is_refused(keys, message):
+    with pytest.raises(InputError, match=f"^{message}$"):
+        Growth.of(DataConfig(**keys), 32, num_examples=100, batch_size=10, total_steps=100)
+
+
+def test_a_duration_in_python_is_read_when_it_is_given():
+    assert str(DataConfig(grow_end="3 epochs").grow_end) == "3 epochs"
+    with pytest.raises(InputError, match=r'^data.grow_start: .*"90 epochs"'):
+        DataConfig(grow_start="soon")
+
+
+# --- Resized on the device ---
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize(("height", "width", "side"), [(32, 32, 20), (32, 32, 16), (9, 14, 7), (8, 8, 8)])
+def test_it_is_jax_s_resize_rounded(dtype, height, width, side):
+    white = np.iinfo(dtype).max
+    images = np.random.default_rng(0).integers(0, white, (5, height, width, 3), dtype, endpoint=True)
+    images[0], images[1] = 0, white
+    found = np.asarray(jax.jit(lambda x: resized(x, Side(side), jnp.float32))(images))
+    with jax.enable_x64(True):
+        expected = np.asarray(jax.image.resize(images.astype(np.float64), (5, side, side, 3), "bilinear"))
+    assert found.dtype == dtype and found.shape == (5, side, side, 3)
+    assert np.abs(found - expected).max() <= 0.5 + 1 / 16
+    assert (found[0] == 0).all() and (found[1] == white).all()
+
+
+@pytest.mark.parametrize("side", [12, 17])
+def test_a_pixel_does_not_depend_on_the_company_of_its_image(side):
+    """Every fourth mean of four pixels lies half way between two levels, where the last bit of a sum would decide."""
+    images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
+    found = jax.jit(lambda x: resized(x, Side(side), jnp.float32))
+    alone = [found(images[at : at + 1]) for at in range(16)]
+    np.testing.assert_array_equal(found(images), np.concatenate(alone))
+
+
+# --- Devices ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [4, 5, 6])
+def test_devices_agree_on_the_step_of_each_side(side):
+    """Two steps of plain SGD in float64, with padded crops and flips of the resized images, and sync batch norm."""
+    with jax.enable_x64(True):
+        objective = objective_of(
+            SmallNet(batch_norm=True, sync="data", dtype=jnp.float64), augment=AugmentConfig(pad=1, flip=True)
+        )
+        optimizer, found = optax.sgd(0.1), {}
+        for devices in (1, 2, 4):
+            topology = Topology.create(devices)
+            state = fresh_state(objective, optimizer, topology)
+            before, losses = jax.device_get(state.params), []
+            step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+            for number in range(2):
+                batch = random_batch(8, masked=number, seed=number)._replace(side=Side(side))
+                state, sums = step(state, topology.place(batch))
+                losses.append(sums.means())
+            found[devices] = jax.device_get((state.params, state.model_state)), losses
+        moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, found[1][0][0])
+        assert min(jax.tree.leaves(moved)) > 1e-9
+        for devices in (2, 4):
+            assert largest_difference(found[devices], found[1]) < 1e-9
+
+
+# --- Runs ---
+
+TABLE, VAL = random_table(40, image=12), random_table(11, seed=1, image=12)
+GROWING = {"grow_from": 6, "grow_start": "4 steps", "grow_end": "16 steps", "grow_by": 3, "image_size": 12}
+SIDES = [6] * 7 + [9] * 6 + [12] * 11
+"""At steps 7 and 13 the line reaches 7.5 and 10.5 pixels."""
+STEPS = len(SIDES)
+CACHES = ("none", "device")
+
+
+def statistics_model(classes: int = CLASSES):
+    """Of the mean and the mean square of each channel, for images of any size; without convolutions."""
+
+    def init(key, example):
+        return {"weight": 0.1 * jax.random.normal(key, (2 * example.shape[-1], classes), example.dtype)}
+
+    def apply(params, images):
+        means = [images.mean((1, 2)), (images**2).mean((1, 2))]
+        return jnp.concatenate(means, -1) @ params["weight"]
+
+    return init, apply
+
+
+def setup_of(*, devices: int = 2, net=None, table=TABLE, cache: str = "none", **data):
+    config = Config().replace(parallel={"self_test": "never"}, train={"duration": f"{STEPS} steps"})
+    data = {**GROWING, "cache": cache, "augment": AugmentConfig(pad=1), **data}
+    model, optimizer = net or statistics_model(table.num_classes), optax.sgd(0.05, momentum=0.9)
+    return made.setup_of(model, optimizer, table, devices=devices, data=DataConfig(**data), config=config)
+
+
+def run(setup, *, log: str = "1 step", every: str = "1000 steps", **more):
+    recorder = Recorder()
+    changes = {"log": {"every": log}, "eval": {"every": every}, "checkpoint": {"every": "1000 steps"}}
+    state = made.train(setup, changes, val=VAL, listeners=[recorder], **more)
+    return jax.device_get(state), recorder
+
+
+def again(setup):
+    """The same setup, which keeps what it has compiled, with a state of its own."""
+    return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """A setup whose images are streamed, and one whose images lie on the devices, each with its whole run."""
+    setups = {cache: setup_of(cache=cache) for cache in CACHES}
+    return {cache: (setup, *run(again(setup))) for cache, setup in setups.items()}
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_each_step_has_its_side_and_says_so(runs, cache):
+    _, _, recorder = runs[cache]
+    assert [record.image_size for record in recorder.steps] == SIDES
+    assert all(np.isfinite(record.metrics["loss"]) for record in recorder.steps)
+
+
+def test_what_lies_on_the_devices_is_trained_on_as_what_is_streamed(runs):
+    """Bit for bit, and where several steps are one dispatch, too."""
+    _, state, recorder = runs["none"]
+    records = {record.step: record.metrics for record in recorder.steps}
+    for log in ("1 step", "6 steps"):
+        found, recorder = run(again(runs["device"][0]), log=log)
+        assert largest_difference(found, state) == 0
+        assert [record.metrics for record in recorder.steps] == [records[record.step] for record in recorder.steps]
+
+
+@pytest.mark.parametrize(("cache", "stop"), [("none", 6), ("none", 7), ("none", 8), ("device", 7), ("device", 14)])
+def test_interrupted_around_a_change_and_resumed_is_the_same_run_bit_for_bit(runs, cache, stop, tmp_path):
+    setup, state, uninterrupted = runs[cache]
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
+        run(again(setup), checkpoints=checkpoints, should_stop=lambda step: step == stop)
+    resumed, recorder = run(again(setup), checkpoints=checkpoints, resume_step=stop)
+    assert largest_difference(resumed, state) == 0
+    told = [
+        [(record.step, record.metrics, record.image_size) for record in records]
+        for records in (recorder.steps, uninterrupted.steps[stop:])
+    ]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_devices_agree_on_the_run(runs, cache):
+    state, _ = run(setup_of(devices=4, cache=cache))
+    assert largest_difference(state.params, runs[cache][1].params) < 1e-5
+
+
+def test_a_chunk_has_one_side():
+    setup = setup_of(cache="device")
+    _, chunks = made.changed(setup, {"log": {"every": "0 steps"}, "eval": {"every": "0 steps"}}).program()
+    done, sides = 0, []
+    for chunk in chunks(0):
+        columns = chunk.feed[1]
+        side = 12 if columns.side is None else columns.side.pixels
+        sides += [side] * chunk.steps
+        done += chunk.steps
+    assert sides == SIDES and done == STEPS
+    assert max(chunk.steps for chunk in chunks(0)) > 1
+
+
+def test_the_order_of_examples_is_that_of_a_run_that_does_not_grow():
+    growing, plain = setup_of(), setup_of(grow_from=None)
+    for own, other in zip(growing.batches(0, STEPS), plain.batches(0, STEPS), strict=True):
+        for column, expected in zip(own[:5], other[:5], strict=True):
+            np.testing.assert_array_equal(column, expected)
+
+
+def test_a_run_that_does_not_grow_has_no_side_and_says_nothing():
+    setup = setup_of(grow_from=None)
+    assert all(batch.side is None for batch in setup.batches(0, 3))
+    _, recorder = run(setup)
+    assert {record.image_size for record in recorder.steps} == {None}
+
+
+def test_what_does_not_fit_once_it_has_grown_is_said_before_the_first_step(monkeypatch):
+    setup = setup_of(devices=1, net=SmallNet(width=16))
+    program, chunks = setup.program()
+    fed = next(chunks(0)).feed
+    largest, needs = setup.feed.growing(STEPS).largest(fed), []
+    for each in (fed, largest):
+        program.prepare(setup.state, *each)
+        needs.append(Needs.of(program.cost, setup.state.params, setup.topology).total)
+    missing = needs[1] - bytes_on_a_device((setup.state, fed))
+    assert needs[0] < needs[1] - 1 and missing > 0
+    for free, fits in ((missing, True), (missing - 1, False)):
+        monkeypatch.setattr(Topology, "free_memory", lambda _, free=free: free)
+        if fits:
+            assert int(run(again(setup))[0].step) == STEPS
+        else:
+            recorder = Recorder()
+            with pytest.raises(InputError, match="the step needs "):
+                made.train(again(setup), {"log": {"every": "1 step"}}, listeners=[recorder])
+            assert recorder.steps == []
+
+
+def test_each_size_is_compiled_once_and_none_while_the_clock_runs(monkeypatch):
+    compiled, setup = [], setup_of()
+
+    def compiling(function, state, batch, *more):
+        compiled.append(12 if batch.side is None else batch.side.pixels)
+        return compile_with_cost(function, state, batch, *more)
+
+    monkeypatch.setattr("jaxddp.engine.step.compile_with_cost", compiling)
+    for _ in range(2):
+        run(again(setup))
+    # The largest before the first step, to be looked at.
+    assert compiled == [6, 12, 9]
+
+
+def test_costs_are_those_of_the_sizes_that_ran():
+    work = Work()
+    assert work.mean() is None
+    work.add(2, None)
+    for steps, flops in ((3, 10), (1, 50)):
+        work.add(steps, Cost({"float32": flops}, memory=flops))
+    mean = work.mean()
+    assert mean is not None and (mean.flops, mean.memory) == (20, 50)
+
+
+def test_a_run_reports_the_mean_cost_of_its_steps():
+    setup = setup_of(net=SmallNet())
+    _, recorder = run(setup)
+    each = [record.used.flops_per_step for record in recorder.steps]
+    of_side = dict(zip(SIDES, each, strict=True))
+    assert each == [of_side[side] for side in SIDES] and of_side[6] < of_side[9] < of_side[12]
+    assert recorder.ends[0].used.flops_per_step == sum(each) // STEPS
+
+
+# --- Files ---
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("ilsvrc"), images=8, val=7, size=(40, 52))
+
+
+FILES = {**GROWING, "grow_by": 6, "image_size": 18, "resize": 20}
+
+
+def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tree):
+    """Each example once an epoch, and pixels those of a run whose images have that side from the first step on."""
+    setup = setup_of(table=train_solutions(tree), **FILES)
+    batches = list(setup.batches(0, 24))
+    growth = setup.feed.growth
+    sides = [growth.side(step) for step in range(24)]
+    assert [batch.image.shape[1:] for batch in batches] == [(side, side, 3) for side in sides]
+    assert set(sides) == {6, 12, 18} and all(batch.side is None for batch in batches)
+    rows = np.concatenate([np.asarray(batch.row) for batch in batches])
+    assert all(sorted(epoch) == list(range(24)) for epoch in rows.reshape(8, 24).tolist())
+    for side in (12, 18):
+        fixed = setup_of(table=train_solutions(tree), **{**FILES, "grow_from": None, "image_size": side, "resize": 20})
+        at = sides.index(side)
+        for batch, expected in zip(batches[at : at + 2], fixed.batches(at, at + 2), strict=True):
+            np.testing.assert_array_equal(batch.image, expected.image)
+
+
+def test_resuming_reads_the_side_of_the_step_that_it_begins_with(tree):
+    setup = setup_of(table=train_solutions(tree), **FILES)
+    whole = list(setup.batches(0, 24))
+    for start in (7, 23):
+        for batch, expected in zip(setup.batches(start, 24), whole[start:], strict=True):
+            for column, other in zip(batch[:5], expected[:5], strict=True):
+                np.testing.assert_array_equal(column, other)
+
+
+def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree):
+    data = {**FILES, "crop": "whole"}
+    there = setup_of(table=train_solutions(tree), cache="device", **data)
+    (first, *_) = there.batches(0, 1)
+    assert first.image.shape[1:] == (18, 18, 3) and first.side == Side(6)
+    assert there.feed.images.shape[1:] == (18, 18, 3)
+    chunk = next(there.program()[1](0))
+    assert chunk.feed[1].side == Side(6)
+    # The same pictures, by two ways of resizing, which differ by a few levels.
+    decoded = next(setup_of(table=train_solutions(tree), **data).batches(0, 1))
+    difference = np.abs(np.asarray(resized(first.image, Side(6), jnp.float32)).astype(int) - np.asarray(decoded.image))
+    assert 0 < difference.mean() < 12
+
+
+def test_the_self_test_sees_the_images_that_a_run_begins_with(tree):
+    """Of a run that is resumed they have another shape, and its setup has tested the first ones."""
+    setup = setup_of(table=train_solutions(tree), **FILES)
+    run = made.changed(setup, {"parallel": {"self_test": "always"}}).run()
+    for step in (0, 23):
+        run.self_test(run.state, *next(run.chunks(step)).feed)
+
+
+# --- Evaluation's own size ---
+
+
+def test_evaluation_has_its_size_and_training_keeps_its_own(tree):
+    data = {"grow_from": None, "image_size": 12, "resize": 20, "eval_size": 20}
+    setup, val = setup_of(table=train_solutions(tree), net=SmallNet(classes=3), **data), val_solutions(tree)
+    assert next(setup.batches(0, 1)).image.shape[1:] == (12, 12, 3)
+    expected = next(iter(val.eval_batches(EvalOrder(7, 8), DataConfig(image_size=20, resize=20))))
+    found = next(setup.feed.eval_batches(val, 8))
+    np.testing.assert_array_equal(found.image, expected.image)
+    assert setup.evaluator(val)(setup.state)["count"] == 7
+    resident = dataclasses.replace(setup.feed, data=dataclasses.replace(setup.data, cache="device", crop="whole"))
+    resident.place(val)
+    assert [held.images.shape[1:] for held in resident.resident.values()] == [(12, 12, 3), (20, 20, 3)]
+    assert Signature.of(setup.table, setup.data).image_shape == (20, 20, 3)
+
+
+def test_the_short_side_is_resized_to_no_less_than_what_is_cropped(tree):
+    data = DataConfig(image_size=12, resize=16, eval_size=20)
+    with pytest.raises(
+        InputError, match=r"^data.resize=16: validation crops data.eval_size=20 .* set data.resize to 20"
+    ):
+        val_solutions(tree).check_evaluation(data.of_evaluation)
+    with pytest.raises(InputError, match=r"^data.eval_size=20: these images are 12x12 and, in memory, stay so"):
+        setup_of(eval_size=20, grow_from=None, net=SmallNet()).evaluator(VAL)
+
+
+# --- What takes one size alone ---
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "side"),
+    [({}, "data.grow_from=6", 6), ({"grow_from": None, "eval_size": 20, "resize": 20}, "data.eval_size=20", 20)],
+)
+def test_a_network_for_one_size_is_refused_before_anything_is_compiled(tree, data, key, side):
+    with pytest.raises(InputError, match=rf"^{key}: the network that is made for 18x18 pixels does not take {side}x"):
+        setup_of(table=train_solutions(tree), net=linear_model(), **{**FILES, **data})
+
+
+def test_a_vision_transformer_says_why():
+    table, growing = random_table(16, image=32), {"grow_from": 16, "grow_by": 16}
+    net = MODELS.get("vit_ti16")(Config(), CLASSES)
+    with pytest.raises(InputError, match=r"32x32 pixels does not take 16x16 \(vit: images of 16x16 .* positions"):
+        setup_of(table=table, net=net, **growing)
+
+
+def test_an_augmentation_that_a_small_image_is_too_small_for_is_refused():
+    with pytest.raises(InputError, match=r"^data.augment.cutout=8: expected 0 to 6, pixels"):
+        setup_of(augment=AugmentConfig(cutout=8))
+
+
+def test_images_that_are_not_square_do_not_grow():
+    images = np.zeros((16, 12, 8, 3), np.uint8)
+    table = jaxddp.ArrayTable(images, np.arange(16) % 2, ("a", "b"))
+    with pytest.raises(InputError, match=r"^data.grow_from=6: these images are 12x8, and square ones grow"):
+        setup_of(table=table)
+
+
+def test_a_run_that_ends_before_its_images_have_grown_says_so(caplog):
+    setup_of(grow_end="100 steps")
+    assert 'data.grow_end="100 steps": the run ends before, at 6 pixels of 12' in caplog.text
+
+
+# --- From Python and at the terminal ---
+
+
+def test_a_share_of_a_run_whose_length_was_changed_since_is_refused():
+    data = DataConfig(**{**GROWING, "grow_end": "80%"})
+    setup = jaxddp.prepare_training(statistics_model(), TABLE, 2, optax.sgd(0.05), 4, epochs=2, data=data)
+    told = r"^data.grow_end=80% is of a run of 2 epochs, and this one is of 3 epochs; give prepare_training its"
+    with pytest.raises(InputError, match=told):
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, epochs=3, listeners=())
+    _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step")
+    assert history.train["image_size"].tolist() == [6] * 5 + [9] * 2 + [12] * 3
+
+
+@pytest.mark.slow
+def test_a_recipe_grows_is_resumed_evaluated_and_shown(tmp_path, capfd):
+    arrays = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, seed=1, image=16))
+    keys = ["--data.grow-from", "8", "--data.grow-by", "4", "--data.grow-end", "80%"]
+    recipe, workdir = [RECIPE, "--data.path", str(arrays), *keys], tmp_path / "run"
+    assert main(["train", *recipe, "--workdir", str(workdir), "--train.duration", "10 steps"]) == 0
+    lines = [line for line in metrics(workdir) if line["split"] == "train"]
+    assert [line["image_size"] for line in lines] == [8] * 2 + [12] * 4 + [16] * 4
+    assert json.loads((workdir / "result.json").read_text())["status"] == "done"
+    # The step is the seventh of the run, whose images have grown.
+    assert (
+        main(["data", "show", *recipe, "--step", "3", "--train.duration", "10 steps", "--out", str(tmp_path / "a.png")])
+        == 0
+    )
+    assert "12x12 pixels" in capfd.readouterr().out
+    assert main(["eval", str(workdir / "config.json")]) == 0
+    message = fails(["train", *recipe, "--workdir", str(workdir), "--data.grow-by", "8"], capfd)
+    assert re.search("data.grow_by was 4 and is now 8", message)
