@@ -41,6 +41,7 @@ from jaxddp.experiment.arguments import (
     options_of,
     words_of_arguments,
 )
+from jaxddp.experiment.chosen_metrics import check_metrics, configured_metrics
 from jaxddp.experiment.exported_weights import export_weights
 from jaxddp.experiment.fine_tuning import check_thaw
 from jaxddp.experiment.fit_setup import fit_setup
@@ -51,10 +52,8 @@ from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (
     Recipe,
     check_listeners,
-    check_metrics,
     check_optimizer,
     check_parts,
-    configured_metrics,
     configured_parts,
 )
 from jaxddp.experiment.resources import Resources, join_job

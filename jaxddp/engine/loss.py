@@ -69,7 +69,7 @@ def example_loss(loss: Loss, num_classes: int) -> ExampleLoss:
         of_weight = jax.grad(lambda logits: _scalars(loss(logits, labels))[1].astype(jnp.float32))(logits)
         return jnp.stack(_scalars(whole)), jnp.stack([values.sum(), weights.sum()]), jnp.abs(of_weight).max()
 
-    for logits, labels in _trials(num_classes):
+    for logits, labels in random_batches(num_classes):
         whole, singly, of_weight = jax.device_get(both(logits, labels))
         if not np.isfinite(whole).all():
             # A loss may want probabilities, of a model that ends with a softmax.
@@ -89,7 +89,7 @@ def check_metric(metric: Loss, name: str, num_classes: int) -> None:
         raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
     if _form(metric, name, num_classes) != "examples":
         raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
-    for logits, labels in _trials(num_classes):
+    for logits, labels in random_batches(num_classes):
         whole = np.asarray(jax.jit(metric)(logits, labels), np.float64)
         one_by_one = jax.jit(jax.vmap(lambda one, label: metric(one[None], label[None])[0]))
         singly = np.asarray(one_by_one(logits, labels), np.float64)
@@ -97,6 +97,15 @@ def check_metric(metric: Loss, name: str, num_classes: int) -> None:
             raise InputError(
                 f"{name}: {_difference('examples', whole, singly, 'value')}; let it follow from the example alone"
             )
+
+
+def random_batches(num_classes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of logits float32[B, K] and labels, to try a loss or a metric on: every class is some example's label."""
+    rng = np.random.default_rng(0)
+    rows = min(max(num_classes, _FEWEST), _MOST)
+    labels = np.resize(rng.permutation(num_classes), -(-max(num_classes, rows) // rows) * rows)
+    for part in labels.reshape(-1, rows):
+        yield 2 * rng.standard_normal((rows, num_classes), np.float32), part.astype(np.int32)
 
 
 def _form(loss: Loss, name: str, num_classes: int) -> Form:
@@ -121,15 +130,6 @@ def _form(loss: Loss, name: str, num_classes: int) -> Form:
 def _scalars(pair: Any) -> tuple[jax.Array, jax.Array]:
     total, weight = pair
     return jnp.asarray(total), jnp.asarray(weight).astype(jnp.result_type(total))
-
-
-def _trials(num_classes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of random logits, float32[B, K], in which every class is some example's label."""
-    rng = np.random.default_rng(0)
-    rows = min(max(num_classes, _FEWEST), _MOST)
-    labels = np.resize(rng.permutation(num_classes), -(-max(num_classes, rows) // rows) * rows)
-    for part in labels.reshape(-1, rows):
-        yield 2 * rng.standard_normal((rows, num_classes), np.float32), part.astype(np.int32)
 
 
 def _tolerance(values: Any) -> float:

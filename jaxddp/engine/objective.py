@@ -12,6 +12,7 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Views
 from jaxddp.data.batch import Batch
 from jaxddp.engine.loss import ExampleLoss
+from jaxddp.engine.set_metrics import SetMetric, is_set_metric, measured
 from jaxddp.engine.views import mean_logits
 from jaxddp.errors import InputError
 from jaxddp.models.protocol import Model, takes_example_keys
@@ -29,11 +30,13 @@ class MetricSums(flax.struct.PyTreeNode):
     """Sums of per-example metrics: `values[i]` is (sum, weight) of `names[i]`, and the last row (examples, 1).
 
     Two of them add up by adding `values`. The weight of a metric is the number of examples; of a loss that weighs its
-    examples the sum of their weights; of a scalar that belongs to a step, 1.
+    examples the sum of their weights; of a scalar that belongs to a step, 1. `sets` is what the examples contribute to
+    metrics over a whole set, by name; see `jaxddp.engine.set_metrics`.
     """
 
     values: jax.Array
     names: tuple[str, ...] = flax.struct.field(pytree_node=False)
+    sets: Mapping[str, Any] = flax.struct.field(default_factory=dict)
 
     def means(self) -> dict[str, float]:
         """Each metric's mean over the examples that were counted, in float64; NaN where none was."""
@@ -87,13 +90,14 @@ class Objective:
     """A model, its input and its loss as one function of the parameters.
 
     Calling it sums over whatever slice of the batch it is given; averaging over devices is the step's business. The
-    loss is the first of the sums' names. Evaluation classifies an image by its `views`.
+    loss is the first of the sums' names. Evaluation classifies an image by its `views`, and alone measures those of the
+    metrics that are of a whole set.
     """
 
     model: Model
     loss: ExampleLoss
     preprocess: Preprocess
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Metric | SetMetric] = field(default_factory=dict)
     views: Views = "one"
 
     def __call__(
@@ -124,7 +128,7 @@ class Objective:
         if mixing is not None:
             others, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
             columns = jax.tree.map(lambda own, other: share * own + (1 - share) * other, columns, others)
-        names, ones = ("loss", *self.metrics), jnp.ones(batch.mask.shape, logits.dtype)
+        names, ones = ("loss", *self._of_examples), jnp.ones(batch.mask.shape, logits.dtype)
         if batch.substituted is not None:
             columns, names = [*columns, (batch.substituted.astype(logits.dtype), ones)], (*names, SUBSTITUTED)
         columns = [*columns, (ones, ones)]
@@ -134,7 +138,8 @@ class Objective:
             return jnp.where(batch.mask > 0, column * batch.mask, 0).sum()
 
         rows = [jnp.stack([total(values), total(weights)]) for values, weights in columns]
-        return MetricSums(jnp.stack(rows), names), model_state
+        sets = {} if train else measured(self.metrics, logits, batch.label, batch.mask)
+        return MetricSums(jnp.stack(rows), names, sets), model_state
 
     def predict(self, params: Any, model_state: Any, images: jax.Array) -> jax.Array:
         """The logits of evaluation, float[B, K], of normalized images [B, H, W, C]."""
@@ -144,11 +149,15 @@ class Objective:
 
         return mean_logits(classify, images, self.views)
 
+    @property
+    def _of_examples(self) -> dict[str, Any]:
+        return {name: metric for name, metric in self.metrics.items() if not is_set_metric(metric)}
+
     def _columns(self, logits: jax.Array, labels: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
         """The value and the weight of each example, float[B] each, loss first."""
         values, weights = self.loss(logits, labels)
         ones = jnp.ones(labels.shape, logits.dtype)
-        metrics = [(metric(logits, labels), ones) for metric in self.metrics.values()]
+        metrics = [(metric(logits, labels), ones) for metric in self._of_examples.values()]
         return [(values.astype(logits.dtype), weights.astype(logits.dtype)), *metrics]
 
 

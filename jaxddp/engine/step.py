@@ -18,6 +18,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.set_metrics import over_devices
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
@@ -145,7 +146,7 @@ def make_local_eval_step(objective: Objective) -> EvalStep:
 
     def local_step(state: TrainState, batch: Batch) -> MetricSums:
         sums, _ = objective(state.eval_params, state.model_state, batch, train=False)
-        return sums.replace(values=lax.psum(sums.values, AXIS))
+        return sums.replace(values=lax.psum(sums.values, AXIS), sets=over_devices(sums.sets))
 
     return local_step
 

@@ -11,7 +11,7 @@ import optax
 from jaxddp.config import DataConfig
 from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.errors import InputError
-from jaxddp.experiment.recipe import check_name
+from jaxddp.experiment.chosen_metrics import check_name
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.wording import first_line, refusal
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxddp.data.source import Source
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.set_metrics import is_set_metric
 from jaxddp.engine.state import TrainState, array_types
 from jaxddp.errors import InputError
 from jaxddp.experiment.recipe import Recipe
@@ -33,8 +34,8 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     logits, labels = jax.ShapeDtypeStruct((2, num_classes), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
-    of_examples = {"loss": recipe.loss.function, **{f"metric {name}": each for name, each in recipe.metrics.items()}}
-    found = {name: _described(function, logits, labels) for name, function in of_examples.items()}
+    found = {"loss": _described(recipe.loss.function, logits, labels)}
+    found |= {f"metric {name}": _metric(each, logits, labels) for name, each in recipe.metrics.items()}
     update = _digest(recipe.optimizer.update, state.params, state.opt_state, state.params)
     numbers = _initial_numbers(recipe.optimizer.init, state.params)
     found["optimizer"] = " ".join([update, *(str(np.asarray(number)) for number in numbers)])
@@ -96,6 +97,14 @@ def _initial_numbers(init: Callable[[Any], Any], params: Any) -> list[jax.Array]
     """The numbers that an optimizer keeps in its state and not in its program, as `optax.inject_hyperparams` does."""
     leaves = jax.tree.leaves(init(params))
     return [leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+
+def _metric(metric: Any, logits: Any, labels: Any) -> str:
+    if not is_set_metric(metric):
+        return _described(metric, logits, labels)
+    if hasattr(metric, "examples"):
+        return _described(metric.examples, logits, labels)
+    return _described(metric.sums, logits, labels, jax.ShapeDtypeStruct((2,), jnp.float32))
 
 
 def _part(part: Part, state: TrainState) -> str:

@@ -1,0 +1,48 @@
+"""The metrics of a recipe: those that its config names, and those that a recipe file or a notebook brings."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jaxddp.config import Config
+from jaxddp.engine.loss import check_metric
+from jaxddp.engine.objective import Metric
+from jaxddp.engine.parts.guard import SKIPPED
+from jaxddp.engine.parts.loss_scale import LOSS_SCALE
+from jaxddp.engine.set_metrics import SetMetric, check_set_metric, is_set_metric
+from jaxddp.errors import InputError
+from jaxddp.registry import METRICS
+from jaxddp.wording import kind_of
+
+_RESERVED = (
+    *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
+    *("data_wait_fraction", "flops_utilization", "peak_memory", LOSS_SCALE, SKIPPED),
+)
+"""Names that a line of metrics.jsonl has for other things, as it has all that begin with `epoch_`."""
+_NAME = re.compile(r"(?!epoch_)[\w.-]+")
+
+
+def configured_metrics(config: Config, num_classes: int) -> dict[str, Metric | SetMetric]:
+    """The metrics that a config names, but for those that say nothing of so few classes."""
+    named = {name: METRICS.get(name) for name in config.eval.metrics}
+    return {name: metric for name, metric in named.items() if num_classes >= getattr(metric, "min_classes", 1)}
+
+
+def check_metrics(metrics: Any, where: str, num_classes: int) -> dict[str, Metric | SetMetric]:
+    """Metrics by name, functions like `METRICS`'. Raises: InputError; `where` says who gave something else."""
+    if not isinstance(metrics, Mapping):
+        raise InputError(f"{where}: {kind_of(metrics)} was given; give a dict of name to function")
+    for name, metric in metrics.items():
+        check_name(name, where)
+        if is_set_metric(metric):
+            for own in check_set_metric(metric, f"{where}: {name}", num_classes):
+                check_name(own, f"{where}: {name}")
+        else:
+            check_metric(metric, f"{where}: {name}", num_classes)
+    return dict(metrics)
+
+
+def check_name(name: Any, where: str) -> None:
+    """Raises `InputError` where a metric cannot have a name; `where` says who gave it."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+        raise InputError(f"{where}: {name!r} cannot be the name of a metric; give another")
