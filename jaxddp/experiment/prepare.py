@@ -7,8 +7,10 @@ import jax
 
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
+from jaxddp.config import Config
+from jaxddp.data.balanced_order import BalancedOrder
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.source import check_labelled, image_dtype
+from jaxddp.data.source import Source, check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
@@ -69,8 +71,15 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
     config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
     if config.data.cache == "device":
         source.check_resident(config.data)
-    order = SampleOrder(len(source), config.train.batch_size, config.seed)
+    order = make_order(source, config)
     return Feed(source, order, config.data, resources.topology, source.substitutes(config.data))
+
+
+def make_order(source: Source, config: Config) -> SampleOrder:
+    """Which examples each batch holds. Raises: InputError; the batch is larger than the data set."""
+    if config.data.sampling == "balanced":
+        return BalancedOrder.of(source.labels, config.train.batch_size, config.seed)
+    return SampleOrder(len(source), config.train.batch_size, config.seed)
 
 
 def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
