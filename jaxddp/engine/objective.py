@@ -1,6 +1,6 @@
 """What is minimized and what is measured, as sums and weights: division happens once, over the global batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -8,6 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxddp.augment.mixing import Mixing
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Views
 from jaxddp.data.batch import Batch
@@ -116,6 +117,25 @@ class Objective:
         and the keys of examples (`Model.apply`) are made.
         """
         images, mixing = self.preprocess(batch, train=train, key=image_key)
+        keys = {"key": key, "image_key": image_key}
+        logits, model_state = self.logits(params, model_state, images, batch, train=train, **keys)
+        sums = self.sums(self.columns(logits, batch, mixing), batch)
+        if not train:
+            sums = sums.replace(sets=measured(self.metrics, logits, batch.label, batch.mask))
+        return sums, model_state
+
+    def logits(
+        self,
+        params: Any,
+        model_state: Any,
+        images: jax.Array,
+        batch: Batch,
+        *,
+        train: bool,
+        key: jax.Array | None,
+        image_key: jax.Array | None,
+    ) -> tuple[jax.Array, Any]:
+        """float[B, K], in float32 or wider, of a batch's images as `preprocess` made them, and the new model state."""
         if train:
             # Others are traced as if there were no such keys.
             own = {"example_keys": _example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
@@ -123,14 +143,22 @@ class Objective:
         else:
             logits = self.predict(params, model_state, images)
         _check_logits(logits, (len(images), self.loss.num_classes))
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), model_state
+
+    def columns(self, logits: jax.Array, batch: Batch, mixing: Mixing | None) -> list[tuple[jax.Array, jax.Array]]:
+        """The loss, then each metric, as the value and the weight of each example, float[B] each."""
         columns = self._columns(logits, batch.label)
         if mixing is not None:
             others, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
             columns = jax.tree.map(lambda own, other: share * own + (1 - share) * other, columns, others)
-        names, ones = ("loss", *self._of_examples), jnp.ones(batch.mask.shape, logits.dtype)
+        return columns
+
+    def sums(self, columns: Sequence[tuple[jax.Array, jax.Array]], batch: Batch) -> MetricSums:
+        """Over a batch's unmasked examples, of what `columns` gives."""
+        dtype = columns[0][0].dtype
+        names, ones = ("loss", *self._of_examples), jnp.ones(batch.mask.shape, dtype)
         if batch.substituted is not None:
-            columns, names = [*columns, (batch.substituted.astype(logits.dtype), ones)], (*names, SUBSTITUTED)
+            columns, names = [*columns, (batch.substituted.astype(dtype), ones)], (*names, SUBSTITUTED)
         columns = [*columns, (ones, ones)]
 
         def total(column: jax.Array) -> jax.Array:
@@ -138,8 +166,7 @@ class Objective:
             return jnp.where(batch.mask > 0, column * batch.mask, 0).sum()
 
         rows = [jnp.stack([total(values), total(weights)]) for values, weights in columns]
-        sets = {} if train else measured(self.metrics, logits, batch.label, batch.mask)
-        return MetricSums(jnp.stack(rows), names, sets), model_state
+        return MetricSums(jnp.stack(rows), names)
 
     def predict(self, params: Any, model_state: Any, images: jax.Array) -> jax.Array:
         """The logits of evaluation, float[B, K], of normalized images [B, H, W, C]."""

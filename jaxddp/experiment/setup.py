@@ -25,6 +25,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.experiment.identity import checksums, identity
+from jaxddp.experiment.objective_identity import objective_identity
 from jaxddp.experiment.programs import Programs, seeded_step
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources, check_comparable
@@ -203,7 +204,8 @@ class RunSetup:
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
         shape = self.table.image_shape(self.data)
-        return identity(self.recipe, self.state, self.table.num_classes, shape)
+        known = identity(self.recipe, self.state, self.table.num_classes, shape)
+        return known | objective_identity(self.recipe, self.objective, self.state, self.resources)
 
     def run(
         self,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError
 from jaxddp.overrides import checked
-from jaxddp.ranges import Range
+from jaxddp.ranges import Range, Share
 from jaxddp.wording import show
 
 BatchSize = Annotated[int, Range(1, 2**24)]
@@ -41,6 +41,12 @@ class ObjectiveConfig:
     """What a step minimizes, of which the loss is a part."""
 
     name: str = "supervised"
+    teacher: str | None = None
+    """Distillation: the work directory of the run to learn from, of which the best checkpoint is taken."""
+    temperature: Annotated[float, Range(0, 1000, above=True)] = 4.0
+    """Distillation: what the logits of both are divided by before they are compared."""
+    teacher_share: Share = 0.9
+    """Distillation: what the teacher's part of the loss is multiplied by; that of the labels has the rest."""
 
 
 @dataclass(frozen=True)
