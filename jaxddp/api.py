@@ -16,6 +16,7 @@ from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.compiler_options import step_options
@@ -61,6 +62,7 @@ from jaxddp.experiment.trained import TrainedRun
 from jaxddp.files import check_path
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import agree
+from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import adapt
@@ -96,6 +98,7 @@ __all__ = [
     "resnet",
     "show_inputs",
     "show_predictions",
+    "sigmoid_cross_entropy",
     "softmax_cross_entropy",
     "test_listing",
     "topk_accuracy",
@@ -188,7 +191,10 @@ def prepare_training(
     join_job(find_job(), config.parallel)
     topology = Topology.create(devices)
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
-    loss, objects = example_loss(softmax_cross_entropy, table.num_classes), {"metrics": metrics, "parts": parts}
+    # `train` brings another.
+    several = is_multi_label(table)
+    usual = sigmoid_cross_entropy if several else softmax_cross_entropy
+    loss, objects = example_loss(usual, table.num_classes, multi_label=several), {"metrics": metrics, "parts": parts}
     objects |= {"augmentation": augmentation, "initialize": initialize, "objective": objective}
     recipe = Recipe(
         config=config,
@@ -196,7 +202,7 @@ def prepare_training(
         optimizer=check_optimizer(optimizer, "optimizer"),
         loss=loss,
         eval_loss=loss,
-        **checked_objects(config, table.num_classes, objects),
+        **checked_objects(config, table, objects),
     )
     return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
 

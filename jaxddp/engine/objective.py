@@ -19,7 +19,7 @@ from jaxddp.errors import InputError
 from jaxddp.models.protocol import Model, takes_example_keys
 
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
-"""(logits float[B, K], labels int32[B]) -> float[B]."""
+"""(logits float[B, K], labels int32[B], or float[B, K] where there may be several) -> float[B]."""
 
 SUBSTITUTED = "substituted"
 """The share of images that were substituted by others; measured where the batch says which."""
@@ -121,7 +121,7 @@ class Objective:
         logits, model_state = self.logits(params, model_state, images, batch, train=train, **keys)
         sums = self.sums(self.columns(logits, batch, mixing), batch)
         if not train:
-            sums = sums.replace(sets=measured(self.metrics, logits, batch.label, batch.mask))
+            sums = sums.replace(sets=measured(self.metrics, logits, targets(batch.label, logits), batch.mask))
         return sums, model_state
 
     def logits(
@@ -182,8 +182,9 @@ class Objective:
 
     def _columns(self, logits: jax.Array, labels: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
         """The value and the weight of each example, float[B] each, loss first."""
+        labels = targets(labels, logits)
         values, weights = self.loss(logits, labels)
-        ones = jnp.ones(labels.shape, logits.dtype)
+        ones = jnp.ones(labels.shape[:1], logits.dtype)
         metrics = [(metric(logits, labels), ones) for metric in self._of_examples.values()]
         return [(values.astype(logits.dtype), weights.astype(logits.dtype)), *metrics]
 
@@ -198,6 +199,11 @@ def _example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:
     stream = jax.random.fold_in(jax.random.key(0) if key is None else key, _EXAMPLES)
     fold = jax.vmap(lambda epoch, row: jax.random.fold_in(jax.random.fold_in(stream, epoch), row))
     return fold(batch.epoch, batch.row)
+
+
+def targets(labels: jax.Array, logits: jax.Array) -> jax.Array:
+    """Labels as losses and metrics take them: int32[B], or of the logits' dtype, [B, K]."""
+    return labels if labels.ndim == 1 else labels.astype(logits.dtype)
 
 
 def _check_logits(logits: Any, shape: tuple[int, int]) -> None:

@@ -62,9 +62,12 @@ def is_set_metric(metric: Any) -> bool:
 def measured(metrics: Mapping[str, Any], logits: jax.Array, labels: jax.Array, mask: jax.Array) -> dict[str, Any]:
     """What a slice of a batch contributes to each metric over the set; others among the metrics are left out."""
 
+    of_set = {name: metric for name, metric in metrics.items() if is_set_metric(metric)}
+    if not of_set:
+        return {}
     # Of padding a network may make anything.
     real = jnp.where(mask[:, None] > 0, logits, 0)
-    return {name: _of_slice(metric, real, labels, mask) for name, metric in metrics.items() if is_set_metric(metric)}
+    return {name: _of_slice(metric, real, labels, mask) for name, metric in of_set.items()}
 
 
 def over_devices(contributions: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def finished(metrics: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, 
     return numbers
 
 
-def check_set_metric(metric: Any, name: str, num_classes: int) -> tuple[str, ...]:
+def check_set_metric(metric: Any, name: str, num_classes: int, *, multi_label: bool = False) -> tuple[str, ...]:
     """The names of a metric's numbers. It is tried on random logits, with every class among the labels.
 
     Raises:
@@ -103,7 +106,7 @@ def check_set_metric(metric: Any, name: str, num_classes: int) -> tuple[str, ...
     """
     if callable(getattr(metric, "sums", None)) is callable(getattr(metric, "examples", None)):
         raise InputError(f"{name}: a metric over a set has the method sums or examples beside finish; give one of them")
-    logits, labels = next(random_batches(num_classes))
+    logits, labels = next(random_batches(num_classes, multi_label=multi_label))
     cut = len(logits) // 2
     try:
         whole = _tried(metric, [(logits, labels)])

@@ -161,11 +161,13 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
     return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
 
 
-def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
+def make_classify(
+    objective: Objective, topology: Topology, *, multi_label: bool = False
+) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
     """Compile (on first use) the classification of one batch, the same on every device.
 
     It gives the probabilities of the classes, float32[B, K], NaN where a logit is not finite, and the batch's
-    `substituted`.
+    `substituted`. Where an image may have several labels, each class has a probability of its own.
     """
     predict = make_predict(objective, topology)
 
@@ -173,6 +175,7 @@ def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainSt
         logits = predict(state, batch).astype(jnp.float32)
         # Of logits that are not finite XLA may make any probabilities.
         finite = jnp.isfinite(logits).all(-1, keepdims=True)
-        return jnp.where(finite, jax.nn.softmax(logits), jnp.nan), batch.substituted
+        probabilities = jax.nn.sigmoid(logits) if multi_label else jax.nn.softmax(logits)
+        return jnp.where(finite, probabilities, jnp.nan), batch.substituted
 
     return jax.jit(classify, out_shardings=topology.replicated)

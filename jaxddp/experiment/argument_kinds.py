@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxddp.config import Config, DataConfig
+from jaxddp.data.labels import is_multi_label
+from jaxddp.data.source import Source
 from jaxddp.engine.objective import supervised
 from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.errors import InputError
@@ -34,16 +36,18 @@ def check_function(function: Any, name: str, of: str) -> Any:
     return function
 
 
-def checked_objects(config: Config, num_classes: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def checked_objects(config: Config, table: Source, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `Recipe` that are optional arguments: functions, metrics and parts. Raises: InputError."""
     functions = {"augmentation": "(key, image)", "initialize": "(params, model_state)"}
     found = {name: check_function(given[name], name, of) for name, of in functions.items()}
     objective = check_function(given["objective"], "objective", "the supervised objective")
-    metrics = check_metrics(given["metrics"] or {}, "metrics", num_classes)
+    classes, several = table.num_classes, is_multi_label(table)
+    metrics = check_metrics(given["metrics"] or {}, "metrics", classes, multi_label=several)
+    named = config.replace(eval={"metrics": ("map",)}) if several else config
     return {
         **found,
         "objective": objective or supervised,
-        "metrics": configured_metrics(config, num_classes) | metrics,
+        "metrics": configured_metrics(named, classes, multi_label=several) | metrics,
         "parts": check_parts(given["parts"], "parts", configured_parts(config)),
     }
 

@@ -1,5 +1,6 @@
 """The loss that a config names, with its weights of classes, as training and as evaluation take it."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -14,19 +15,22 @@ from jaxddp.sections.training import BALANCED
 _KEY = "loss.class_weights"
 
 
-def configured_losses(config: Config, class_counts: np.ndarray) -> tuple[ExampleLoss, ExampleLoss]:
+def configured_losses(
+    config: Config, class_counts: np.ndarray, *, multi_label: bool = False
+) -> tuple[ExampleLoss, ExampleLoss]:
     """The loss of training, and that of evaluation, which has its weights and no label smoothing.
 
     Args:
         class_counts: int64[K], of the training data.
+        multi_label: whether an image may have several labels.
 
     Raises:
         InputError: an unknown name, or weights that do not suit the loss or the classes.
     """
     weights = class_weights(config, class_counts)
-    training = _made(config, weights, len(class_counts))
+    training = _made(config, weights, len(class_counts), multi_label)
     plain = config.replace(train={"label_smoothing": 0.0})
-    return training, training if config == plain else _made(plain, weights, len(class_counts))
+    return training, training if config == plain else _made(plain, weights, len(class_counts), multi_label)
 
 
 def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None:
@@ -50,10 +54,18 @@ def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None
     return np.array(given)
 
 
-def _made(config: Config, weights: np.ndarray | None, num_classes: int) -> ExampleLoss:
+def _made(config: Config, weights: np.ndarray | None, num_classes: int, multi_label: bool) -> ExampleLoss:
     make: Any = LOSSES.get(config.loss.name)
-    if weights is None:
-        return example_loss(make(config), num_classes)
-    if "class_weights" not in inspect.signature(make).parameters:
-        raise InputError(f"{_KEY}: loss.name={config.loss.name} takes no weights; leave them out")
-    return example_loss(make(config, class_weights=tuple(weights.tolist())), num_classes)
+    if weights is not None:
+        if "class_weights" not in inspect.signature(make).parameters:
+            raise InputError(f"{_KEY}: loss.name={config.loss.name} takes no weights; leave them out")
+        make = functools.partial(make, class_weights=tuple(weights.tolist()))
+    try:
+        return example_loss(make(config), num_classes, multi_label=multi_label)
+    except InputError as error:
+        if not multi_label:
+            raise
+        raise InputError(
+            f"loss.name={config.loss.name} does not take several labels of an image, which the training data have; set "
+            "loss.name to bce, or leave one label in each row"
+        ) from error

@@ -22,24 +22,42 @@ _RESERVED = (
 _NAME = re.compile(r"(?!epoch_)[\w.-]+")
 
 
-def configured_metrics(config: Config, num_classes: int) -> dict[str, Metric | SetMetric]:
-    """The metrics that a config names, but for those that say nothing of so few classes."""
+def configured_metrics(config: Config, num_classes: int, *, multi_label: bool = False) -> dict[str, Metric | SetMetric]:
+    """The metrics that a config names, but for those that say nothing of so few classes.
+
+    Raises: InputError; one takes one label an example, and there may be several, or the other way round.
+    """
     named = {name: METRICS.get(name) for name in config.eval.metrics}
+    for name, metric in named.items():
+        if not _takes(metric, multi_label):
+            there, wanted = ("several", "one") if multi_label else ("one", "several")
+            others = ", ".join(other for other in METRICS.names() if _takes(METRICS.get(other), multi_label))
+            raise InputError(
+                f"eval.metrics: {name} takes {wanted} label{'s' * (wanted == 'several')} an image, and the data have "
+                f"{there}; name some of {others}"
+            )
     return {name: metric for name, metric in named.items() if num_classes >= getattr(metric, "min_classes", 1)}
 
 
-def check_metrics(metrics: Any, where: str, num_classes: int) -> dict[str, Metric | SetMetric]:
+def check_metrics(
+    metrics: Any, where: str, num_classes: int, *, multi_label: bool = False
+) -> dict[str, Metric | SetMetric]:
     """Metrics by name, functions like `METRICS`'. Raises: InputError; `where` says who gave something else."""
     if not isinstance(metrics, Mapping):
         raise InputError(f"{where}: {kind_of(metrics)} was given; give a dict of name to function")
     for name, metric in metrics.items():
         check_name(name, where)
         if is_set_metric(metric):
-            for own in check_set_metric(metric, f"{where}: {name}", num_classes):
+            for own in check_set_metric(metric, f"{where}: {name}", num_classes, multi_label=multi_label):
                 check_name(own, f"{where}: {name}")
         else:
-            check_metric(metric, f"{where}: {name}", num_classes)
+            check_metric(metric, f"{where}: {name}", num_classes, multi_label=multi_label)
     return dict(metrics)
+
+
+def _takes(metric: Any, multi_label: bool) -> bool:
+    """Of a built-in metric: those of one label say nothing, and others have `takes_several`, or no `takes_one`."""
+    return getattr(metric, "takes_several", False) if multi_label else getattr(metric, "takes_one", True)
 
 
 def check_name(name: Any, where: str) -> None:

@@ -31,7 +31,8 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     A digest differs where any constant does: a learning rate, a class weight, a layer's width. It belongs to one
     release of JAX, and does not depend on the number of devices.
     """
-    logits, labels = jax.ShapeDtypeStruct((2, num_classes), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    logits = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
+    labels = logits if recipe.loss.multi_label else jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
     found = {"loss": described(recipe.loss.function, logits, labels)}

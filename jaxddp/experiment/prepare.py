@@ -9,6 +9,7 @@ from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import Config
 from jaxddp.data.balanced_order import BalancedOrder
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
@@ -78,6 +79,8 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
 def make_order(source: Source, config: Config) -> SampleOrder:
     """Which examples each batch holds. Raises: InputError; the batch is larger than the data set."""
     if config.data.sampling == "balanced":
+        if is_multi_label(source):
+            raise InputError("data.sampling=balanced takes one label an image, and the training data have several")
         return BalancedOrder.of(source.labels, config.train.batch_size, config.seed)
     return SampleOrder(len(source), config.train.batch_size, config.seed)
 

@@ -51,9 +51,9 @@ class Programs:
     def __init__(self) -> None:
         self._kept: list[tuple[tuple[str, dict[str, str]], tuple[Any, ...], Any]] = []
 
-    def loss(self, function: Loss, num_classes: int) -> ExampleLoss:
+    def loss(self, function: Loss, num_classes: int, *, multi_label: bool) -> ExampleLoss:
         """See `example_loss`."""
-        return self._made("loss", (function,), lambda: example_loss(function, num_classes))
+        return self._made("loss", (function,), lambda: example_loss(function, num_classes, multi_label=multi_label))
 
     def init(
         self, model: Model, recipe: Recipe, image_shape: tuple[int, int, int], topology: Topology

@@ -10,6 +10,7 @@ import optax
 
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import Config, DataConfig, ShownImages
+from jaxddp.data.labels import class_counts, is_multi_label
 from jaxddp.data.source import Source, sample_images
 from jaxddp.engine.loss import ExampleLoss, example_loss
 from jaxddp.engine.objective import Metric, Objective, TrainObjective, supervised
@@ -72,18 +73,19 @@ class TrainingData:
     Attributes:
         class_counts: int64[K], how many examples of each class there are.
         images: gives so many of the training images, [count, H, W, C], or all if there are fewer.
+        multi_label: whether an image may have several labels.
     """
 
     num_examples: int
     class_counts: np.ndarray
     images: Callable[[int], np.ndarray]
+    multi_label: bool = False
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "TrainingData":
         """Of a source, by a config."""
-        labels = source.labels[source.labels >= 0]
-        counts = np.bincount(labels, minlength=source.num_classes)
-        return cls(len(source), counts, functools.partial(sample_images, source, data))
+        images = functools.partial(sample_images, source, data)
+        return cls(len(source), class_counts(source), images, is_multi_label(source))
 
     @property
     def num_classes(self) -> int:
@@ -108,12 +110,13 @@ def recipe_of(file: RecipeFile, config: Config, data: TrainingData, topology: To
     if "get_loss" in hooks:
         given = hooks["get_loss"](config)
         with about(hooks["get_loss"].name):
-            loss = eval_loss = example_loss(given, num_classes)
+            loss = eval_loss = example_loss(given, num_classes, multi_label=data.multi_label)
     else:
-        loss, eval_loss = configured_losses(config, data.class_counts)
-    metrics = configured_metrics(config, num_classes)
+        loss, eval_loss = configured_losses(config, data.class_counts, multi_label=data.multi_label)
+    metrics = configured_metrics(config, num_classes, multi_label=data.multi_label)
     if "get_metrics" in hooks:
-        metrics |= check_metrics(hooks["get_metrics"](config), hooks["get_metrics"].name, num_classes)
+        own, where = hooks["get_metrics"](config), hooks["get_metrics"].name
+        metrics |= check_metrics(own, where, num_classes, multi_label=data.multi_label)
     return Recipe(
         config=config,
         model=model_of(file, config, num_classes),

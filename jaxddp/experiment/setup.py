@@ -14,6 +14,7 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.division import Division
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.gradients import Gradients
@@ -122,7 +123,7 @@ class RunSetup:
         """The same setup with another loss, which evaluation measures too. Raises: as `example_loss`."""
         if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
             return self
-        taken_apart = self.programs.loss(loss, self.table.num_classes)
+        taken_apart = self.programs.loss(loss, self.table.num_classes, multi_label=is_multi_label(self.table))
         return dataclasses.replace(
             self, recipe=dataclasses.replace(self.recipe, loss=taken_apart, eval_loss=taken_apart)
         )
@@ -195,7 +196,8 @@ class RunSetup:
 
     def predictor(self, count: int) -> Predictor | None:
         """Predicts `count` images that are validated on, of each class its share; None where there are none."""
-        if self.validated is None or not count:
+        # A picture shows one label and one prediction.
+        if self.validated is None or not count or is_multi_label(self.table):
             return None
         program = self.programs.classify(self.eval_objective(), self.topology)
         most = self.recipe.config.eval.batch_size

@@ -36,4 +36,7 @@ def binary_cross_entropy(
     return loss
 
 
+sigmoid_cross_entropy = binary_cross_entropy()
+"""The usual loss where an image may have several labels: (logits float[B, K], labels float[B, K]) -> float[B]."""
+
 LOSSES.add("bce")(lambda config, class_weights=None: binary_cross_entropy(config.train.label_smoothing, class_weights))

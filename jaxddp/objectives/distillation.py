@@ -52,6 +52,8 @@ class Distillation:
 
         Raises: InputError; it does not, or there is none.
         """
+        if signature.multi_label:
+            raise InputError("objective.name=distillation takes one label an image, and the training data have several")
         teacher, own = self.teacher, self.teacher.signature
         if own.class_ids != signature.class_ids:
             raise InputError(f"{_KEY}: {teacher.directory} was trained on other classes; give a run on this data set's")
