@@ -6,7 +6,7 @@ history
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.loss import Loss, example_loss
-from jaxddp.engine.objective import Metric
+from jaxddp.engine.objective import Metric, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
@@ -28,9 +29,9 @@ from jaxddp.experiment.argument_kinds import (
     Measure,
     check_data,
     check_evaluators,
-    check_function,
     check_schedule,
     check_setup,
+    checked_objects,
 )
 from jaxddp.experiment.arguments import (
     Epochs,
@@ -45,30 +46,29 @@ from jaxddp.experiment.exported_weights import export_weights
 from jaxddp.experiment.fit_setup import fit_setup
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.inputs_seen import show_inputs
+from jaxddp.experiment.loaded import load_run
 from jaxddp.experiment.opened import open_data
 from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (
     Recipe,
     check_listeners,
-    check_metrics,
     check_optimizer,
-    check_parts,
-    configured_metrics,
-    configured_parts,
 )
 from jaxddp.experiment.resources import Resources, join_job
 from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
 from jaxddp.experiment.run_length import check_length
 from jaxddp.experiment.setup import RunSetup
-from jaxddp.experiment.trained import TrainedRun, restore_run
+from jaxddp.experiment.trained import TrainedRun
 from jaxddp.files import check_path
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import agree
+from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, build
 from jaxddp.models.settings import RESNET_KEYS
+from jaxddp.objectives.distillation import distillation
 from jaxddp.overrides import checked, replaced
 from jaxddp.serving.program import export_program
 from jaxddp.training.events import Listener
@@ -88,6 +88,7 @@ __all__ = [
     "RunSetup",
     "TrainedRun",
     "adapt",
+    "distillation",
     "evaluate",
     "export_program",
     "export_weights",
@@ -97,6 +98,7 @@ __all__ = [
     "resnet",
     "show_inputs",
     "show_predictions",
+    "sigmoid_cross_entropy",
     "softmax_cross_entropy",
     "test_listing",
     "topk_accuracy",
@@ -146,6 +148,7 @@ def prepare_training(
     augmentation: Augmentation | None = None,
     initialize: Transform | None = None,
     parts: Sequence[Part] = (),
+    objective: Callable[[Objective], TrainObjective] | None = None,
     **options: Any,
 ) -> RunSetup:
     """Lay a model, its data and its optimizer out over the devices.
@@ -169,6 +172,7 @@ def prepare_training(
         augmentation: a function of (key, image float32[H, W, C]) on the device, after those of `data`.
         initialize: a transform of the fresh (params, model_state), before any weights; see `make_init`.
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
+        objective: a function of the supervised objective to what a step minimizes, such as `distillation(teacher)`.
         options: `accumulate`, `precision` (of the input; the network has its own, and "float16" scales the loss),
             `gradient_precision` and `max_bad_steps` of a config's `train`; `reproducible`, `buckets` and `xla_options`
             of its `parallel`; `weights`, `new_layers`, `freeze` and `unfreeze` of its `model`; `layer_decay` and
@@ -188,17 +192,18 @@ def prepare_training(
     join_job(find_job(), config.parallel)
     topology = Topology.create(devices)
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
-    loss, classes = example_loss(softmax_cross_entropy, table.num_classes), table.num_classes
+    # `train` brings another.
+    several = is_multi_label(table)
+    usual = sigmoid_cross_entropy if several else softmax_cross_entropy
+    loss, objects = example_loss(usual, table.num_classes, multi_label=several), {"metrics": metrics, "parts": parts}
+    objects |= {"augmentation": augmentation, "initialize": initialize, "objective": objective}
     recipe = Recipe(
         config=config,
         model=adapt(model),
         optimizer=check_optimizer(optimizer, "optimizer"),
         loss=loss,
         eval_loss=loss,
-        metrics=configured_metrics(config, classes) | check_metrics(metrics or {}, "metrics", classes),
-        augmentation=check_function(augmentation, "augmentation", "(key, image)"),
-        parts=check_parts(parts, "parts", configured_parts(config)),
-        initialize=check_function(initialize, "initialize", "(params, model_state)"),
+        **checked_objects(config, table, objects),
     )
     return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
 
@@ -269,24 +274,3 @@ def train(
     state = fit_setup(setup, directory, watching, measures)
     history.share(setup.topology)
     return state, history
-
-
-@words_of_arguments()
-def load_run(
-    workdir: str | Path, step: str | int = "best", *, model: Any = None, devices: int | Sequence[Device] | None = None
-) -> TrainedRun:
-    """The network of a run's checkpoint, to predict with: `load_run("runs/cats").predict("photos")`.
-
-    Args:
-        workdir: where the run wrote its checkpoints; its data need not be there.
-        step: "best", which without validation is the latest, "latest", or a checkpoint's step.
-        model: of a run that came from Python, whose work directory does not say its network.
-        devices: how many of this job's devices predict, or which; None for all.
-
-    Raises:
-        InputError: there is no such run or checkpoint, or the model is not the one that was trained.
-    """
-    directory = Path(check_path(workdir, "workdir"))
-    which = step if isinstance(step, str) else str(checked(step, int, "step"))
-    join_job(find_job(), Config().parallel)
-    return restore_run(directory, which, Topology.create(devices), model)

@@ -60,9 +60,10 @@ class Registry:
 MODELS = Registry("model.name", "jaxddp.models")
 """`(config, num_classes) -> model`: whatever `jaxddp.models.adapt.adapt` takes."""
 LOSSES = Registry("loss.name", "jaxddp.losses")
-"""`(config) -> loss`; see `jaxddp.engine.loss`."""
+"""`(config) -> loss`, or `(config, class_weights) -> loss` of one that takes float[K] weights, or None for none; see
+`jaxddp.engine.loss`."""
 METRICS = Registry("eval.metrics", "jaxddp.metrics")
-"""`(logits float[B, K], labels int32[B]) -> float[B]`."""
+"""`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.set_metrics`."""
 OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers")
 """`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
 OBJECTIVES = Registry("objective.name", "jaxddp.objectives")

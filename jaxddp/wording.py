@@ -27,6 +27,13 @@ def refusal(name: str, value: object, advice: str) -> str:
     return f"{name}: {kind} was given; {advice}"
 
 
+def kind_of(value: object) -> str:
+    """What is given, by its type: `None`, `the class Net`, `an object of type int`."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
 def not_installed(package: str, extra: str) -> str:
     """That a package of one of the extras is missing, and what brings it."""
     return f"{package} is not installed; pip install 'jaxddp[{extra}]'"

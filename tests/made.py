@@ -13,8 +13,9 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.experiment import experiment
+from jaxddp.experiment.chosen_metrics import configured_metrics
 from jaxddp.experiment.prepare import prepare
-from jaxddp.experiment.recipe import Recipe, configured_metrics
+from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.session import Session
 from jaxddp.experiment.setup import RunSetup

@@ -89,15 +89,16 @@ def test_selected_classes_leave_the_others_out(root: Path):
     ants.check(data(root))
 
 
-def test_training_on_several_labels_is_one_line(root: Path, tmp_path: Path):
+def test_several_labels_are_trained_on_as_rows_and_not_packed(root: Path, tmp_path: Path):
     opened(root, SEVERAL, "path,label\nd.png,ant\n")
     expected = (
-        f"{root}/train.csv:2: several labels (cat, dog), and training and packing take one a row (2 of 3 rows have "
-        "several); leave one in each, or set data.classes to some that no row shares"
+        f"{root}/train.csv:2: several labels (cat, dog), and packing takes one a row (2 of 3 rows have several); leave "
+        "one in each, or set data.classes to some that no row shares"
     )
-    with pytest.raises(InputError) as caught:
-        open_tables(data(root))
-    assert str(caught.value) == expected
+    train, val = open_tables(data(root))
+    assert train.labels.tolist() == [[0, 1, 1], [1, 0, 0], [1, 1, 1]] and val.labels.tolist() == [[1, 0, 0]]
+    assert train.select("cat,dog").labels.tolist() == [[1, 1], [1, 1]]
+    assert len(train.take(2)) == 2 and train.take(3).labels.tolist() == train.labels.tolist()
     with pytest.raises(InputError) as caught:
         pack(open_splits(data(root)), tmp_path / "packed", Packing())
     assert str(caught.value) == expected

@@ -18,7 +18,7 @@ class Mixing(NamedTuple):
     """How much each example of a batch is still itself."""
 
     label: jax.Array
-    """int32[B], the label of the partner."""
+    """int32[B], the label of the partner; [B, K] where there may be several."""
     weight: jax.Array
     """float32[B], the weight of the example's own label; the partner's has the rest."""
 
@@ -47,7 +47,7 @@ def mix(
     Args:
         keys: [B], of the examples; B even.
         images: float[B, H, W, C], finite.
-        labels: int32[B].
+        labels: int32[B], or [B, K].
         mask: float32[B], 0 for padding.
         mixup, cutmix: alpha of each one's Beta distribution, 0 for none; not both 0.
     """
@@ -65,6 +65,7 @@ def mix(
     weight, own = jnp.where(both, weight, 1), jnp.where(both[:, None, None], own, 1)
     own = own[..., None].astype(images.dtype)
     mixed = own * images + (1 - own) * _partners(images)
+    both = both if labels.ndim == 1 else both[:, None]
     return mixed, Mixing(jnp.where(both, _partners(labels), labels), weight)
 
 

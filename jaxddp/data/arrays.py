@@ -12,7 +12,7 @@ from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.source import Record, check_order, columns
-from jaxddp.data.subset import ClassSelection, balanced_rows, selected
+from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes, label_codes, selected
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.errors import InputError
 from jaxddp.wording import refusal, show
@@ -28,7 +28,8 @@ class ArrayTable:
     Args:
         images: uint8 or uint16 [N, H, W, C], as decoded; normalizing happens on the device. They may be mapped into
             memory (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all.
-        labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32.
+        labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32. Or, where an
+            image may be of several classes or of none, multi-hot [N, K], 0 or 1 each; kept as uint8.
 
     Raises `InputError` as `check_images`, `check_labels` and `check_class_names`.
     """
@@ -48,7 +49,7 @@ class ArrayTable:
         check_images(images)
         check_labels(labels, len(images), len(self.class_names))
         object.__setattr__(self, "images", images)
-        object.__setattr__(self, "labels", labels.astype(np.int32))
+        object.__setattr__(self, "labels", labels.astype(np.int32 if labels.ndim == 1 else np.uint8))
         object.__setattr__(self, "class_names", tuple(self.class_names))
 
     def __len__(self) -> int:
@@ -72,17 +73,22 @@ class ArrayTable:
         digest = hashlib.sha256(repr((self.images.shape, self.class_names)).encode())
         for start in range(0, len(self), _HASHED_AT_ONCE):
             digest.update(np.ascontiguousarray(self.images[start : start + _HASHED_AT_ONCE]).data)
-        digest.update(self.labels.astype("<i4").tobytes())
+        digest.update(self.labels.astype("<i4").tobytes() if self.labels.ndim == 1 else self.labels.tobytes())
         return digest.hexdigest()
 
     def select(self, classes: ClassSelection) -> "ArrayTable":
         if classes is None:
             return self
+        if self.labels.ndim == 2:
+            own = chosen_classes(classes, self.class_names)
+            rows = np.flatnonzero(self.labels[:, own].any(1))
+            names = tuple(self.class_names[i] for i in own)
+            return ArrayTable(self.images[rows], self.labels[np.ix_(rows, own)], names)
         chosen, rows, labels = selected(classes, self.class_names, self.labels, self.name(0))
         return ArrayTable(self.images[rows], labels, tuple(self.class_names[i] for i in chosen))
 
     def take(self, limit: int) -> "ArrayTable":
-        rows = balanced_rows(self.labels, limit)
+        rows = balanced_rows(label_codes(self.labels), limit)
         if len(rows) == len(self):
             return self
         return ArrayTable(self.images[rows], self.labels[rows], self.class_names)
@@ -194,7 +200,19 @@ def check_images(images: np.ndarray) -> None:
 
 
 def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> None:
-    """Raises `InputError` where labels are not one integer for each example, in 0..num_classes-1 or -1."""
+    """Raises `InputError` where labels are not one integer for each example, in 0..num_classes-1 or -1, or a row of 0
+    and 1 for each class."""
+    if labels.ndim == 2:
+        if labels.shape != (num_examples, num_classes):
+            raise InputError(
+                f"labels of shape {labels.shape} for {num_examples} images: give one label per image, or, where it may "
+                f"have several, a row of {num_classes}, one a class"
+            )
+        wrong = np.argwhere((labels != 0) & (labels != 1))
+        if len(wrong):
+            row, column = wrong[0]
+            raise InputError(f"label {labels[row, column]} of row {row}, class {column}: give 1 if it is of it, else 0")
+        return
     if labels.shape != (num_examples,):
         raise InputError(f"labels of shape {labels.shape} for {num_examples} images: give one label per image")
     if not np.issubdtype(labels.dtype, np.integer):

@@ -14,7 +14,7 @@ class Batch(NamedTuple):
     image: Any
     """uint8 or uint16 [B, H, W, C], as decoded; normalizing happens on the device."""
     label: Any
-    """int32[B], dense class indices."""
+    """int32[B], dense class indices; uint8[B, K], 1 for each of its classes, where an example may have several."""
     mask: Any
     """float32[B], 1 for an example and 0 for padding."""
     row: Any

@@ -53,9 +53,9 @@ class LabelSets:
         if len(several):
             names = ", ".join(class_names[label] for label in self.members[several[0]])
             raise InputError(
-                f"{self.file}:{self.line[several[0]]}: several labels ({names}), and training and packing take one a "
-                f"row ({len(several)} of {len(self.members)} rows have several); leave one in each, or set "
-                "data.classes to some that no row shares"
+                f"{self.file}:{self.line[several[0]]}: several labels ({names}), and packing takes one a row "
+                f"({len(several)} of {len(self.members)} rows have several); leave one in each, or set data.classes to "
+                "some that no row shares"
             )
 
 

@@ -10,6 +10,7 @@ from jaxddp.config import DataConfig
 from jaxddp.data import catalog
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.held_out import held_out
+from jaxddp.data.multi_label import with_several_labels
 from jaxddp.data.source import Source, Split
 from jaxddp.data.storage.home import nearest_beside, permitted
 from jaxddp.data.table import ExampleTable
@@ -19,7 +20,7 @@ from jaxddp.registry import FORMATS
 
 def open_tables(data: DataConfig) -> tuple[Source, Source]:
     """The training and the validation source of a config, checked. Raises: as `open_splits` and `Source.check`."""
-    train, val = open_splits(data).values()
+    train, val = with_several_labels(open_splits(data)).values()
     if data.limit is not None:
         train = train.take(data.limit)
     for source in (train, val):

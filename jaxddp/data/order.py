@@ -69,7 +69,7 @@ class SampleOrder:
 
     def rows(self, step: int) -> np.ndarray:
         """The rows of the global batch, int64[batch_size]."""
-        epochs, places = np.divmod(_positions(step, self.batch_size), self.num_examples)
+        epochs, places = np.divmod(positions(step, self.batch_size), self.num_examples)
         rows = np.empty_like(places)
         for epoch in np.unique(epochs):
             here = epochs == epoch
@@ -78,7 +78,11 @@ class SampleOrder:
 
     def epochs(self, step: int) -> np.ndarray:
         """The epoch that each of `rows(step)` belongs to, int64[batch_size]."""
-        return _positions(step, self.batch_size) // self.num_examples
+        return self.stretches(step)
+
+    def stretches(self, step: int) -> np.ndarray:
+        """In which epoch's stretch of `num_examples` places each of `rows(step)` lies, int64[batch_size]."""
+        return positions(step, self.batch_size) // self.num_examples
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,13 @@ class EvalOrder:
 
     def rows(self, step: int) -> np.ndarray:
         """The rows of the global batch, int64[batch_size], -1 where it is padded."""
-        rows = _positions(step, self.batch_size)
+        rows = positions(step, self.batch_size)
         return np.where(rows < self.num_examples, rows, -1)
 
     def epochs(self, step: int) -> np.ndarray:
+        return np.zeros(self.batch_size, np.int64)
+
+    def stretches(self, step: int) -> np.ndarray:
         return np.zeros(self.batch_size, np.int64)
 
 
@@ -128,7 +135,7 @@ def permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
     return rows
 
 
-def _positions(step: int, batch_size: int) -> np.ndarray:
+def positions(step: int, batch_size: int) -> np.ndarray:
     """The places of a batch in the stream of all examples, int64[batch_size]."""
     if step < 0:
         raise InputError(f"step {step}: steps count from 0")

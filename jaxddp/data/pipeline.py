@@ -167,7 +167,8 @@ class Pipeline:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
         # A batch that ends in the next epoch counts for this one, whose metrics must not count a row twice.
-        changed &= batch.epoch == self.order.epochs(step)[0]
+        stretches = self.order.stretches(step)
+        changed &= self.shard.of(stretches) == stretches[0]
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
     def _faults(self, batch: Batch) -> Iterator[tuple[int, str]]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.subset import ClassSelection
 from jaxddp.errors import InputError
@@ -49,7 +50,8 @@ class Source(Protocol):
 
     @property
     def labels(self) -> np.ndarray:
-        """int32[N], class indices 0..K-1; -1 where the class is unknown."""
+        """int32[N], class indices 0..K-1; -1 where the class is unknown. Where an example may have several labels, or
+        none, uint8[N, K], 1 for each of its classes."""
         ...
 
     @property
@@ -193,6 +195,10 @@ def check_source(source: Any, name: str) -> Source:
 
 def check_labelled(source: Source, what: str) -> None:
     """Raises `InputError` where a label is unknown; names the first such image of `what`, such as "training data"."""
+    if is_multi_label(source):
+        return
+    if (sets := getattr(source, "label_sets", None)) is not None:
+        sets.check_single(source.class_names)
     beyond = np.flatnonzero(source.labels >= source.num_classes)
     if len(beyond):
         label, name = source.labels[beyond[0]], source.name(int(beyond[0]))
@@ -221,9 +227,10 @@ def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -
     rows = shard.of(order.rows(step))
     real = rows >= 0
     row = np.where(real, rows, 0).astype(np.int32)
+    several = labels.ndim == 2
     return Batch(
         image=None,
-        label=np.where(real, labels[row], 0).astype(np.int32),
+        label=np.where(real[:, None] if several else real, labels[row], 0).astype(np.uint8 if several else np.int32),
         mask=real.astype(np.float32),
         row=row,
         epoch=shard.of(order.epochs(step)).astype(np.int32),

@@ -61,6 +61,11 @@ def selected(
     return chosen, rows, dense[labels[rows]]
 
 
+def label_codes(labels: np.ndarray) -> np.ndarray:
+    """Labels int[N] as they are; of multi-hot ones [N, K] a number for each set of classes that occurs, int64[N]."""
+    return labels if labels.ndim == 1 else np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+
+
 def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:
     """`limit` row numbers, int64, ascending, in which each class keeps its share as nearly as whole rows allow.
 

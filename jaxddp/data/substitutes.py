@@ -4,14 +4,16 @@ import logging
 
 import numpy as np
 
+from jaxddp.data.labels import classes_of
 from jaxddp.data.source import Source
+from jaxddp.data.subset import label_codes
 from jaxddp.errors import InputError
 
 _log = logging.getLogger("jaxddp.data")
 
 
 class Substitutes:
-    """Rows of a source whose images cannot be used, and for each the next row of its class whose image can.
+    """Rows of a source whose images cannot be used, and for each the next row of its class, or classes, whose can.
 
     A host knows only the rows that it has read, and still all hosts choose the same substitutes: if a substitute cannot
     be used either, reading it shows that, and the next one replaces it.
@@ -19,6 +21,7 @@ class Substitutes:
 
     def __init__(self, source: Source):
         self._source = source
+        self._codes = label_codes(source.labels)
         self._refused: set[int] = set()
 
     def resolve(self, rows: np.ndarray) -> np.ndarray:
@@ -32,14 +35,15 @@ class Substitutes:
         self._refused.add(row)
         substitute = self._substitute(row)
         if substitute in self._refused:
-            name = self._source.class_names[self._source.labels[row]]
-            raise InputError(f"{fault}; and no image of class {name} is left to substitute")
+            names = ", ".join(self._source.class_names[each] for each in np.flatnonzero(classes_of(self._source, row)))
+            raise InputError(f"{fault}; and no image of class {names} is left to substitute")
         _log.warning("%s; its substitute is %s", fault, self._source.name(substitute))
 
     def _substitute(self, row: int) -> int:
         """The first row from this one on that was not refused; itself where every row of its class was."""
         if row not in self._refused:
             return row
-        rows = np.flatnonzero(self._source.labels == self._source.labels[row])
+        codes = self._codes
+        rows = np.flatnonzero(codes == codes[row])
         following = np.roll(rows, -int(np.searchsorted(rows, row))).tolist()
         return next((other for other in following if other not in self._refused), row)

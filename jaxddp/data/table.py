@@ -115,8 +115,6 @@ class ExampleTable:
         return PixelFormat.of(data).dtype
 
     def check(self, data: DataConfig) -> None:
-        if self.label_sets is not None:
-            self.label_sets.check_single(self.class_names)
         if faults := self.verified.look():
             row, fault = faults[0]
             raise InputError(

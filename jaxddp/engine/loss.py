@@ -12,7 +12,8 @@ from jaxddp.errors import InputError
 
 Loss = Callable[[jax.Array, jax.Array], Any]
 """(logits float[B, K], labels int32[B]) -> the losses of the examples, float[B]; or their mean, float[]; or a pair
-(sum, weight) whose quotient over the global batch is minimized, as of a loss that is normalized by class weights."""
+(sum, weight) whose quotient over the global batch is minimized, as of a loss that is normalized by class weights. Of
+data whose examples may have several labels, these are float[B, K], 1 for each class of an example."""
 
 Form = Literal["examples", "mean", "weighted"]
 
@@ -31,6 +32,8 @@ class ExampleLoss:
     function: Loss
     form: Form
     num_classes: int
+    multi_label: bool = False
+    """Whether its labels are float[B, K], 1 for each class of an example."""
 
     def __call__(self, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
         """(values, weights), float[B] each."""
@@ -43,7 +46,7 @@ class ExampleLoss:
         return values, jnp.ones_like(values)
 
 
-def example_loss(loss: Loss, num_classes: int) -> ExampleLoss:
+def example_loss(loss: Loss, num_classes: int, *, multi_label: bool = False) -> ExampleLoss:
     """Tell a loss's form, and see that it is what it seems: tried on random logits, with every class among the labels.
 
     Raises:
@@ -54,8 +57,8 @@ def example_loss(loss: Loss, num_classes: int) -> ExampleLoss:
     if not callable(loss):
         given = f"an object of type {type(loss).__name__}"
         raise InputError(f"loss: {given} was given; give a function of (logits, labels)")
-    form = _form(loss, name, num_classes)
-    taken_apart = ExampleLoss(loss, form, num_classes)
+    form = _form(loss, name, num_classes, multi_label)
+    taken_apart = ExampleLoss(loss, form, num_classes, multi_label)
 
     @jax.jit
     def both(logits: jax.Array, labels: jax.Array) -> tuple[Any, Any, Any]:
@@ -69,7 +72,7 @@ def example_loss(loss: Loss, num_classes: int) -> ExampleLoss:
         of_weight = jax.grad(lambda logits: _scalars(loss(logits, labels))[1].astype(jnp.float32))(logits)
         return jnp.stack(_scalars(whole)), jnp.stack([values.sum(), weights.sum()]), jnp.abs(of_weight).max()
 
-    for logits, labels in _trials(num_classes):
+    for logits, labels in random_batches(num_classes, multi_label=multi_label):
         whole, singly, of_weight = jax.device_get(both(logits, labels))
         if not np.isfinite(whole).all():
             # A loss may want probabilities, of a model that ends with a softmax.
@@ -83,13 +86,13 @@ def example_loss(loss: Loss, num_classes: int) -> ExampleLoss:
     return taken_apart
 
 
-def check_metric(metric: Loss, name: str, num_classes: int) -> None:
+def check_metric(metric: Loss, name: str, num_classes: int, *, multi_label: bool = False) -> None:
     """Raises `InputError` where a metric is not one number for each example, independent of the others of its batch."""
     if not callable(metric):
         raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
-    if _form(metric, name, num_classes) != "examples":
+    if _form(metric, name, num_classes, multi_label) != "examples":
         raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
-    for logits, labels in _trials(num_classes):
+    for logits, labels in random_batches(num_classes, multi_label=multi_label):
         whole = np.asarray(jax.jit(metric)(logits, labels), np.float64)
         one_by_one = jax.jit(jax.vmap(lambda one, label: metric(one[None], label[None])[0]))
         singly = np.asarray(one_by_one(logits, labels), np.float64)
@@ -99,10 +102,26 @@ def check_metric(metric: Loss, name: str, num_classes: int) -> None:
             )
 
 
-def _form(loss: Loss, name: str, num_classes: int) -> Form:
+def random_batches(num_classes: int, *, multi_label: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of logits float32[B, K] and labels, to try a loss or a metric on: every class is some example's label."""
+    rng = np.random.default_rng(0)
+    rows = min(max(num_classes, _FEWEST), _MOST)
+    labels = np.resize(rng.permutation(num_classes), -(-max(num_classes, rows) // rows) * rows)
+    for part in labels.reshape(-1, rows):
+        logits = 2 * rng.standard_normal((rows, num_classes), np.float32)
+        if multi_label:
+            own, others = np.arange(num_classes) == part[:, None], rng.random(logits.shape) < 0.2
+            yield logits, (own | others).astype(np.float32)
+        else:
+            yield logits, part.astype(np.int32)
+
+
+def _form(loss: Loss, name: str, num_classes: int, multi_label: bool) -> Form:
     rows = _FEWEST if num_classes != _FEWEST else _FEWEST + 2
-    shapes = jax.ShapeDtypeStruct((rows, num_classes), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.int32)
-    given = f"logits float32[{rows}, {num_classes}] and labels int32[{rows}]"
+    logits = jax.ShapeDtypeStruct((rows, num_classes), jnp.float32)
+    shapes = logits, logits if multi_label else jax.ShapeDtypeStruct((rows,), jnp.int32)
+    of_labels = f"float32[{rows}, {num_classes}], several of an image" if multi_label else f"int32[{rows}]"
+    given = f"logits float32[{rows}, {num_classes}] and labels {of_labels}"
     try:
         found = jax.eval_shape(loss, *shapes)
     except Exception as error:
@@ -121,15 +140,6 @@ def _form(loss: Loss, name: str, num_classes: int) -> Form:
 def _scalars(pair: Any) -> tuple[jax.Array, jax.Array]:
     total, weight = pair
     return jnp.asarray(total), jnp.asarray(weight).astype(jnp.result_type(total))
-
-
-def _trials(num_classes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of random logits, float32[B, K], in which every class is some example's label."""
-    rng = np.random.default_rng(0)
-    rows = min(max(num_classes, _FEWEST), _MOST)
-    labels = np.resize(rng.permutation(num_classes), -(-max(num_classes, rows) // rows) * rows)
-    for part in labels.reshape(-1, rows):
-        yield 2 * rng.standard_normal((rows, num_classes), np.float32), part.astype(np.int32)
 
 
 def _tolerance(values: Any) -> float:

@@ -1,6 +1,6 @@
 """What is minimized and what is measured, as sums and weights: division happens once, over the global batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -8,16 +8,18 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxddp.augment.mixing import Mixing
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Views
 from jaxddp.data.batch import Batch
 from jaxddp.engine.loss import ExampleLoss
+from jaxddp.engine.set_metrics import SetMetric, is_set_metric, measured
 from jaxddp.engine.views import mean_logits
 from jaxddp.errors import InputError
 from jaxddp.models.protocol import Model, takes_example_keys
 
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
-"""(logits float[B, K], labels int32[B]) -> float[B]."""
+"""(logits float[B, K], labels int32[B], or float[B, K] where there may be several) -> float[B]."""
 
 SUBSTITUTED = "substituted"
 """The share of images that were substituted by others; measured where the batch says which."""
@@ -29,11 +31,13 @@ class MetricSums(flax.struct.PyTreeNode):
     """Sums of per-example metrics: `values[i]` is (sum, weight) of `names[i]`, and the last row (examples, 1).
 
     Two of them add up by adding `values`. The weight of a metric is the number of examples; of a loss that weighs its
-    examples the sum of their weights; of a scalar that belongs to a step, 1.
+    examples the sum of their weights; of a scalar that belongs to a step, 1. `sets` is what the examples contribute to
+    metrics over a whole set, by name; see `jaxddp.engine.set_metrics`.
     """
 
     values: jax.Array
     names: tuple[str, ...] = flax.struct.field(pytree_node=False)
+    sets: Mapping[str, Any] = flax.struct.field(default_factory=dict)
 
     def means(self) -> dict[str, float]:
         """Each metric's mean over the examples that were counted, in float64; NaN where none was."""
@@ -87,13 +91,14 @@ class Objective:
     """A model, its input and its loss as one function of the parameters.
 
     Calling it sums over whatever slice of the batch it is given; averaging over devices is the step's business. The
-    loss is the first of the sums' names. Evaluation classifies an image by its `views`.
+    loss is the first of the sums' names. Evaluation classifies an image by its `views`, and alone measures those of the
+    metrics that are of a whole set.
     """
 
     model: Model
     loss: ExampleLoss
     preprocess: Preprocess
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Metric | SetMetric] = field(default_factory=dict)
     views: Views = "one"
 
     def __call__(
@@ -112,6 +117,25 @@ class Objective:
         and the keys of examples (`Model.apply`) are made.
         """
         images, mixing = self.preprocess(batch, train=train, key=image_key)
+        keys = {"key": key, "image_key": image_key}
+        logits, model_state = self.logits(params, model_state, images, batch, train=train, **keys)
+        sums = self.sums(self.columns(logits, batch, mixing), batch)
+        if not train:
+            sums = sums.replace(sets=measured(self.metrics, logits, targets(batch.label, logits), batch.mask))
+        return sums, model_state
+
+    def logits(
+        self,
+        params: Any,
+        model_state: Any,
+        images: jax.Array,
+        batch: Batch,
+        *,
+        train: bool,
+        key: jax.Array | None,
+        image_key: jax.Array | None,
+    ) -> tuple[jax.Array, Any]:
+        """float[B, K], in float32 or wider, of a batch's images as `preprocess` made them, and the new model state."""
         if train:
             # Others are traced as if there were no such keys.
             own = {"example_keys": _example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
@@ -119,14 +143,22 @@ class Objective:
         else:
             logits = self.predict(params, model_state, images)
         _check_logits(logits, (len(images), self.loss.num_classes))
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), model_state
+
+    def columns(self, logits: jax.Array, batch: Batch, mixing: Mixing | None) -> list[tuple[jax.Array, jax.Array]]:
+        """The loss, then each metric, as the value and the weight of each example, float[B] each."""
         columns = self._columns(logits, batch.label)
         if mixing is not None:
             others, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
             columns = jax.tree.map(lambda own, other: share * own + (1 - share) * other, columns, others)
-        names, ones = ("loss", *self.metrics), jnp.ones(batch.mask.shape, logits.dtype)
+        return columns
+
+    def sums(self, columns: Sequence[tuple[jax.Array, jax.Array]], batch: Batch) -> MetricSums:
+        """Over a batch's unmasked examples, of what `columns` gives."""
+        dtype = columns[0][0].dtype
+        names, ones = ("loss", *self._of_examples), jnp.ones(batch.mask.shape, dtype)
         if batch.substituted is not None:
-            columns, names = [*columns, (batch.substituted.astype(logits.dtype), ones)], (*names, SUBSTITUTED)
+            columns, names = [*columns, (batch.substituted.astype(dtype), ones)], (*names, SUBSTITUTED)
         columns = [*columns, (ones, ones)]
 
         def total(column: jax.Array) -> jax.Array:
@@ -134,7 +166,7 @@ class Objective:
             return jnp.where(batch.mask > 0, column * batch.mask, 0).sum()
 
         rows = [jnp.stack([total(values), total(weights)]) for values, weights in columns]
-        return MetricSums(jnp.stack(rows), names), model_state
+        return MetricSums(jnp.stack(rows), names)
 
     def predict(self, params: Any, model_state: Any, images: jax.Array) -> jax.Array:
         """The logits of evaluation, float[B, K], of normalized images [B, H, W, C]."""
@@ -144,11 +176,16 @@ class Objective:
 
         return mean_logits(classify, images, self.views)
 
+    @property
+    def _of_examples(self) -> dict[str, Any]:
+        return {name: metric for name, metric in self.metrics.items() if not is_set_metric(metric)}
+
     def _columns(self, logits: jax.Array, labels: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
         """The value and the weight of each example, float[B] each, loss first."""
+        labels = targets(labels, logits)
         values, weights = self.loss(logits, labels)
-        ones = jnp.ones(labels.shape, logits.dtype)
-        metrics = [(metric(logits, labels), ones) for metric in self.metrics.values()]
+        ones = jnp.ones(labels.shape[:1], logits.dtype)
+        metrics = [(metric(logits, labels), ones) for metric in self._of_examples.values()]
         return [(values.astype(logits.dtype), weights.astype(logits.dtype)), *metrics]
 
 
@@ -162,6 +199,11 @@ def _example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:
     stream = jax.random.fold_in(jax.random.key(0) if key is None else key, _EXAMPLES)
     fold = jax.vmap(lambda epoch, row: jax.random.fold_in(jax.random.fold_in(stream, epoch), row))
     return fold(batch.epoch, batch.row)
+
+
+def targets(labels: jax.Array, logits: jax.Array) -> jax.Array:
+    """Labels as losses and metrics take them: int32[B], or of the logits' dtype, [B, K]."""
+    return labels if labels.ndim == 1 else labels.astype(logits.dtype)
 
 
 def _check_logits(logits: Any, shape: tuple[int, int]) -> None:

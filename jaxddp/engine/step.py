@@ -18,6 +18,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.set_metrics import over_devices
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
@@ -155,7 +156,7 @@ def make_local_eval_step(objective: Objective) -> EvalStep:
 
     def local_step(state: TrainState, batch: Batch) -> MetricSums:
         sums, _ = objective(state.eval_params, state.model_state, batch, train=False)
-        return sums.replace(values=lax.psum(sums.values, AXIS))
+        return sums.replace(values=lax.psum(sums.values, AXIS), sets=over_devices(sums.sets))
 
     return local_step
 
@@ -170,11 +171,13 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
     return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
 
 
-def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
+def make_classify(
+    objective: Objective, topology: Topology, *, multi_label: bool = False
+) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
     """Compile (on first use) the classification of one batch, the same on every device.
 
     It gives the probabilities of the classes, float32[B, K], NaN where a logit is not finite, and the batch's
-    `substituted`.
+    `substituted`. Where an image may have several labels, each class has a probability of its own.
     """
     predict = make_predict(objective, topology)
 
@@ -182,6 +185,7 @@ def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainSt
         logits = predict(state, batch).astype(jnp.float32)
         # Of logits that are not finite XLA may make any probabilities.
         finite = jnp.isfinite(logits).all(-1, keepdims=True)
-        return jnp.where(finite, jax.nn.softmax(logits), jnp.nan), batch.substituted
+        probabilities = jax.nn.sigmoid(logits) if multi_label else jax.nn.softmax(logits)
+        return jnp.where(finite, probabilities, jnp.nan), batch.substituted
 
     return jax.jit(classify, out_shardings=topology.replicated)

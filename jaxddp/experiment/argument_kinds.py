@@ -8,10 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.config import DataConfig
+from jaxddp.config import Config, DataConfig
+from jaxddp.data.labels import is_multi_label
+from jaxddp.data.source import Source
+from jaxddp.engine.objective import supervised
 from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.errors import InputError
-from jaxddp.experiment.recipe import check_name
+from jaxddp.experiment.chosen_metrics import check_metrics, check_name, configured_metrics
+from jaxddp.experiment.recipe import check_parts, configured_parts
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.wording import first_line, refusal
 
@@ -30,6 +34,22 @@ def check_function(function: Any, name: str, of: str) -> Any:
     if function is not None and (isinstance(function, type) or not callable(function)):
         raise InputError(refusal(name, function, f"give a function of {of}"))
     return function
+
+
+def checked_objects(config: Config, table: Source, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `Recipe` that are optional arguments: functions, metrics and parts. Raises: InputError."""
+    functions = {"augmentation": "(key, image)", "initialize": "(params, model_state)"}
+    found = {name: check_function(given[name], name, of) for name, of in functions.items()}
+    objective = check_function(given["objective"], "objective", "the supervised objective")
+    classes, several = table.num_classes, is_multi_label(table)
+    metrics = check_metrics(given["metrics"] or {}, "metrics", classes, multi_label=several)
+    named = config.replace(eval={"metrics": ("map",)}) if several else config
+    return {
+        **found,
+        "objective": objective or supervised,
+        "metrics": configured_metrics(named, classes, multi_label=several) | metrics,
+        "parts": check_parts(given["parts"], "parts", configured_parts(config)),
+    }
 
 
 def check_setup(setup: Any) -> None:

@@ -10,6 +10,7 @@ from jaxddp.config import Config
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
+from jaxddp.experiment.objective_identity import objective_fingerprints
 from jaxddp.experiment.prepare import initialize, make_feed, make_preprocess
 from jaxddp.experiment.recipe import Recipe, TrainingData, check_listeners, recipe_of
 from jaxddp.experiment.resources import Resources, join_with, open_resources
@@ -81,6 +82,7 @@ def train(
     loggers = make_loggers(config, directory)
     splits = {"train": experiment.resources.train, "val": experiment.resources.val}
     fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
+    fingerprints |= objective_fingerprints(experiment.recipe, experiment.resources)
     with session(directory, keep=config.checkpoint.keep, resume=resume) as own:
         claimed = Claim(config.to_dict(), fingerprints, file)
         claim(directory, claimed, resuming=own.resume_step is not None)

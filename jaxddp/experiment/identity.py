@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxddp.data.source import Source
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.set_metrics import is_set_metric
 from jaxddp.engine.state import TrainState, array_types
 from jaxddp.errors import InputError
 from jaxddp.experiment.recipe import Recipe
@@ -30,11 +31,12 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     A digest differs where any constant does: a learning rate, a class weight, a layer's width. It belongs to one
     release of JAX, and does not depend on the number of devices.
     """
-    logits, labels = jax.ShapeDtypeStruct((2, num_classes), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    logits = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
+    labels = logits if recipe.loss.multi_label else jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
-    of_examples = {"loss": recipe.loss.function, **{f"metric {name}": each for name, each in recipe.metrics.items()}}
-    found = {name: _described(function, logits, labels) for name, function in of_examples.items()}
+    found = {"loss": described(recipe.loss.function, logits, labels)}
+    found |= {f"metric {name}": _metric(each, logits, labels) for name, each in recipe.metrics.items()}
     update = _digest(recipe.optimizer.update, state.params, state.opt_state, state.params)
     numbers = _initial_numbers(recipe.optimizer.init, state.params)
     found["optimizer"] = " ".join([update, *(str(np.asarray(number)) for number in numbers)])
@@ -54,9 +56,9 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
         # Ghost batch norm takes nothing less than a group.
         found["model"] = f"{model} {network_of(recipe.config.train.batch_size)}"
     if recipe.schedule is not None:
-        found["schedule"] = _described(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
+        found["schedule"] = described(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if recipe.augmentation is not None:
-        found["augmentation"] = _described(recipe.augmentation, key, image)
+        found["augmentation"] = described(recipe.augmentation, key, image)
     # What has no place in the state may change on resume.
     if parts := [part for part in recipe.parts if part.name in state.parts]:
         found["parts"] = ", ".join(_part(part, state) for part in parts)
@@ -80,10 +82,11 @@ def checksums(state: TrainState) -> dict[str, str]:
         "the initial state of the step's parts": state.parts,
         "the step that training begins with": state.step,
     }
-    return {name: _checksum(tree) for name, tree in held.items()}
+    return {name: checksum(tree) for name, tree in held.items()}
 
 
-def _checksum(tree: Any) -> str:
+def checksum(tree: Any) -> str:
+    """Of a tree of arrays as this process holds it."""
     crc = zlib.crc32(repr(sorted(array_types(tree).items())).encode())
     for leaf in jax.tree.leaves(tree):
         plain = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
@@ -98,6 +101,14 @@ def _initial_numbers(init: Callable[[Any], Any], params: Any) -> list[jax.Array]
     return [leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
 
 
+def _metric(metric: Any, logits: Any, labels: Any) -> str:
+    if not is_set_metric(metric):
+        return described(metric, logits, labels)
+    if hasattr(metric, "examples"):
+        return described(metric.examples, logits, labels)
+    return described(metric.sums, logits, labels, jax.ShapeDtypeStruct((2,), jnp.float32))
+
+
 def _part(part: Part, state: TrainState) -> str:
     def all_of_it(own: Any, state: TrainState) -> Any:
         grads = part.gradients(own, state.params)
@@ -108,9 +119,9 @@ def _part(part: Part, state: TrainState) -> str:
     return f"{part.name} {_digest(all_of_it, state.parts[part.name], state)}"
 
 
-def _described(function: Callable[..., Any], *arguments: Any) -> str:
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return f"{name} {_digest(function, *arguments)}"
+def described(function: Callable[..., Any], *arguments: Any, name: str | None = None) -> str:
+    """A function by its name and by a digest of what it computes of such arguments, arrays or their shapes."""
+    return f"{name or getattr(function, '__qualname__', type(function).__name__)} {_digest(function, *arguments)}"
 
 
 def _digest(function: Callable[..., Any], *arguments: Any) -> str:

@@ -62,9 +62,15 @@ def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], count: int) ->
     """The label of each image, or both labels and their shares where two images are mixed; and its row."""
     titles = []
     for place in range(count):
-        own = short(names[int(batch.label[place])])
+        own = _named(batch.label[place], names)
         if inputs.mixing is not None:
-            weight, other = float(inputs.mixing.weight[place]), short(names[int(inputs.mixing.label[place])])
+            weight, other = float(inputs.mixing.weight[place]), _named(inputs.mixing.label[place], names)
             own = f"{weight:.0%} {own}\n{1 - weight:.0%} {other}"
         titles.append(f"{own}\nrow {int(batch.row[place])}")
     return titles
+
+
+def _named(label: jax.Array, names: tuple[str, ...]) -> str:
+    """The class of a label, or those of a multi-hot one."""
+    own = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
+    return ", ".join(short(names[each]) for each in own) or "no label"

@@ -3,6 +3,7 @@
 import os
 
 from jaxddp.config import DataConfig
+from jaxddp.data.multi_label import with_several_labels
 from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source
 from jaxddp.experiment.arguments import words_of_arguments
@@ -29,5 +30,5 @@ def open_data(
     place = os.fspath(check_path(path, "path"))
     held_out = checked(val_share, HeldOut | None, "val_share")
     data = DataConfig(path=place, val_share=held_out, classes=checked(classes, str | None, "classes"))
-    train, val = open_splits(data).values()
+    train, val = with_several_labels(open_splits(data)).values()
     return train, val

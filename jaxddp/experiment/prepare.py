@@ -7,8 +7,11 @@ import jax
 
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
+from jaxddp.config import Config
+from jaxddp.data.balanced_order import BalancedOrder
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.source import check_labelled, image_dtype
+from jaxddp.data.source import Source, check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
@@ -71,9 +74,17 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
     config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
     if config.data.cache == "device":
         source.check_resident(config.data)
-    order = SampleOrder(len(source), config.train.batch_size, config.seed)
-    substitutes, growth = source.substitutes(config.data), growth_of(config, source)
-    return Feed(source, order, config.data, resources.topology, substitutes, growth)
+    order, substitutes = make_order(source, config), source.substitutes(config.data)
+    return Feed(source, order, config.data, resources.topology, substitutes, growth_of(config, source))
+
+
+def make_order(source: Source, config: Config) -> SampleOrder:
+    """Which examples each batch holds. Raises: InputError; the batch is larger than the data set."""
+    if config.data.sampling == "balanced":
+        if is_multi_label(source):
+            raise InputError("data.sampling=balanced takes one label an image, and the training data have several")
+        return BalancedOrder.of(source.labels, config.train.batch_size, config.seed)
+    return SampleOrder(len(source), config.train.batch_size, config.seed)
 
 
 def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
+from jaxddp.registry import METRICS
 
 _SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
@@ -50,9 +51,9 @@ class Programs:
     def __init__(self) -> None:
         self._kept: list[tuple[tuple[str, dict[str, str]], tuple[Any, ...], Any]] = []
 
-    def loss(self, function: Loss, num_classes: int) -> ExampleLoss:
+    def loss(self, function: Loss, num_classes: int, *, multi_label: bool) -> ExampleLoss:
         """See `example_loss`."""
-        return self._made("loss", (function,), lambda: example_loss(function, num_classes))
+        return self._made("loss", (function,), lambda: example_loss(function, num_classes, multi_label=multi_label))
 
     def init(
         self, model: Model, recipe: Recipe, image_shape: tuple[int, int, int], topology: Topology
@@ -107,6 +108,12 @@ class Programs:
 
         kind = f"{'resident eval' if resident else 'eval'} of {objective.views}"
         return self._made(kind, (*_pieces(objective), topology), make)
+
+    def metrics(self, own: Mapping[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:
+        """A recipe's metrics with built-in ones beside them, by their names."""
+        if not names:
+            return own
+        return self._made(f"metrics {names}", (own,), lambda: {name: METRICS.get(name) for name in names} | dict(own))
 
     def classify(self, objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], Any]:
         """See `make_classify`."""

@@ -1,7 +1,6 @@
 """What a run trains: the objects that a config names, or that a recipe file or a notebook brings."""
 
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,31 +10,29 @@ import optax
 
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import Config, DataConfig, ShownImages
+from jaxddp.data.labels import class_counts, is_multi_label
 from jaxddp.data.source import Source, sample_images
-from jaxddp.engine.loss import ExampleLoss, check_metric, example_loss
+from jaxddp.engine.loss import ExampleLoss, example_loss
 from jaxddp.engine.objective import Metric, Objective, TrainObjective, supervised
-from jaxddp.engine.parts.guard import SKIPPED, Guard
-from jaxddp.engine.parts.loss_scale import LOSS_SCALE, LossScale
+from jaxddp.engine.parts.guard import Guard
+from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.set_metrics import SetMetric
 from jaxddp.engine.state import Transform
 from jaxddp.errors import InputError, about
+from jaxddp.experiment.chosen_loss import configured_losses
+from jaxddp.experiment.chosen_metrics import check_metrics, configured_metrics
 from jaxddp.hooks import Hook, one_line
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
 from jaxddp.overrides import checked
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.registry import LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS
+from jaxddp.registry import MODELS, OBJECTIVES, OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.events import MOMENTS
 from jaxddp.training.plan import Plan
-
-_RESERVED = (
-    *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
-    *("data_wait_fraction", "flops_utilization", "peak_memory", "image_size", LOSS_SCALE, SKIPPED),
-)
-"""Names that a line of metrics.jsonl has for other things, as it has all that begin with `epoch_`."""
-_NAME = re.compile(r"(?!epoch_)[\w.-]+")
+from jaxddp.wording import kind_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,8 @@ class Recipe:
 
     Attributes:
         objective: makes what a step minimizes of the supervised objective, which has the loss.
-        eval_loss: what evaluation calls the loss: without label smoothing, which is a device of training.
+        eval_loss: what evaluation calls the loss: without label smoothing, which is a device of training, and with
+            the weights of classes.
         metrics: measured beside the loss, by name.
         augmentation: of one image, after the config's.
         initialize: a transform of the fresh parameters.
@@ -59,7 +57,7 @@ class Recipe:
     loss: ExampleLoss
     eval_loss: ExampleLoss
     objective: Callable[[Objective], TrainObjective] = supervised
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Metric | SetMetric] = field(default_factory=dict)
     augmentation: Augmentation | None = None
     parts: tuple[Part, ...] = ()
     initialize: Transform | None = None
@@ -75,18 +73,19 @@ class TrainingData:
     Attributes:
         class_counts: int64[K], how many examples of each class there are.
         images: gives so many of the training images, [count, H, W, C], or all if there are fewer.
+        multi_label: whether an image may have several labels.
     """
 
     num_examples: int
     class_counts: np.ndarray
     images: Callable[[int], np.ndarray]
+    multi_label: bool = False
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "TrainingData":
         """Of a source, by a config."""
-        labels = source.labels[source.labels >= 0]
-        counts = np.bincount(labels, minlength=source.num_classes)
-        return cls(len(source), counts, functools.partial(sample_images, source, data))
+        images = functools.partial(sample_images, source, data)
+        return cls(len(source), class_counts(source), images, is_multi_label(source))
 
     @property
     def num_classes(self) -> int:
@@ -111,15 +110,13 @@ def recipe_of(file: RecipeFile, config: Config, data: TrainingData, topology: To
     if "get_loss" in hooks:
         given = hooks["get_loss"](config)
         with about(hooks["get_loss"].name):
-            loss = eval_loss = example_loss(given, num_classes)
+            loss = eval_loss = example_loss(given, num_classes, multi_label=data.multi_label)
     else:
-        make = LOSSES.get(config.loss.name)
-        loss = example_loss(make(config), num_classes)
-        plain = config.replace(train={"label_smoothing": 0.0})
-        eval_loss = loss if config == plain else example_loss(make(plain), num_classes)
-    metrics = configured_metrics(config, num_classes)
+        loss, eval_loss = configured_losses(config, data.class_counts, multi_label=data.multi_label)
+    metrics = configured_metrics(config, num_classes, multi_label=data.multi_label)
     if "get_metrics" in hooks:
-        metrics |= check_metrics(hooks["get_metrics"](config), hooks["get_metrics"].name, num_classes)
+        own, where = hooks["get_metrics"](config), hooks["get_metrics"].name
+        metrics |= check_metrics(own, where, num_classes, multi_label=data.multi_label)
     return Recipe(
         config=config,
         model=model_of(file, config, num_classes),
@@ -145,12 +142,6 @@ def model_of(file: RecipeFile, config: Config, num_classes: int) -> Model:
         return adapt(network)
 
 
-def configured_metrics(config: Config, num_classes: int) -> dict[str, Metric]:
-    """The metrics that a config names, but for those that say nothing of so few classes."""
-    named = {name: METRICS.get(name) for name in config.eval.metrics}
-    return {name: metric for name, metric in named.items() if num_classes >= getattr(metric, "min_classes", 1)}
-
-
 def configured_parts(config: Config) -> tuple[Part, ...]:
     """The parts that a config asks for; see `check_parts` for their place among others."""
     if config.train.precision == "float16":
@@ -158,27 +149,11 @@ def configured_parts(config: Config) -> tuple[Part, ...]:
     return (Guard(),) if config.train.max_bad_steps else ()
 
 
-def check_metrics(metrics: Any, where: str, num_classes: int) -> dict[str, Metric]:
-    """Metrics by name, functions like `METRICS`'. Raises: InputError; `where` says who gave something else."""
-    if not isinstance(metrics, Mapping):
-        raise InputError(f"{where}: {_kind(metrics)} was given; give a dict of name to function")
-    for name, metric in metrics.items():
-        check_name(name, where)
-        check_metric(metric, f"{where}: {name}", num_classes)
-    return dict(metrics)
-
-
-def check_name(name: Any, where: str) -> None:
-    """Raises `InputError` where a metric cannot have a name; `where` says who gave it."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
-        raise InputError(f"{where}: {name!r} cannot be the name of a metric; give another")
-
-
 def check_optimizer(optimizer: Any, where: str) -> optax.GradientTransformation:
     """Anything with optax's two functions. Raises: InputError; `where` says who gave it."""
     functions = (getattr(optimizer, name, None) for name in ("init", "update"))
     if isinstance(optimizer, type) or not all(map(callable, functions)):
-        raise InputError(f"{where}: {_kind(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
+        raise InputError(f"{where}: {kind_of(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
     return optimizer
 
 
@@ -190,7 +165,7 @@ def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tu
     """
     given = list(parts) if isinstance(parts, list | tuple) else [parts]
     if wrong := [part for part in given if not isinstance(part, Part)]:
-        raise InputError(f"{where}: {_kind(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
+        raise InputError(f"{where}: {kind_of(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
     names = [part.name for part in (*given, *configured)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{where}: two parts are called {twice[0]!r}; give each another name")
@@ -201,10 +176,10 @@ def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tu
 def check_listeners(listeners: Any, where: str) -> list[Any]:
     """Objects with any of a listener's methods. Raises: InputError; `where` says who gave them."""
     if not isinstance(listeners, Sequence) or isinstance(listeners, str):
-        raise InputError(f"{where}: {_kind(listeners)} was given; give a list of listeners")
+        raise InputError(f"{where}: {kind_of(listeners)} was given; give a list of listeners")
     for listener in listeners:
         if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in MOMENTS):
-            raise InputError(f"{where}: {_kind(listener)} has none of a listener's methods ({', '.join(MOMENTS)})")
+            raise InputError(f"{where}: {kind_of(listener)} has none of a listener's methods ({', '.join(MOMENTS)})")
         checked(getattr(listener, "wants_predictions", 0), ShownImages, f"{where}: wants_predictions")
     return list(listeners)
 
@@ -215,7 +190,7 @@ def _function(hook: Hook | None, of: str, *arguments: Any) -> Any:
         return None
     found: Any = hook(*arguments)
     if not callable(found):
-        raise InputError(f"{hook.name}: {_kind(found)} was given; give a function of {of}")
+        raise InputError(f"{hook.name}: {kind_of(found)} was given; give a function of {of}")
     return found
 
 
@@ -235,9 +210,3 @@ def _initialize(hook: Hook | None, config: Config, images: Callable[[int], np.nd
 def _parts(hook: Hook | None, config: Config, steps: Steps) -> tuple[Part, ...]:
     configured = configured_parts(config)
     return configured if hook is None else check_parts(hook(config, steps), hook.name, configured)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return "None" if value is None else f"an object of type {type(value).__name__}"

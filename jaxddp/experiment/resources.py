@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxddp.config import Config, DataConfig, ParallelConfig
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.compiler_options import step_options
@@ -65,6 +66,9 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
                 f"validation data: class {label} is {there!r}, and {here!r} in the training data; "
                 "select the same classes in both"
             )
+    if is_multi_label(source) != is_multi_label(trained):
+        there, here = ("several", "one") if is_multi_label(source) else ("one", "several")
+        raise InputError(f"validation data: {there} label an image, and {here} in the training data; give both alike")
     data = data.of_evaluation
     if source.image_shape(data) != trained.image_shape(data):
         shapes = f"{source.image_shape(data)}, and {trained.image_shape(data)} in the training data"

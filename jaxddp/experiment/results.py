@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.chosen import chosen_images
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.state import TrainState
@@ -47,6 +48,7 @@ def topk_accuracy(
         InputError: a k below 1 or above the number of classes, or as `evaluate`.
     """
     _check(state, setup, table)
+    _check_one_label(table)
     several = k if isinstance(k, Iterable) and not isinstance(k, str) else [k]
     wanted = [checked(each, int, "k") for each in several]
     for each in wanted:
@@ -64,6 +66,7 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     """
     _check(state, setup, table)
     checked(count, Annotated[int, Range(1, MOST_SHOWN)], "count")
+    _check_one_label(table)
     # A machine that only trains needs no matplotlib.
     from jaxddp.training.pictures import prediction_grid
 
@@ -73,6 +76,11 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     few = ArrayTable(chosen_images(table, setup.data.of_evaluation, rows), table.labels[rows], names)
     classify = setup.programs.classify(setup.eval_objective(), setup.topology)
     return prediction_grid(Predictor(classify, few, setup.data, setup.topology, setup.order.batch_size)(state))
+
+
+def _check_one_label(table: Source) -> None:
+    if is_multi_label(table):
+        raise InputError("table: its images may have several labels, and this takes one; see the metrics of evaluate")
 
 
 def _check(state: TrainState, setup: RunSetup, table: Source) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import jaxddp.files as files
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.errors import InputError
+from jaxddp.experiment.objective_identity import objective_fingerprints
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import is_first
 from jaxddp.overrides import flatten
@@ -23,12 +24,12 @@ _MEND = "restore it, or start in another --workdir"
 _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
 
 # What a resumed run may change: how long, how often, on what, what is kept, and how it is measured. All else is the
-# recipe.
+# recipe. A teacher may have been moved, by its fingerprint.
 _MOVED = ("data.path", "data.name")
 _FREE = (
     *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
     *("log.profile", "log.to", "log.images", "eval.batch_size", "eval.views", "checkpoint.keep", "recipe.file"),
-    "objects.jax",
+    *("objects.jax", "objective.teacher"),
     *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
     *("data.max_bad_images", "data.local_cache", "data.data_dir", *_MOVED),
 )
@@ -68,7 +69,8 @@ def claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
     precision = told["train"]["precision"]
     config["train"]["precision"] = None if precision == "float32" else precision
     config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
-    return Claim(config, {"train": setup.table.fingerprint}, objects=objects)
+    fingerprints = {"train": setup.table.fingerprint, **objective_fingerprints(setup.recipe, setup.resources)}
+    return Claim(config, fingerprints, objects=objects)
 
 
 def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:
@@ -121,7 +123,7 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
         if there.get(key) != here.get(key)
     }
     for key, change in changed.items():
-        if not key.startswith(_FREE):
+        if key not in _FREE:
             raise InputError(f"{path}: {change}; {_KEEPS}")
     for key in _MOVED:
         if key in changed and is_first():

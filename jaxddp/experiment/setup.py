@@ -14,17 +14,19 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.division import Division
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import Loss
-from jaxddp.engine.objective import Metric, Objective
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.experiment.identity import checksums, identity
+from jaxddp.experiment.objective_identity import objective_identity
 from jaxddp.experiment.programs import Programs, seeded_step
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources, check_comparable
@@ -111,7 +113,7 @@ class RunSetup:
         """What training minimizes and measures."""
         return Objective(self.model, self.recipe.loss, self.preprocess, self.recipe.metrics)
 
-    def eval_objective(self, metrics: Mapping[str, Metric] | None = None) -> Objective:
+    def eval_objective(self, metrics: Mapping[str, Any] | None = None) -> Objective:
         """What evaluation measures; the recipe's metrics where none are given."""
         chosen = self.recipe.metrics if metrics is None else metrics
         views = self.recipe.config.eval.views
@@ -121,7 +123,7 @@ class RunSetup:
         """The same setup with another loss, which evaluation measures too. Raises: as `example_loss`."""
         if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
             return self
-        taken_apart = self.programs.loss(loss, self.table.num_classes)
+        taken_apart = self.programs.loss(loss, self.table.num_classes, multi_label=is_multi_label(self.table))
         return dataclasses.replace(
             self, recipe=dataclasses.replace(self.recipe, loss=taken_apart, eval_loss=taken_apart)
         )
@@ -172,7 +174,7 @@ class RunSetup:
         self,
         source: Source,
         batch_size: int | None = None,
-        metrics: Mapping[str, Metric] | None = None,
+        metrics: Mapping[str, Any] | None = None,
         extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
         *,
         resident: bool = False,
@@ -185,16 +187,18 @@ class RunSetup:
         self.topology.check_batch_size(size, "eval.batch_size")
         check_labelled(source, "validation data")
         check_comparable(source, self.table, self.data)
-        step = self.programs.evaluate(self.eval_objective(metrics), self.topology, resident=resident)
+        objective = self.eval_objective(metrics)
+        step, shown = self.programs.evaluate(objective, self.topology, resident=resident), objective.metrics
         if resident:
             longest = self._longest_chunk
-            return Evaluator(step, lambda: self.feed.resident_eval(source, size, longest), len(source), extra)
+            return Evaluator(step, lambda: self.feed.resident_eval(source, size, longest), len(source), extra, shown)
         batches = self.feed.eval_batches
-        return Evaluator(step, lambda: ((batch,) for batch in batches(source, size)), len(source), extra)
+        return Evaluator(step, lambda: ((batch,) for batch in batches(source, size)), len(source), extra, shown)
 
     def predictor(self, count: int) -> Predictor | None:
         """Predicts `count` images that are validated on, of each class its share; None where there are none."""
-        if self.validated is None or not count:
+        # A picture shows one label and one prediction.
+        if self.validated is None or not count or is_multi_label(self.table):
             return None
         program = self.programs.classify(self.eval_objective(), self.topology)
         most = self.recipe.config.eval.batch_size
@@ -203,7 +207,8 @@ class RunSetup:
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
         shape = self.table.image_shape(self.data)
-        return identity(self.recipe, self.state, self.table.num_classes, shape)
+        known = identity(self.recipe, self.state, self.table.num_classes, shape)
+        return known | objective_identity(self.recipe, self.objective, self.state, self.resources)
 
     def run(
         self,
@@ -228,7 +233,8 @@ class RunSetup:
             agree({**(objects or {}), **checksums(self.state), "the number of steps": str(self.plan.total_steps)})
         evaluator, resident = None, self.data.cache == "device"
         if val is not None:
-            evaluator = self.evaluator(val, eval_batch_size, extra=evaluators, resident=resident)
+            metrics = self.programs.metrics(self.recipe.metrics, _wanted_metrics(listeners))
+            evaluator = self.evaluator(val, eval_batch_size, metrics, evaluators, resident=resident)
         if resident:
             # Before anything is compiled: both have to fit, and no image may be damaged.
             self.feed.place(self.validated)
@@ -247,6 +253,7 @@ class RunSetup:
             replicas=Replicas(self.topology) if several and self.plan.replicas.examples else None,
             config=config or {},
             growing=self.feed.growing(self.plan.total_steps),
+            class_names=self.table.class_names,
         )
         if session is None:
             return run
@@ -259,6 +266,12 @@ class RunSetup:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         head = f"RunSetup: {count:,} parameters, {len(self.table):,} examples, global batch {self.order.batch_size}"
         return "\n".join([f"{head} over {self.topology.num_devices} devices", *rows])
+
+
+def _wanted_metrics(listeners: Sequence[Any]) -> tuple[str, ...]:
+    """As those of the first process want them."""
+    wanted = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
+    return tuple(filter(None, from_first("metrics of listeners", lambda: ",".join(sorted(wanted))).split(",")))
 
 
 def _wanted_predictions(listener: Any) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.config import DataConfig
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.errors import InputError
 from jaxddp.overrides import checked
@@ -32,13 +33,16 @@ class Signature:
     """Of these: "uint8" or "uint16"."""
     in_memory: bool
     """Whether they were arrays, taken as they are, and no files."""
+    multi_label: bool = False
+    """Whether an image may be of several classes, each of which has a probability of its own."""
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "Signature":
         """That of a run which trains on a source: its images are evaluation's."""
         data = data.of_evaluation
         dtype, arrays = image_dtype(source, data).name, source.pixel_shape is not None
-        return cls(tuple(source.class_ids), tuple(source.class_names), source.image_shape(data), dtype, arrays)
+        ids, names, several = tuple(source.class_ids), tuple(source.class_names), is_multi_label(source)
+        return cls(ids, names, source.image_shape(data), dtype, arrays, several)
 
     @classmethod
     def read(cls, directory: Path) -> "Signature | None":
@@ -55,7 +59,10 @@ class Signature:
             if len({*map(len, names.values())}) > 1:
                 raise ValueError("there are more ids than names of classes, or fewer")
             dtype = checked(told["dtype"], Literal["uint8", "uint16"], "dtype")
-            return cls(**names, image_shape=shape, dtype=dtype, in_memory=checked(told["in_memory"], bool, "in_memory"))
+            # Which releases before it did not write.
+            flags = {"in_memory": told["in_memory"], "multi_label": told.get("multi_label", False)}
+            of_images = {key: checked(value, bool, key) for key, value in flags.items()}
+            return cls(**names, image_shape=shape, dtype=dtype, **of_images)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(f"{path}: is damaged ({error}); remove it, and the run's data are asked instead") from None
 

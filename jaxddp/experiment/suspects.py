@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import Objective
+from jaxddp.engine.objective import Objective, targets
 from jaxddp.engine.state import TrainState
 from jaxddp.experiment.feed import Feed
 from jaxddp.mesh import AXIS, Topology
@@ -42,7 +42,8 @@ def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax
     def local(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         images = objective.preprocess(batch, train=True, key=key).images
         logits = objective.predict(state.params, state.model_state, images)
-        losses, _ = objective.loss(logits.astype(jnp.float32), batch.label)
+        logits = logits.astype(jnp.float32)
+        losses, _ = objective.loss(logits, targets(batch.label, logits))
         return jnp.isfinite(images).all((1, 2, 3)), jnp.isfinite(losses)
 
     sharded = jax.shard_map(local, mesh=topology.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(AXIS))

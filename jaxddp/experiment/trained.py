@@ -103,6 +103,7 @@ class TrainedRun:
 
         Raises: InputError; the source has other classes, or as `predict`.
         """
+        self._check_one_label()
         check_labelled(check_source(source, "source"), "the source")
         if tuple(source.class_ids) != self.class_ids:
             raise InputError(f"{self.directory}: the source has other classes than the run; give the run's data")
@@ -117,6 +118,7 @@ class TrainedRun:
         from jaxddp.training.pictures import prediction_grid
 
         check_source(source, "source")
+        self._check_one_label()
         chosen = np.asarray(rows).reshape(-1)
         whole = chosen.size > 0 and np.issubdtype(chosen.dtype, np.integer)
         if chosen.size > MOST_SHOWN:
@@ -172,9 +174,14 @@ class TrainedRun:
         loss = example_loss(softmax_cross_entropy, len(self.class_ids))
         return Objective(model, loss, self.preprocess, views=self.config.eval.views)
 
+    def _check_one_label(self) -> None:
+        if self.signature.multi_label:
+            raise InputError(f"{self.directory}: its images may have several labels, and this takes one; use predict")
+
     @cached_property
     def _classify(self) -> Callable[..., Any]:
-        return make_classify(self.objective(for_platform(self.model, self.topology.platform)), self.topology)
+        objective = self.objective(for_platform(self.model, self.topology.platform))
+        return make_classify(objective, self.topology, multi_label=self.signature.multi_label)
 
 
 def restore_run(

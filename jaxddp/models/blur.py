@@ -69,17 +69,17 @@ def blurring(conv: ModuleFactory) -> ModuleFactory:
         conv: called as `conv(features, kernel=3, stride=2, name="conv1")`.
     """
 
-    def factory(features: int, *, kernel: int, stride: int, name: str) -> Any:
+    def factory(features: int, *, kernel: int, stride: int, **options: Any) -> Any:
         if stride == 1:
-            return conv(features, kernel=kernel, stride=1, name=name)
+            return conv(features, kernel=kernel, stride=1, **options)
 
         def convolve(images: jax.Array) -> jax.Array:
             if images.shape[-1] < _LEAST_CHANNELS:
-                return conv(features, kernel=kernel, stride=stride, name=name)(images)
+                return conv(features, kernel=kernel, stride=stride, **options)(images)
             if kernel == 1:
                 # It looks at no other pixels than these.
-                return conv(features, kernel=1, stride=1, name=name)(blur(images, stride))
-            return conv(features, kernel=kernel, stride=stride, name=name)(blur(images))
+                return conv(features, kernel=1, stride=1, **options)(blur(images, stride))
+            return conv(features, kernel=kernel, stride=stride, **options)(blur(images))
 
         return convolve
 

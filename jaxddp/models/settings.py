@@ -12,7 +12,7 @@ from jaxddp.wording import choices
 
 T = TypeVar("T")
 
-RESNET_KEYS = (*("width", "stem", "batch_norm", "zero_init_last_scale", "shortcut_norm", "weight_init", "blur_pool"),)
+RESNET_KEYS = ("width", "stem", "batch_norm", "zero_init_last_scale", "shortcut_norm", "weight_init", "blur_pool")
 """The keys of `model` that are about ResNets, to be refused by others."""
 
 WEIGHT_INITS = {

@@ -71,6 +71,9 @@ class DataConfig:
     """A training image that cannot be used ends the run, or is substituted by another of its class, and counted."""
     max_bad_images: Share = 0.001
     """The share of an epoch's images that may be substituted, rounded to the nearest number, but at least one."""
+    sampling: Literal["shuffled", "balanced"] = "shuffled"
+    """Every example once an epoch, or, balanced, all classes equally often: an epoch is as long, a class with fewer
+    images than others repeats them, and one with more leaves some for later epochs."""
     image_size: Pixels = 224
     channels: Literal[1, 3, 4] = 3
     """What files are decoded to: 1 gray, 3 RGB, 4 RGBA. Arrays keep theirs."""

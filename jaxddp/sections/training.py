@@ -4,10 +4,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.ranges import Range
+from jaxddp.errors import InputError
+from jaxddp.overrides import checked
+from jaxddp.ranges import Range, Share
+from jaxddp.wording import show
 
 BatchSize = Annotated[int, Range(1, 2**24)]
 Precision = Literal["float32", "bfloat16", "float16"]
+Weight = Annotated[float, Range(0, 1_000_000, above=True)]
+BALANCED: Literal["balanced"] = "balanced"
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,12 @@ class ObjectiveConfig:
     """What a step minimizes, of which the loss is a part."""
 
     name: str = "supervised"
+    teacher: str | None = None
+    """Distillation: the work directory of the run to learn from, of which the best checkpoint is taken."""
+    temperature: Annotated[float, Range(0, 1000, above=True)] = 4.0
+    """Distillation: what the logits of both are divided by before they are compared."""
+    teacher_share: Share = 0.9
+    """Distillation: what the teacher's part of the loss is multiplied by; that of the labels has the rest."""
 
 
 @dataclass(frozen=True)
@@ -43,3 +54,21 @@ class LossConfig:
     """How logits are judged by labels."""
 
     name: str = "cross_entropy"
+    class_weights: str | None = None
+    """How much each class counts: "1,4,0.5", a number above 0 for each in its order, or "balanced", N / (K n_k) for a
+    class with n_k of the N training images. Evaluation weighs its loss alike."""
+
+    @property
+    def weights(self) -> Literal["balanced"] | tuple[float, ...] | None:
+        """What `class_weights` says. Raises: InputError; it says nothing."""
+        if self.class_weights is None or self.class_weights == BALANCED:
+            return self.class_weights
+        key = "loss.class_weights"
+        return tuple(checked(_number(word, key), Weight, key) for word in self.class_weights.split(","))
+
+
+def _number(word: str, key: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise InputError(f"{key}: {show(word)} is no number; give {BALANCED!r}, or a number for each class") from None

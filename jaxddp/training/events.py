@@ -29,7 +29,8 @@ class RunStart:
 
     `start_step` is 0, or the step of the checkpoint that the run resumes; `total_steps` is the step at which it ends.
     `params` is the parameter pytree (arrays, or shapes and dtypes), for an overview. `traced` are the steps, from 1,
-    that a profile traces; None where none was asked for. `config` is what config.json says of the run.
+    that a profile traces; None where none was asked for. `config` is what config.json says of the run; `class_names`
+    are those of its data.
     """
 
     start_step: int
@@ -43,6 +44,7 @@ class RunStart:
     params: Any = None
     traced: range | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class EvaluationRecord:
     """An evaluation in progress (`seen < total`, for a progress display) or finished (`seen == total`).
 
     `metrics` are means over the `seen` examples so far. Padding is not seen: when finished, `seen` is the set's size,
-    and `predictions` are those of a few images, the same ones each time, if a listener wants them.
+    and `predictions` are those of a few images, the same ones each time, if a listener wants them. `sets` then has, by
+    the names of metrics over the whole set, the NumPy arrays that they were made of.
     """
 
     step: int
@@ -90,6 +93,7 @@ class EvaluationRecord:
     seconds: float
     split: str = "val"
     predictions: Shown | None = None
+    sets: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def final(self) -> bool:
@@ -123,6 +127,8 @@ class Listener:
 
     wants_predictions = 0
     """Of how many validation images the finished evaluations are to have `predictions`; most wanted by any listener."""
+    wants_metrics: tuple[str, ...] = ()
+    """Built-in metrics over a whole set that evaluations are to measure beside those of the config, by their names."""
 
     def start(self, run: RunStart) -> None:
         """The run begins, or resumes."""

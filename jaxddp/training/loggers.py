@@ -33,6 +33,7 @@ class Dispensable(Listener):
         self._name, self._logger = name, logger
         self._step, self._failed = 0, None
         self.wants_predictions = getattr(logger, "wants_predictions", 0)
+        self.wants_metrics = getattr(logger, "wants_metrics", ())
 
     def start(self, run: RunStart) -> None:
         self._step = run.start_step

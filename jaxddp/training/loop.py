@@ -215,11 +215,11 @@ class _Loop:
                 self._leave(step)
 
         with self.memory.of_validation(step):
-            self.validation = evaluator(state, report, leave_if_asked)
+            self.validation, sets = evaluator.measure(state, report, leave_if_asked)
             record = measured({name: value for name, value in self.validation.items() if name != "count"}, total)
         if self.run.checkpoints and saved:
             self.run.checkpoints.validations.put(step, self.validation)
-        self.tell("evaluation", replace(record, predictions=self._predictions(state)))
+        self.tell("evaluation", replace(record, predictions=self._predictions(state), sets=sets))
         self.clock.resume()
 
     def _predictions(self, state: TrainState) -> Shown | None:

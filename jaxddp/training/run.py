@@ -62,7 +62,7 @@ class Run:
         validated: whether the checkpoint that the state was restored from was validated.
         self_test: of the averaged gradient, before the first step; None tests nothing.
         replicas: what compares the devices' states, as the plan says and before one is saved; None compares nothing.
-        config: what config.json says of the run, for the listeners.
+        config, class_names: what config.json says of the run, and of its data, for the listeners.
         growing: where images grow; None where all have one size.
     """
 
@@ -85,6 +85,7 @@ class Run:
     self_test: SelfTest | None = None
     replicas: Replicas | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
     growing: Growing | None = None
 
     def usage(self, images_per_second: float | None, cost: Cost | None) -> Used:
@@ -113,4 +114,5 @@ class Run:
             traced=self.plan.traced(done) if self.plan.profile and self.profile else None,
             workdir=self.checkpoints.directory.parent if self.checkpoints else None,
             config=self.config,
+            class_names=self.class_names,
         )

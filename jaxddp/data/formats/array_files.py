@@ -79,6 +79,8 @@ def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
 
     Raises `InputError` for labels so large that they cannot count classes.
     """
+    if columns := [each.shape[1] for each in labels if each.ndim == 2 and each.shape[1] > 1]:
+        return tuple(map(str, range(max(columns))))
     # `check_labels` refuses labels of another kind.
     integers = (each for each in labels if np.issubdtype(each.dtype, np.integer))
     last = max((int(each.max(initial=0)) for each in integers), default=0)

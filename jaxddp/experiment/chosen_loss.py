@@ -1,0 +1,71 @@
+"""The loss that a config names, with its weights of classes, as training and as evaluation take it."""
+
+import functools
+import inspect
+from typing import Any
+
+import numpy as np
+
+from jaxddp.config import Config
+from jaxddp.engine.loss import ExampleLoss, example_loss
+from jaxddp.errors import InputError
+from jaxddp.registry import LOSSES
+from jaxddp.sections.training import BALANCED
+
+_KEY = "loss.class_weights"
+
+
+def configured_losses(
+    config: Config, class_counts: np.ndarray, *, multi_label: bool = False
+) -> tuple[ExampleLoss, ExampleLoss]:
+    """The loss of training, and that of evaluation, which has its weights and no label smoothing.
+
+    Args:
+        class_counts: int64[K], of the training data.
+        multi_label: whether an image may have several labels.
+
+    Raises:
+        InputError: an unknown name, or weights that do not suit the loss or the classes.
+    """
+    weights = class_weights(config, class_counts)
+    training = _made(config, weights, len(class_counts), multi_label)
+    plain = config.replace(train={"label_smoothing": 0.0})
+    return training, training if config == plain else _made(plain, weights, len(class_counts), multi_label)
+
+
+def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None:
+    """float64[K], or None without weights; balanced ones are N / (K n_k) of N examples, n_k of class k.
+
+    Raises: InputError; there are not K, or a class without examples is to be balanced.
+    """
+    given = config.loss.weights
+    if given is None:
+        return None
+    if given == BALANCED:
+        missing = np.flatnonzero(class_counts == 0)
+        if len(missing):
+            raise InputError(
+                f"{_KEY}={BALANCED}: class {missing[0]} of {len(class_counts)} has no training images; give the "
+                "weights, or leave it out with data.classes"
+            )
+        return class_counts.sum() / (len(class_counts) * class_counts)
+    if len(given) != len(class_counts):
+        raise InputError(f"{_KEY}: {len(given)} weights for {len(class_counts)} classes; give one for each, in order")
+    return np.array(given)
+
+
+def _made(config: Config, weights: np.ndarray | None, num_classes: int, multi_label: bool) -> ExampleLoss:
+    make: Any = LOSSES.get(config.loss.name)
+    if weights is not None:
+        if "class_weights" not in inspect.signature(make).parameters:
+            raise InputError(f"{_KEY}: loss.name={config.loss.name} takes no weights; leave them out")
+        make = functools.partial(make, class_weights=tuple(weights.tolist()))
+    try:
+        return example_loss(make(config), num_classes, multi_label=multi_label)
+    except InputError as error:
+        if not multi_label:
+            raise
+        raise InputError(
+            f"loss.name={config.loss.name} does not take several labels of an image, which the training data have; set "
+            "loss.name to bce, or leave one label in each row"
+        ) from error

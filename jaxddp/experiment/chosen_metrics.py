@@ -1,0 +1,66 @@
+"""The metrics of a recipe: those that its config names, and those that a recipe file or a notebook brings."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jaxddp.config import Config
+from jaxddp.engine.loss import check_metric
+from jaxddp.engine.objective import Metric
+from jaxddp.engine.parts.guard import SKIPPED
+from jaxddp.engine.parts.loss_scale import LOSS_SCALE
+from jaxddp.engine.set_metrics import SetMetric, check_set_metric, is_set_metric
+from jaxddp.errors import InputError
+from jaxddp.registry import METRICS
+from jaxddp.wording import kind_of
+
+_RESERVED = (
+    *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
+    *("data_wait_fraction", "flops_utilization", "peak_memory", "image_size", LOSS_SCALE, SKIPPED),
+)
+"""Names that a line of metrics.jsonl has for other things, as it has all that begin with `epoch_`."""
+_NAME = re.compile(r"(?!epoch_)[\w.-]+")
+
+
+def configured_metrics(config: Config, num_classes: int, *, multi_label: bool = False) -> dict[str, Metric | SetMetric]:
+    """The metrics that a config names, but for those that say nothing of so few classes.
+
+    Raises: InputError; one takes one label an example, and there may be several, or the other way round.
+    """
+    named = {name: METRICS.get(name) for name in config.eval.metrics}
+    for name, metric in named.items():
+        if not _takes(metric, multi_label):
+            there, wanted = ("several", "one") if multi_label else ("one", "several")
+            others = ", ".join(other for other in METRICS.names() if _takes(METRICS.get(other), multi_label))
+            raise InputError(
+                f"eval.metrics: {name} takes {wanted} label{'s' * (wanted == 'several')} an image, and the data have "
+                f"{there}; name some of {others}"
+            )
+    return {name: metric for name, metric in named.items() if num_classes >= getattr(metric, "min_classes", 1)}
+
+
+def check_metrics(
+    metrics: Any, where: str, num_classes: int, *, multi_label: bool = False
+) -> dict[str, Metric | SetMetric]:
+    """Metrics by name, functions like `METRICS`'. Raises: InputError; `where` says who gave something else."""
+    if not isinstance(metrics, Mapping):
+        raise InputError(f"{where}: {kind_of(metrics)} was given; give a dict of name to function")
+    for name, metric in metrics.items():
+        check_name(name, where)
+        if is_set_metric(metric):
+            for own in check_set_metric(metric, f"{where}: {name}", num_classes, multi_label=multi_label):
+                check_name(own, f"{where}: {name}")
+        else:
+            check_metric(metric, f"{where}: {name}", num_classes, multi_label=multi_label)
+    return dict(metrics)
+
+
+def _takes(metric: Any, multi_label: bool) -> bool:
+    """Of a built-in metric: those of one label say nothing, and others have `takes_several`, or no `takes_one`."""
+    return getattr(metric, "takes_several", False) if multi_label else getattr(metric, "takes_one", True)
+
+
+def check_name(name: Any, where: str) -> None:
+    """Raises `InputError` where a metric cannot have a name; `where` says who gave it."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+        raise InputError(f"{where}: {name!r} cannot be the name of a metric; give another")

@@ -1,0 +1,37 @@
+"""Expected calibration error."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxddp.metrics.top_k import TopK
+from jaxddp.registry import METRICS
+
+
+@dataclass(frozen=True)
+class CalibrationError:
+    """How far the largest probability is from being right as often as it says (Guo et al. 2017, arXiv:1706.04599).
+
+    The probabilities of the predicted classes fall into `bins` of equal width, ((m - 1) / bins, m / bins]. Of each bin
+    the mean probability and the share of right predictions differ; the mean of that over all examples is the error.
+    """
+
+    bins: int = 15
+
+    def examples(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        """The probability of each prediction and whether it is right, float32[B] each; see `ExamplesMetric`."""
+        return {"confidence": jax.nn.softmax(logits).max(-1), "right": TopK(1)(logits, labels)}
+
+    def finish(self, found: Any) -> Mapping[str, float]:
+        confidence, right = (np.asarray(found[key], np.float64) for key in ("confidence", "right"))
+        if not np.isfinite(confidence).all() or not len(confidence):
+            return {"ece": float("nan")}
+        within = np.ceil(confidence * self.bins).astype(np.int64).clip(1, self.bins) - 1
+        gaps = np.bincount(within, weights=right - confidence, minlength=self.bins)
+        return {"ece": float(np.abs(gaps).sum() / len(confidence))}
+
+
+METRICS.add("ece")(CalibrationError())

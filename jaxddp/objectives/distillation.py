@@ -1,0 +1,137 @@
+"""Distillation: the student learns from labels, and from what a trained network says of the same images."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxddp.config import Config
+from jaxddp.data.batch import Batch
+from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
+from jaxddp.errors import InputError, about
+from jaxddp.experiment.identity import checksum
+from jaxddp.experiment.signature import Signature
+from jaxddp.experiment.trained import TrainedRun, restore_run
+from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.adapt import for_platform
+from jaxddp.registry import OBJECTIVES
+
+_KEY = "objective.teacher"
+
+
+@dataclass(frozen=True, eq=False)
+class Distillation:
+    """(1 - share) loss + share T^2 KL(teacher || student) at temperature T (Hinton et al. 2015, arXiv:1503.02531).
+
+    The loss is the recipe's own. A loss that weighs its examples weighs their divergences alike. The teacher is given
+    the very images of the student, augmented and mixed, by its own mean and std; it uses its running statistics, and
+    has no gradient.
+
+    Attributes:
+        restore: gives the teacher, a trained run on the devices of this one, when it is first needed.
+        temperature: T, by which all logits are divided.
+        teacher_share: from 0, the loss of the labels alone, to 1.
+    """
+
+    restore: Callable[[], TrainedRun]
+    temperature: float = 4.0
+    teacher_share: float = 0.9
+
+    @cached_property
+    def teacher(self) -> TrainedRun:
+        """Restored once. Raises: InputError; there is no such run or checkpoint."""
+        with about(_KEY):
+            return self.restore()
+
+    def fingerprints(self, signature: Signature, topology: Topology) -> dict[str, str]:
+        """What tells the teacher from others, once it is seen to suit the classes, images and devices of a run.
+
+        Raises: InputError; it does not, or there is none.
+        """
+        if signature.multi_label:
+            raise InputError("objective.name=distillation takes one label an image, and the training data have several")
+        teacher, own = self.teacher, self.teacher.signature
+        if own.class_ids != signature.class_ids:
+            raise InputError(f"{_KEY}: {teacher.directory} was trained on other classes; give a run on this data set's")
+        if own.image_shape != signature.image_shape:
+            raise InputError(
+                f"{_KEY}: {teacher.directory} was trained on images of {own.image_shape}, and this run has "
+                f"{signature.image_shape}; give them one size"
+            )
+        if teacher.topology.mesh != topology.mesh:
+            there, here = teacher.topology.num_devices, topology.num_devices
+            raise InputError(
+                f"{_KEY}: it lies on {there} device{'s' * (there > 1)}, and this run on {here}; load it with the same "
+                "devices="
+            )
+        return {"teacher": checksum((teacher.state.params, teacher.state.model_state))}
+
+    def __call__(self, supervised: Objective) -> TrainObjective:
+        """The objective; see `jaxddp.registry.OBJECTIVES`."""
+
+        def objective(
+            params: Any,
+            model_state: Any,
+            batch: Batch,
+            *,
+            train: bool,
+            key: jax.Array | None = None,
+            image_key: jax.Array | None = None,
+        ) -> tuple[MetricSums, Any]:
+            images, mixing = supervised.preprocess(batch, train=train, key=image_key)
+            keys = {"key": key, "image_key": image_key}
+            logits, model_state = supervised.logits(params, model_state, images, batch, train=train, **keys)
+            (values, weights), *metrics = supervised.columns(logits, batch, mixing)
+            divergence = self.divergence(self.teacher_logits(images, supervised), logits)
+            values = (1 - self.teacher_share) * values + self.teacher_share * weights * divergence
+            return supervised.sums([(values, weights), *metrics], batch), model_state
+
+        return objective
+
+    def divergence(self, teacher: jax.Array, student: jax.Array) -> jax.Array:
+        """T^2 KL of each example, float[B], of logits float[B, K]. T^2 keeps gradients as large at any temperature."""
+        of_teacher = jax.nn.log_softmax(teacher.astype(student.dtype) / self.temperature)
+        of_student = jax.nn.log_softmax(student / self.temperature)
+        return self.temperature**2 * (jnp.exp(of_teacher) * (of_teacher - of_student)).sum(-1)
+
+    def teacher_logits(self, images: jax.Array, supervised: Objective) -> jax.Array:
+        """What the teacher says of images that are normalized as the student's, without a gradient: float[B, K]."""
+        teacher, channels = self.teacher, images.shape[-1]
+        own, other = teacher.preprocess, supervised.preprocess
+        if (own.mean, own.std) != (other.mean, other.std):
+            mean, std = (jnp.array(each[:channels], images.dtype) for each in (other.mean, other.std))
+            own_mean, own_std = (jnp.array(each[:channels], images.dtype) for each in (own.mean, own.std))
+            images = images * (std / own_std) + (mean - own_mean) / own_std
+        model = for_platform(teacher.model, teacher.topology.platform)
+        params, model_state = self._arrays()
+        logits, _ = model.apply(params, model_state, images.astype(own.dtype), train=False, key=None)
+        return lax.stop_gradient(logits)
+
+    def _arrays(self) -> tuple[Any, Any]:
+        """The teacher's, on the devices that the program is traced for: all, or one, where the gradient is tested."""
+        held = self.teacher.state.params, self.teacher.state.model_state
+        if lax.axis_size(AXIS) == self.teacher.topology.num_devices:
+            return held
+        return jax.tree.map(lambda array: array.addressable_data(0), held)
+
+
+def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: float = 0.9) -> Distillation:
+    """Of a run that was loaded, for `prepare_training(…, objective=…)` and for `get_objective`; see `Distillation`."""
+    return Distillation(lambda: teacher, temperature, teacher_share)
+
+
+@OBJECTIVES.add("distillation")
+def distillation_of(config: Config, topology: Topology) -> Distillation:
+    """Of the best checkpoint of the run that `objective.teacher` names. Raises: InputError; it names none."""
+    place = config.objective.teacher
+    if place is None:
+        raise InputError(f"{_KEY}: distillation has no teacher; give a run's work directory")
+
+    def restore() -> TrainedRun:
+        return restore_run(place, "best", topology, precision=config.train.precision)
+
+    return Distillation(restore, config.objective.temperature, config.objective.teacher_share)

@@ -1,0 +1,48 @@
+"""`confusion.csv`: how the last validation told the classes apart."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+import jaxddp.files as files
+from jaxddp.registry import LOGGERS
+from jaxddp.training.events import EvaluationRecord, Listener, RunStart
+
+CONFUSION = "confusion.csv"
+
+
+class ConfusionTable(Listener):
+    """Writes `confusion.csv` anew at each finished validation: a row for each class, and the step in the first field.
+
+    A row has the class, its accuracy (empty of a class without images), how many images it has, and how many of them
+    were taken for each class. Raises: InputError; the file cannot be written.
+    """
+
+    wants_metrics = ("confusion",)
+
+    def __init__(self, directory: Path):
+        self._file = directory / CONFUSION
+        self._names: tuple[str, ...] = ()
+
+    def start(self, run: RunStart) -> None:
+        self._names = run.class_names
+        files.create(self._file.parent)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        if record.final and record.split == "val" and "confusion" in record.sets:
+            files.replace(self._file, confusion_csv(record.sets["confusion"], self._names, record.step))
+
+
+def confusion_csv(matrix: np.ndarray, names: tuple[str, ...], step: int) -> bytes:
+    """A confusion matrix int[K, K], labels in rows, as CSV with the names of the classes."""
+    text = io.StringIO()
+    write = csv.writer(text, lineterminator="\n").writerow
+    write([f"step {step}", "accuracy", "images", *names])
+    for name, row, right in zip(names, matrix.tolist(), matrix.diagonal().tolist(), strict=True):
+        write([name, right / sum(row) if sum(row) else "", sum(row), *row])
+    return text.getvalue().encode()
+
+
+LOGGERS.add("confusion")(lambda config, workdir: ConfusionTable(workdir))

@@ -1,0 +1,62 @@
+"""What the batches of a set contribute to metrics over the whole of it, brought together on the host."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxddp.engine.set_metrics import Kept
+
+_ON_DEVICES = 4
+"""Batches whose examples have not been fetched yet, at most."""
+
+
+class SetSums:
+    """The contributions of batches so far, as `jaxddp.engine.set_metrics.over_devices` gives them."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._waiting: deque[dict[str, Kept]] = deque()
+        self._fetched: list[dict[str, Any]] = []
+
+    def add(self, contributions: Mapping[str, Any], *, stacked: bool) -> None:
+        """Those of one batch, or those of several, `stacked` along a first axis."""
+        if not contributions:
+            return
+        if not stacked:
+            contributions = jax.tree.map(lambda values: values[None], contributions)
+        sums = {name: each for name, each in contributions.items() if not isinstance(each, Kept)}
+        if sums:
+            self._sums = _added(self._sums, sums)
+        if kept := {name: each for name, each in contributions.items() if isinstance(each, Kept)}:
+            self._waiting.append(kept)
+            if len(self._waiting) > _ON_DEVICES:
+                self._fetch()
+
+    def found(self) -> dict[str, Any]:
+        """Of each metric what its `finish` takes, NumPy arrays."""
+        while self._waiting:
+            self._fetch()
+        whole = jax.tree.map(lambda *parts: np.concatenate(parts), *self._fetched) if self._fetched else {}
+        return {**jax.device_get(self._sums), **whole}
+
+    def _fetch(self) -> None:
+        kept: dict[str, Kept] = jax.device_get(self._waiting.popleft())
+        self._fetched.append({name: _examples(each) for name, each in kept.items()})
+
+
+def _examples(kept: Kept) -> Any:
+    """Of [batches, B, …] the examples that are no padding, [n, …]."""
+    real = kept.mask.reshape(-1) > 0
+    return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[real], kept.arrays)
+
+
+@jax.jit
+def _added(total: dict[str, Any], contributions: dict[str, Any]) -> dict[str, Any]:
+    """Adds one batch after the other: the bits are the same however many are measured at once."""
+    for number in range(len(jax.tree.leaves(contributions)[0])):
+        each = jax.tree.map(lambda values, number=number: values[number], contributions)
+        total = jax.tree.map(jax.numpy.add, total, each) if total else each
+    return total

@@ -1,0 +1,112 @@
+"""Balanced sampling: every class equally often in each epoch's stretch, as a function of the step alone."""
+
+import dataclasses
+import hashlib
+
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import setup_of, train
+from small import linear_model, random_table
+
+import jaxddp
+from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.data.balanced_order import BalancedOrder
+from jaxddp.data.order import Shard
+from jaxddp.errors import InputError
+
+BALANCED = DataConfig(sampling="balanced", image_size=6, crop="whole", augment=AugmentConfig(flip=True))
+CASES = st.tuples(
+    st.lists(st.integers(0, 5), min_size=1, max_size=60).map(np.array), st.integers(0, 2**63 - 1), st.data()
+)
+
+
+def stream(order, steps):
+    return tuple(np.concatenate([column(step) for step in steps]) for column in (order.rows, order.epochs))
+
+
+@given(CASES)
+@settings(max_examples=150, deadline=None)
+def test_each_stretch_has_every_class_equally_often_and_no_example_twice_before_all(case):
+    labels, seed, data = case
+    size, batch = len(labels), data.draw(st.integers(1, len(labels)))
+    order = BalancedOrder.of(labels, batch, seed)
+    steps = -(-3 * size // batch)
+    rows, epochs = (column[: 3 * size] for column in stream(order, range(steps)))
+    classes = np.unique(labels)
+    for stretch in rows.reshape(3, size):
+        counts = np.array([(labels[stretch] == each).sum() for each in classes])
+        assert counts.sum() == size and np.ptp(counts) <= 1
+    # None gets ahead for ever: the ones that are once more differ from stretch to stretch.
+    assert np.ptp([(labels[rows] == each).sum() for each in classes]) <= 1
+    for each in classes:
+        own = labels[rows] == each
+        appeared, members = rows[own], np.flatnonzero(labels == each)
+        for start in range(0, len(appeared), len(members)):
+            assert len(set(appeared[start : start + len(members)].tolist())) == len(appeared[start:][: len(members)])
+        # How often an example was seen before, whenever it is asked.
+        assert epochs[own].tolist() == [(appeared[:i] == row).sum() for i, row in enumerate(appeared)]
+    later = data.draw(st.integers(0, steps - 1))
+    fresh = BalancedOrder.of(labels.copy(), batch, seed)
+    np.testing.assert_array_equal(fresh.rows(later), order.rows(later))
+    shards = [n for n in (1, 2, 3, 5) if batch % n == 0]
+    for count in shards:
+        parts = np.concatenate([Shard(index, count).of(order.rows(later)) for index in range(count)])
+        np.testing.assert_array_equal(parts, order.rows(later))
+
+
+def test_the_order_is_the_one_that_earlier_releases_made():
+    labels = np.array([0] * 40 + [1] * 7 + [3] * 3)
+    found = np.concatenate(stream(BalancedOrder.of(labels, 10, 17), range(20)))
+    digest = hashlib.sha256(found.astype("<i8").tobytes()).hexdigest()
+    assert digest == "8306f1d8337cec665f24894eca3093ad4c032d369d45c7941ac5446b245e66fd"
+    assert (BalancedOrder.of(labels, 10, 18).rows(0) != found[:10]).any()
+
+
+def unequal(size: int = 50):
+    table = random_table(size)
+    keep = np.flatnonzero((table.labels > 0) | (np.arange(size) % 4 == 0))
+    return jaxddp.ArrayTable(table.images[keep], table.labels[keep], table.class_names)
+
+
+def losses(setup, steps=9):
+    seen: list[float] = []
+    listener = type("Losses", (), {"step": lambda self, record: seen.append(record.metrics["loss"])})()
+    state = train(setup, {"train": {"duration": f"{steps} steps"}, "log": {"every": "1 step"}}, listeners=[listener])
+    return seen, np.asarray(state.params["weight"])
+
+
+def test_a_run_draws_its_batches_so_wherever_its_images_lie():
+    table = unequal()
+    found = {}
+    for devices, cache in [(1, "none"), (4, "none"), (4, "device")]:
+        data = dataclasses.replace(BALANCED, cache=cache)
+        setup = setup_of(linear_model(), optax.sgd(0.1), table, devices=devices, data=data)
+        assert isinstance(setup.order, BalancedOrder) and isinstance(setup.with_seed(3).order, BalancedOrder)
+        found[devices, cache] = losses(setup)
+    for seen, weight in found.values():
+        np.testing.assert_allclose(seen, found[1, "none"][0], rtol=1e-5)
+        np.testing.assert_allclose(weight, found[1, "none"][1], rtol=1e-4, atol=1e-6)
+    shuffled = dataclasses.replace(BALANCED, sampling="shuffled")
+    assert losses(setup_of(linear_model(), optax.sgd(0.1), table, data=shuffled))[0] != found[1, "none"][0]
+
+
+def test_an_interrupted_run_draws_the_rest(tmp_path):
+    def run(workdir, epochs):
+        setup = jaxddp.prepare_training(linear_model(), unequal(), 2, optax.sgd(0.1), 4, epochs=epochs, data=BALANCED)
+        state, _ = jaxddp.train(
+            *(jaxddp.softmax_cross_entropy, setup), listeners=(), workdir=workdir, self_test="never"
+        )
+        return np.asarray(state.params["weight"])
+
+    run(tmp_path / "parts", 1)
+    np.testing.assert_array_equal(run(tmp_path / "parts", 3), run(tmp_path / "whole", 3))
+    with pytest.raises(InputError, match="data.sampling was 'balanced' and is now 'shuffled'; a resumed run keeps"):
+        setup = jaxddp.prepare_training(
+            *(linear_model(), unequal(), 2, optax.sgd(0.1), 4),
+            epochs=4,
+            data=dataclasses.replace(BALANCED, sampling="shuffled"),
+        )
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path / "parts")

@@ -1,0 +1,222 @@
+"""Distillation: the stated loss, on any number of devices, from a run that is another's work directory."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from made import changed, setup_of, train
+from small import CLASSES, largest_difference, linear_model, random_batch, random_table, write_arrays
+
+import jaxddp
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.cli import main
+from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.errors import InputError
+from jaxddp.experiment.signature import Signature
+from jaxddp.experiment.trained import TrainedRun
+from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt
+from jaxddp.objectives.distillation import Distillation
+
+SIGNATURE = Signature(tuple("abcde"), tuple("abcde"), (6, 6, 3), "uint8", True)
+MEAN, STD = (0.3, 0.5, 0.4), (0.2, 0.1, 0.3)
+
+
+def teacher_of(topology, dtype=jnp.float32, **more):
+    """A linear network with weights of its own, which normalizes otherwise than the student."""
+    model = adapt(linear_model())
+    params, model_state = model.init(jax.random.key(5), jnp.zeros((1, 6, 6, 3), dtype))
+    state = topology.replicate(jax.device_get(TrainState(jnp.zeros((), jnp.int32), params, model_state, ())))
+    preprocess = Preprocess(MEAN, STD, AugmentConfig(), dtype)
+    run = TrainedRun(Path("teacher"), 0, Config(), model, state, preprocess, SIGNATURE, topology)
+    return dataclasses.replace(run, **more)
+
+
+def step_in_float64(devices: int, loss, share=0.7, pad=1):
+    topology, optimizer, batch = Topology.create(devices), optax.sgd(0.1), random_batch(24, masked=5)
+    supervised = Objective(
+        adapt(linear_model()),
+        example_loss(loss, CLASSES),
+        Preprocess(augment=AugmentConfig(flip=pad > 0, pad=pad), dtype=jnp.float64),
+    )
+    params, model_state = supervised.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
+    state = topology.replicate(
+        jax.device_get(TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params)))
+    )
+    teacher = teacher_of(topology, jnp.float64)
+    objective = Distillation(lambda: teacher, 3.0, share)(supervised)
+    step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+    after, sums = step(state, topology.place(batch))
+    return jax.device_get(params), jax.device_get(after.params), sums.means()["loss"], teacher
+
+
+@pytest.mark.parametrize("weights", (None, (1.0, 4.0, 0.5, 2.0, 3.0)))
+def test_a_step_is_the_same_on_any_number_of_devices(weights):
+    with jax.enable_x64(True):
+        loss = cross_entropy(0.1, weights)
+        before, after, value, _ = step_in_float64(1, loss)
+        assert largest_difference(before, after) > 1e-3
+        for devices in (2, 8):
+            _, others, other, _ = step_in_float64(devices, loss)
+            assert largest_difference(others, after) < 1e-9 and other == pytest.approx(value, abs=1e-9)
+
+
+def test_the_loss_is_the_one_of_the_formula():
+    """With NumPy alone, from pixels on: (1 - a) CE + a T^2 KL, over the examples that count."""
+    with jax.enable_x64(True):
+        params, _, value, teacher = step_in_float64(4, cross_entropy(), pad=0)
+        batch, real = random_batch(24, masked=5), 19
+        pixels = batch.image[:real] / 255
+
+        def log_softmax(logits):
+            return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+        def logits(weight, mean, std):
+            return ((pixels - np.array(mean)) / np.array(std)).reshape(real, -1) @ np.asarray(weight)
+
+        student = logits(params["weight"], (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        other = log_softmax(logits(teacher.state.params["weight"], MEAN, STD) / 3)
+        hard = -log_softmax(student)[np.arange(real), batch.label[:real]].mean()
+        soft = (np.exp(other) * (other - log_softmax(student / 3))).sum(1).mean()
+    assert value == pytest.approx(0.3 * hard + 0.7 * 9 * soft, abs=1e-6)
+
+
+def test_the_divergence_is_that_of_pytorch():
+    """Of torch 2.13: `16 * F.kl_div((student / 4).log_softmax(-1), (teacher / 4).softmax(-1),
+    reduction="batchmean")`."""
+    student = jnp.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
+    teacher = jnp.array([[2.0, 0.0, 1.0], [0.0, 1.0, -1.0], [0.5, 0.5, -2.0], [-1.0, 2.0, 0.0]])
+    found = Distillation(lambda: teacher_of(Topology.create(1)), 4.0).divergence(teacher, student)
+    assert float(found.mean()) == pytest.approx(0.4075199717948448, abs=1e-6)
+
+
+def test_without_a_share_of_the_teacher_it_is_supervised():
+    seen = {}
+    for name in ("supervised", "distillation"):
+        setup = setup_of(linear_model(), optax.sgd(0.1), devices=2, data=DataConfig(augment=AugmentConfig(pad=1)))
+        own = setup.recipe.objective
+        if name == "distillation":
+            own = jaxddp.distillation(teacher_of(setup.topology), teacher_share=0.0)
+        state = train(changed(setup, {}, objective=own), {"train": {"duration": "3 steps"}})
+        seen[name] = np.asarray(state.params["weight"])
+    np.testing.assert_array_equal(*seen.values())
+
+
+def test_the_self_test_of_the_gradient_takes_a_teacher_too():
+    config = Config().replace(parallel={"self_test": "always"})
+    setup = setup_of(linear_model(), optax.sgd(0.1), devices=4, config=config)
+    train(
+        changed(setup, {}, objective=jaxddp.distillation(teacher_of(setup.topology))), {"train": {"duration": "1 step"}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"signature": dataclasses.replace(SIGNATURE, class_ids=tuple("abcdx"))},
+            "was trained on other classes; give a",
+        ),
+        (
+            {"signature": dataclasses.replace(SIGNATURE, image_shape=(8, 8, 3))},
+            r"was trained on images of \(8, 8, 3\), and this run has \(6, 6, 3\); give them one size",
+        ),
+        ({}, "it lies on 1 device, and this run on 2; load it with the same devices="),
+    ],
+)
+def test_a_teacher_that_does_not_suit_gets_one_line(more, message):
+    topology = Topology.create(2)
+    teacher = teacher_of(topology if more else Topology.create(1), **more)
+    with pytest.raises(InputError, match=f"objective.teacher: .*{message}"):
+        jaxddp.distillation(teacher).fingerprints(SIGNATURE, topology)
+
+
+def student(tmp_path, share=0.5, epochs=2, teacher=None, workdir="student"):
+    setup = jaxddp.prepare_training(
+        *(linear_model(), random_table(50), 2, optax.sgd(0.1), 4),
+        epochs=epochs,
+        objective=None if teacher is None else jaxddp.distillation(teacher, teacher_share=share),
+    )
+    state, _ = jaxddp.train(
+        *(jaxddp.softmax_cross_entropy, setup), listeners=(), workdir=tmp_path / workdir, self_test="never"
+    )
+    return np.asarray(state.params["weight"])
+
+
+@pytest.mark.slow
+def test_a_student_resumes_with_its_own_teacher_alone(tmp_path):
+    setup = jaxddp.prepare_training(linear_model(), random_table(50), 2, optax.sgd(0.3), 4, epochs=1)
+    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path / "teacher", self_test="never")
+    teacher = jaxddp.load_run(tmp_path / "teacher", model=linear_model(), devices=2)
+    student(tmp_path, epochs=1, teacher=teacher)
+    moved = (tmp_path / "teacher").rename(tmp_path / "moved")
+    again = jaxddp.load_run(moved, model=linear_model(), devices=2)
+    whole = student(tmp_path, teacher=again, workdir="whole")
+    np.testing.assert_array_equal(student(tmp_path, teacher=again), whole)
+    other = dataclasses.replace(teacher, state=jax.tree.map(lambda leaf: leaf * 2, teacher.state))
+    with pytest.raises(InputError, match="fingerprint.teacher was '.{8}' and is now '.{8}'; a resumed run keeps"):
+        student(tmp_path, epochs=3, teacher=other)
+    with pytest.raises(InputError, match="objective was 'Distillation .*' and is now 'Distillation"):
+        student(tmp_path, epochs=3, teacher=again, share=0.25)
+    with pytest.raises(InputError, match="fingerprint.teacher was '.{8}' and is now None; a resumed run keeps"):
+        student(tmp_path, epochs=3)
+
+
+RECIPE = """
+from jaxddp.config import Config
+from small_recipe import SmallNet
+
+def get_config():
+    return Config().replace(
+        data={"image_size": 6, "crop": "whole"},
+        train={"batch_size": 8, "duration": "1 epoch", "precision": "float32"},
+        eval={"batch_size": 8},
+        log={"to": ("jsonl",)},
+        parallel={"devices": 2, "self_test": "never"},
+    )
+
+def get_model(config, num_classes):
+    return SmallNet(batch_norm=True, sync="data", classes=num_classes, width=config.model.width)
+"""
+
+
+def run(words, capfd) -> tuple[int, str]:
+    code = main([str(word) for word in words])
+    return code, capfd.readouterr().err.strip().splitlines()[-1:]
+
+
+@pytest.mark.slow
+def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
+    file = write_arrays(tmp_path / "set.npz", random_table(30), random_table(9, seed=1))
+    (tmp_path / "mine.py").write_text(RECIPE)
+    (tmp_path / "small_recipe.py").write_text((Path(__file__).parent / "recipes" / "small_recipe.py").read_text())
+    common = ["train", tmp_path / "mine.py", "--data.path", file]
+    own = [*common, "--model.width", 4, "--objective.name", "distillation", "--workdir", tmp_path / "student"]
+    code, line = run(own, capfd)
+    assert code == 2 and "objective.teacher: distillation has no teacher; give a run's work directory" in line[0]
+    code, line = run([*own, "--objective.teacher", tmp_path / "none"], capfd)
+    assert code == 2 and "objective.teacher: " in line[0] and "no such file; give a run's work directory" in line[0]
+    assert not (tmp_path / "student").exists()
+    assert main([str(word) for word in [*common, "--model.width", 8, "--workdir", tmp_path / "teacher"]]) == 0
+    code, line = run([*common, "--objective.teacher", tmp_path / "teacher", "--workdir", tmp_path / "student"], capfd)
+    assert code == 2 and "objective.name=supervised has none; set it to distillation" in line[0]
+    assert main([str(word) for word in [*own, "--objective.teacher", tmp_path / "teacher"]]) == 0
+    kept = json.loads((tmp_path / "student" / "config.json").read_text())
+    assert set(kept["fingerprint"]) == {"train", "val", "teacher"}
+    # A teacher may move, and evaluation needs none.
+    moved = (tmp_path / "teacher").rename(tmp_path / "elsewhere")
+    assert main(["eval", str(tmp_path / "student" / "config.json")]) == 0
+    more = ["--objective.teacher", moved, "--train.duration", "2 epochs"]
+    assert main([str(word) for word in [*own, *more]]) == 0
+    code, line = run([*own, *more, "--objective.temperature", 2, "--train.duration", "3 epochs"], capfd)
+    assert code == 2 and "objective.temperature was 4.0 and is now 2.0; a resumed run keeps its recipe" in line[0]

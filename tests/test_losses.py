@@ -1,0 +1,202 @@
+"""The losses that can be chosen by name, with smoothing and weights of classes, against PyTorch's numbers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import experiment_of, file_of
+from small import CLASSES, largest_difference, linear_model, random_batch, random_table, write_arrays
+
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import AugmentConfig, Config
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
+from jaxddp.errors import InputError
+from jaxddp.experiment.chosen_loss import class_weights, configured_losses
+from jaxddp.experiment.recipe import TrainingData, recipe_of
+from jaxddp.losses.bce import binary_cross_entropy
+from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses.nll import negative_log_likelihood
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt
+
+LOGITS = np.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
+LABELS, WEIGHTS = np.array([2, 0, 1, 1]), (1.0, 4.0, 0.5)
+SETS = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0], [0, 1, 1]])
+COUNTS = np.array([10, 2, 4])
+
+
+def of_batch(loss, logits, labels):
+    """The loss of a batch, whatever the form of the loss."""
+    values, weights = example_loss(loss, logits.shape[1])(jnp.asarray(logits), jnp.asarray(labels))
+    return float(values.sum() / weights.sum())
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "weights", "expected"),
+    [
+        (0.0, None, 1.0231705035078849),
+        (0.0, WEIGHTS, 1.3750415602068262),
+        (0.1, None, 1.0877538368412183),
+        (0.1, WEIGHTS, 1.3647646009481558),
+    ],
+)
+def test_cross_entropy_and_nll_are_those_of_pytorch(smoothing, weights, expected):
+    """Of torch 2.13: `F.cross_entropy(torch.tensor(LOGITS), torch.tensor(LABELS), weight=torch.tensor(WEIGHTS),
+    label_smoothing=0.1)`, and so on; without smoothing `F.nll_loss` of `log_softmax` says the same."""
+    with jax.enable_x64(True):
+        assert of_batch(cross_entropy(smoothing, weights), LOGITS, LABELS) == pytest.approx(expected, abs=1e-12)
+        log_probabilities = np.asarray(jax.nn.log_softmax(LOGITS))
+        nll = negative_log_likelihood(smoothing, weights)
+        assert of_batch(nll, log_probabilities, LABELS) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("labels", "smoothing", "weights", "expected"),
+    [
+        (LABELS, 0.0, None, 0.7331461074259176),
+        (LABELS, 0.1, None, 0.7546738852036953),
+        (LABELS, 0.0, WEIGHTS, 1.1554476371111964),
+        (LABELS, 0.1, WEIGHTS, 1.1967670815556406),
+        (SETS, 0.0, None, 0.35814610742591757),
+        (SETS, 0.0, WEIGHTS, 0.8116976371111964),
+    ],
+)
+def test_binary_cross_entropy_is_that_of_pytorch(labels, smoothing, weights, expected):
+    """Of torch 2.13: `F.binary_cross_entropy_with_logits(torch.tensor(LOGITS), targets, weight=torch.tensor(WEIGHTS))`
+    of targets one-hot, smoothed as `one_hot * 0.9 + 0.1 / 3`, or the rows of SETS."""
+    with jax.enable_x64(True):
+        loss = binary_cross_entropy(smoothing, weights)
+        found = loss(jnp.asarray(LOGITS), jnp.asarray(labels)).mean()
+    assert float(found) == pytest.approx(expected, abs=1e-12)
+
+
+def test_multi_hot_targets_move_towards_one_half():
+    smoothed = binary_cross_entropy(0.2)(jnp.asarray(LOGITS), jnp.asarray(SETS))
+    by_hand = optax.sigmoid_binary_cross_entropy(jnp.asarray(LOGITS), jnp.asarray(np.where(SETS, 0.9, 0.1))).mean(-1)
+    np.testing.assert_allclose(smoothed, by_hand, rtol=1e-6)
+
+
+@given(st.floats(0, 1), st.floats(0, 0.9), st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_mixed_losses_are_the_losses_of_mixed_targets(share, smoothing, seed):
+    """Of bce as of cross entropy: an objective mixes losses, others mix targets."""
+    rng = np.random.default_rng(seed)
+    logits, one, two = rng.normal(size=(6, 3)) * 3, rng.integers(0, 3, 6), rng.integers(0, 3, 6)
+    with jax.enable_x64(True):
+        loss = binary_cross_entropy(smoothing)
+        mixed = share * loss(jnp.asarray(logits), jnp.asarray(one)) + (1 - share) * loss(
+            jnp.asarray(logits), jnp.asarray(two)
+        )
+        targets = share * np.eye(3)[one] + (1 - share) * np.eye(3)[two]
+        targets = (1 - smoothing) * targets + smoothing / 3
+        whole = optax.sigmoid_binary_cross_entropy(jnp.asarray(logits), jnp.asarray(targets)).mean(-1)
+    np.testing.assert_allclose(mixed, whole, atol=1e-12)
+
+
+def config_of(**loss) -> Config:
+    return Config().replace(loss=loss, train={"label_smoothing": 0.1})
+
+
+def test_balanced_weights_are_those_of_scikit_learn():
+    from sklearn.utils.class_weight import compute_class_weight
+
+    labels = np.repeat(np.arange(3), COUNTS)
+    found = class_weights(config_of(class_weights="balanced"), COUNTS)
+    np.testing.assert_allclose(found, compute_class_weight("balanced", classes=np.arange(3), y=labels), rtol=1e-15)
+    assert class_weights(config_of(class_weights="1,4,0.5"), COUNTS).tolist() == [1, 4, 0.5]
+    assert class_weights(config_of(), COUNTS) is None
+
+
+@pytest.mark.parametrize("name", ("cross_entropy", "nll", "bce"))
+def test_evaluation_is_weighted_and_not_smoothed(name):
+    training, evaluation = configured_losses(config_of(name=name, class_weights="balanced"), COUNTS)
+    weights = tuple(16 / (3 * COUNTS))
+    function = {"cross_entropy": cross_entropy, "nll": negative_log_likelihood, "bce": binary_cross_entropy}[name]
+    logits = np.asarray(jax.nn.log_softmax(LOGITS.astype(np.float32)))
+    for found, smoothing in ((training, 0.1), (evaluation, 0.0)):
+        assert found.form == ("examples" if name == "bce" else "weighted")
+        expected = of_batch(function(smoothing, weights), logits, LABELS)
+        assert of_batch(found.function, logits, LABELS) == pytest.approx(expected, rel=1e-6)
+    assert of_batch(training.function, logits, LABELS) != pytest.approx(of_batch(evaluation.function, logits, LABELS))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ({"class_weights": "1,2"}, "loss.class_weights: 2 weights for 3 classes; give one for each, in order"),
+        (
+            {"class_weights": "1,x,2"},
+            "loss.class_weights: 'x' is no number; give 'balanced', or a number",
+        ),
+        ({"class_weights": "1,0,2"}, "loss.class_weights=0.0: expected above 0, at most 1,000,000"),
+        ({"class_weights": "1,nan,2"}, "loss.class_weights=nan: expected above 0, at most 1,000,000"),
+        ({"class_weights": "balance"}, "loss.class_weights: 'balance' is no number; give 'balanced', or a number"),
+        ({"name": "bare", "class_weights": "1,2,3"}, "loss.class_weights: loss.name=bare takes no weights"),
+    ],
+)
+def test_weights_that_cannot_be_get_one_line(loss, message, monkeypatch):
+    from jaxddp.registry import LOSSES
+
+    LOSSES.names()
+    monkeypatch.setitem(LOSSES._entries, "bare", lambda config: cross_entropy())
+    with pytest.raises(InputError, match=message):
+        configured_losses(config_of(**loss), COUNTS)
+
+
+def test_a_class_without_images_cannot_be_balanced():
+    with pytest.raises(InputError, match="loss.class_weights=balanced: class 1 of 3 has no training images; give the"):
+        configured_losses(config_of(class_weights="balanced"), np.array([3, 0, 1]))
+
+
+def step_in_float64(loss, devices: int, batch):
+    """(parameters after a step of plain SGD, sums of the step, sums of evaluation)."""
+    topology, optimizer = Topology.create(devices), optax.sgd(0.1)
+    preprocess = Preprocess(augment=AugmentConfig(flip=True), dtype=jnp.float64)
+    objective = Objective(adapt(linear_model()), example_loss(loss, CLASSES), preprocess)
+    params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
+    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
+    state, placed = topology.replicate(jax.device_get(state)), topology.place(batch)
+    measured = make_eval_step(objective, topology)(state, placed).means()
+    after, sums = make_train_step(make_local_step(objective, optimizer, topology), topology)(state, placed)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(jax.device_get(after.params)))
+    return jax.device_get(after.params), sums.means(), measured
+
+
+@pytest.mark.parametrize("make", (cross_entropy, binary_cross_entropy))
+def test_weighted_and_smoothed_on_any_number_of_devices(make):
+    batch = random_batch(24, masked=5)
+    with jax.enable_x64(True):
+        loss = make(0.1, (1.0, 4.0, 0.5, 2.0, 3.0))
+        params, trained, measured = step_in_float64(loss, 1, batch)
+        for devices in (4, 8) if make is cross_entropy else (4,):
+            others = step_in_float64(loss, devices, batch)
+            assert largest_difference(others[0], params) < 1e-9
+            assert others[1] == pytest.approx(trained, abs=1e-9) and others[2] == pytest.approx(measured, abs=1e-9)
+
+
+def test_a_recipe_counts_its_training_data():
+    config = config_of(class_weights="balanced").replace(
+        model={"name": "resnet10", "width": 2}, data={"image_size": 16, "crop": "whole"}, train={"batch_size": 8}
+    )
+    table = dataclasses.replace(random_table(50), labels=np.repeat(np.arange(CLASSES), [3, 7, 10, 10, 20]))
+    recipe = recipe_of(file_of(config), config, TrainingData.of(table, config.data), Topology.create(1))
+    values, weights = recipe.loss(jnp.zeros((5, CLASSES)), jnp.arange(5))
+    np.testing.assert_allclose(weights, 50 / (5 * np.array([3, 7, 10, 10, 20])), rtol=1e-6)
+    np.testing.assert_allclose(values, 0.9 * weights * np.log(5) + 0.1 * np.mean(weights) * np.log(5), rtol=1e-6)
+
+
+def test_an_experiment_is_refused_before_it_starts(tmp_path):
+    file = write_arrays(tmp_path / "set.npz", random_table(20), random_table(9, seed=1))
+    config = config_of(class_weights="1,2").replace(
+        data={"path": str(file), "image_size": 6, "crop": "whole"}, train={"batch_size": 8}, eval={"batch_size": 8}
+    )
+    with pytest.raises(InputError, match="loss.class_weights: 2 weights for 5 classes"):
+        experiment_of(config)

@@ -1,0 +1,269 @@
+"""Data whose examples have several labels, or none: trained on where loss and metrics take them, else one line."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from made import setup_of, train
+from PIL import Image
+from sklearn.metrics import average_precision_score, f1_score
+from small import largest_difference, linear_model, random_batch, random_table, write_arrays
+
+import jaxddp
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.cli import main
+from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.data.labels import class_counts, classes_of
+from jaxddp.data.order import EvalOrder
+from jaxddp.data.source import columns, stacked_columns
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.errors import InputError
+from jaxddp.experiment.chosen_loss import configured_losses
+from jaxddp.experiment.chosen_metrics import configured_metrics
+from jaxddp.losses.bce import binary_cross_entropy, sigmoid_cross_entropy
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt
+from jaxddp.registry import METRICS
+
+NAMES = tuple("abcde")
+METRIC_NAMES = ("map", "f1", "exact_match")
+
+
+def table_of(size: int, seed: int = 0) -> jaxddp.ArrayTable:
+    """Images of any of five colours; some have none."""
+    rng = np.random.default_rng(seed)
+    labels = (rng.random((size, 5)) < 0.3).astype(np.uint8)
+    colours = np.random.default_rng(99).integers(0, 60, (5, 3))
+    images = 60 + (labels @ colours)[:, None, None, :] + rng.integers(-40, 40, (size, 6, 6, 3))
+    return jaxddp.ArrayTable(np.clip(images, 0, 255).astype(np.uint8), labels, NAMES)
+
+
+TABLE, VAL = table_of(50), table_of(23, seed=1)
+
+
+def test_a_table_of_arrays_keeps_rows_of_labels():
+    assert TABLE.labels.dtype == np.uint8 and TABLE.labels.shape == (50, 5) and not TABLE.labels.any(1).all()
+    assert class_counts(TABLE).tolist() == TABLE.labels.sum(0).tolist()
+    assert classes_of(TABLE, 3).tolist() == TABLE.labels[3].astype(bool).tolist()
+    some = TABLE.select("b,e")
+    assert (
+        some.class_names == ("b", "e")
+        and (some.labels == TABLE.labels[TABLE.labels[:, [1, 4]].any(1)][:, [1, 4]]).all()
+    )
+    few = TABLE.take(20)
+    assert len(few) == 20 and few.fingerprint != TABLE.fingerprint
+    flipped = jaxddp.ArrayTable(TABLE.images, 1 - TABLE.labels, NAMES)
+    assert flipped.fingerprint != TABLE.fingerprint
+    assert jaxddp.ArrayTable(TABLE.images, TABLE.labels.astype(bool), NAMES).fingerprint == TABLE.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            np.zeros((50, 4), int),
+            r"labels of shape \(50, 4\) for 50 images: give one label per image, or, .*, a row of 5",
+        ),
+        (np.full((50, 5), 2), "label 2 of row 0, class 0: give 1 if it is of it, else 0"),
+        (np.full((50, 5), 0.5), "label 0.5 of row 0, class 0: give 1"),
+    ],
+)
+def test_rows_that_are_none_get_one_line(labels, message):
+    with pytest.raises(InputError, match=message):
+        jaxddp.ArrayTable(TABLE.images, labels, NAMES)
+
+
+def test_batches_carry_rows_and_padding_has_none():
+    order = EvalOrder(23, 8)
+    batch = columns(VAL.labels, order, 2)
+    assert batch.label.dtype == np.uint8 and batch.label.shape == (8, 5)
+    np.testing.assert_array_equal(batch.label[:7], VAL.labels[16:])
+    assert not batch.label[7].any() and batch.mask.tolist() == [1] * 7 + [0]
+    assert stacked_columns(VAL.labels, order, range(3)).label.shape == (8, 3, 5)
+
+
+def step_in_float64(devices: int):
+    topology, optimizer, batch = Topology.create(devices), optax.sgd(0.1), random_batch(24, masked=5)
+    batch = batch._replace(label=table_of(24).labels)
+    preprocess = Preprocess(augment=AugmentConfig(flip=True, cutmix=1.0), dtype=jnp.float64)
+    loss = example_loss(binary_cross_entropy(0.1, (1.0, 4.0, 0.5, 2.0, 3.0)), 5, multi_label=True)
+    objective = Objective(adapt(linear_model()), loss, preprocess, {"exact_match": METRICS.get("exact_match")})
+    params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
+    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
+    step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+    after, sums = step(topology.replicate(jax.device_get(state)), topology.place(batch))
+    return jax.device_get(after.params), sums.means()
+
+
+@pytest.mark.slow
+def test_a_step_of_mixed_images_is_the_same_on_any_number_of_devices():
+    with jax.enable_x64(True):
+        params, means = step_in_float64(1)
+        others, theirs = step_in_float64(4)
+        assert largest_difference(others, params) < 1e-9 and theirs == pytest.approx(means, abs=1e-9)
+
+
+def test_a_run_learns_and_measures_what_scikit_learn_would():
+    found = {}
+    for devices, cache in [(1, "none"), (4, "device")]:
+        data = DataConfig(image_size=6, crop="whole", cache=cache, augment=AugmentConfig(flip=False))
+        setup = jaxddp.prepare_training(
+            *(linear_model(), TABLE, devices, optax.sgd(0.3), 40 // devices),
+            epochs=20,
+            data=data,
+            metrics={name: METRICS.get(name) for name in METRIC_NAMES},
+        )
+        state, history = jaxddp.train(
+            *(jaxddp.sigmoid_cross_entropy, setup), val=VAL, listeners=(), eval_every="10 epochs", self_test="always"
+        )
+        found[devices] = np.asarray(state.params["weight"]), {name: history.val[name] for name in METRIC_NAMES}
+    np.testing.assert_allclose(found[1][0], found[4][0], rtol=1e-4, atol=1e-6)
+    pixels = (VAL.images / 255 - np.array(data.mean)) / np.array(data.std)
+    logits = pixels.reshape(23, -1) @ found[4][0]
+    assert found[4][1]["map"][-1] == pytest.approx(average_precision_score(VAL.labels, logits), abs=1e-6)
+    assert found[4][1]["f1"][-1] == pytest.approx(f1_score(VAL.labels, logits > 0, average="macro"), abs=1e-12)
+    exact = ((logits > 0) == VAL.labels).all(1).mean()
+    assert found[4][1]["exact_match"][-1] == pytest.approx(exact, abs=1e-6)
+    assert found[4][1]["map"][-1] > 0.5
+
+
+def prepared(**more):
+    return jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, **more)
+
+
+def test_from_python_what_takes_one_label_is_one_line():
+    setup = prepared()
+    assert list(setup.recipe.metrics) == ["map"] and setup.recipe.loss.function is sigmoid_cross_entropy
+    with pytest.raises(InputError, match=r"loss .*: fails for .* labels float32\[9, 5\], several of an image"):
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=())
+    with pytest.raises(InputError, match=r"metrics: mine: fails for .*several of an image"):
+        prepared(metrics={"mine": METRICS.get("top1")})
+    with pytest.raises(InputError, match="validation data: one label an image, and several in the training data"):
+        jaxddp.train(jaxddp.sigmoid_cross_entropy, setup, val=random_table(9), listeners=())
+    with pytest.raises(InputError, match="data.sampling=balanced takes one label an image"):
+        prepared(data=DataConfig(sampling="balanced", image_size=6, crop="whole"))
+    for ask in (jaxddp.topk_accuracy, jaxddp.show_predictions):
+        with pytest.raises(InputError, match="table: its images may have several labels, and this takes one"):
+            ask(setup.state, setup, VAL)
+    assert "map" in jaxddp.evaluate(setup.state, setup, VAL, jaxddp.sigmoid_cross_entropy)
+
+
+def test_by_name_what_takes_one_label_is_one_line():
+    config = Config().replace(loss={"name": "cross_entropy"})
+    with pytest.raises(InputError, match="loss.name=cross_entropy does not take several labels of an image, which the"):
+        configured_losses(config, np.ones(5), multi_label=True)
+    assert configured_losses(config.replace(loss={"name": "bce"}), np.ones(5), multi_label=True)[0].multi_label
+    with pytest.raises(
+        InputError, match="eval.metrics: top1 takes one label an image, and the data have several; name "
+    ):
+        configured_metrics(config, 5, multi_label=True)
+    own = config.replace(eval={"metrics": METRIC_NAMES})
+    assert tuple(configured_metrics(own, 5, multi_label=True)) == METRIC_NAMES
+    with pytest.raises(
+        InputError, match="eval.metrics: exact_match takes several labels an image, and the data have one"
+    ):
+        configured_metrics(own, 5)
+
+
+RECIPE = """
+import flax.linen as nn
+from jaxddp.config import Config
+
+class Network(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.classes)(images.mean((1, 2)))
+
+def get_config():
+    return Config().replace(
+        data={"image_size": 8, "crop": "whole", "resize": 8},
+        train={"batch_size": 8, "duration": "2 epochs", "precision": "float32"},
+        loss={"name": "bce", "class_weights": "balanced"},
+        optimizer={"learning_rate": 3.0},
+        eval={"batch_size": 8, "metrics": ("map", "f1")},
+        log={"to": ("jsonl",)},
+        parallel={"devices": 2},
+    )
+
+def get_model(config, num_classes):
+    return Network(num_classes)
+"""
+COLOURS = {"red": (200, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 200)}
+
+
+def write_listing(root: Path, name: str, size: int, seed: int, damaged: int = -1) -> None:
+    rng, lines = np.random.default_rng(seed), ["path,label"]
+    for number in range(size):
+        own = [each for each in COLOURS if rng.random() < 0.5] or ["red"]
+        pixels = rng.integers(0, 50, (8, 8, 3)) + sum(np.array(COLOURS[each]) for each in own)
+        Image.fromarray(pixels.astype(np.uint8)).save(root / f"{name}{number}.png")
+        if number == damaged:
+            (root / f"{name}{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nnone")
+        lines.append(f"{name}{number}.png,{';'.join(own)}")
+    (root / f"{name}.csv").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.slow
+def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
+    write_listing(tmp_path, "train", 24, 0, damaged=5)
+    write_listing(tmp_path, "val", 9, 1)
+    (tmp_path / "mine.py").write_text(RECIPE)
+    run = tmp_path / "run"
+    common = ["train", str(tmp_path / "mine.py"), "--data.path", str(tmp_path), "--workdir", str(run)]
+    bad = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1"]
+    assert main([*common, "--loss.name", "nll", *bad]) == 2
+    assert "loss.name=nll does not take several labels of an image" in capfd.readouterr().err.splitlines()[-1]
+    assert main([*common, *bad]) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    validated = [line for line in lines if line["split"] == "val"]
+    assert len(validated) == 2 and all(0 <= line["map"] <= 1 and "f1_micro" in line for line in validated)
+    assert main([*common, *bad, "--train.duration", "3 epochs"]) == 0
+    assert main(["eval", str(run / "config.json")]) == 0
+    loaded = jaxddp.load_run(run, devices=1)
+    pixels = np.asarray([np.asarray(Image.open(tmp_path / f"val{number}.png")) for number in range(9)])
+    found = loaded.predict(pixels).probabilities
+    # Each class has a probability of its own.
+    assert found.shape == (9, 3) and (np.abs(found.sum(1) - 1) > 1e-3).any()
+    weights, normalized = (
+        loaded.state.params["Dense_0"],
+        (pixels / 255 - np.array(loaded.config.data.mean)) / np.array(loaded.config.data.std),
+    )
+    logits = normalized.mean((1, 2)) @ np.asarray(weights["kernel"]) + np.asarray(weights["bias"])
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=1e-4)
+    _, val = jaxddp.open_data(tmp_path)
+    with pytest.raises(InputError, match="its images may have several labels, and this takes one; use predict"):
+        loaded.outcome(val)
+
+
+def test_inputs_are_shown_under_all_their_labels():
+    from jaxddp.experiment.inputs_seen import show_inputs
+
+    figure = show_inputs(prepared(), 8)
+    titles = [axes.get_title().splitlines() for axes in figure.axes if axes.get_title()]
+    for label, row in titles:
+        own = TABLE.labels[int(row.removeprefix("row "))]
+        assert label == (", ".join(np.array(NAMES)[own > 0]) or "no label")
+
+
+def test_arrays_in_a_file_keep_their_rows(tmp_path):
+    file = write_arrays(tmp_path / "set.npz", TABLE, VAL)
+    train_table, val_table = jaxddp.open_data(file)
+    assert train_table.class_names == tuple("01234")
+    for table, given in ((train_table, TABLE), (val_table, VAL)):
+        np.testing.assert_array_equal(table.labels, given.labels)
+
+
+def test_one_label_is_trained_on_by_bce_too():
+    setup = setup_of(linear_model(), optax.sgd(0.1), random_table(50), loss=sigmoid_cross_entropy)
+    before = np.asarray(setup.state.params["weight"])
+    state = train(setup, {"train": {"duration": "2 steps"}})
+    assert np.abs(np.asarray(state.params["weight"]) - before).max() > 1e-4

@@ -1,0 +1,247 @@
+"""Metrics over a whole set: exact under padding, in any batches, on any number of devices; equal to scikit-learn's."""
+
+import csv
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from made import setup_of, train
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, confusion_matrix, f1_score
+from small import CLASSES, linear_model, random_table
+
+import jaxddp
+from jaxddp.engine.set_metrics import finished, measured
+from jaxddp.errors import InputError
+from jaxddp.experiment.chosen_metrics import check_metrics
+from jaxddp.metrics.average_precision import average_precision
+from jaxddp.metrics.calibration import CalibrationError
+from jaxddp.registry import LOGGERS, METRICS
+from jaxddp.training.set_sums import SetSums
+
+NAMES = ("mean_class_accuracy", "confusion", "ece", "map", "f1")
+VAL = random_table(29, seed=1)
+FEW_LEVELS = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 3.0])
+"""Of scores, so that many are equal."""
+
+
+def of_set(logits, labels, mask=None, names=NAMES):
+    """What the metrics make of one batch, without devices."""
+    mask = np.ones(len(logits), np.float32) if mask is None else mask
+    metrics, sums = {name: METRICS.get(name) for name in names}, SetSums()
+    sums.add(measured(metrics, jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(mask)), stacked=False)
+    found = sums.found()
+    return finished(metrics, found) | {"confusion": found.get("confusion")}
+
+
+@st.composite
+def answers(draw, several=False):
+    """(logits float32[N, 4], labels, mask) with ties among the logits; labels int32[N] or multi-hot [N, 4]."""
+    size, classes = 24, 4
+    logits = draw(arrays.arrays(np.float32, (size, classes), elements=FEW_LEVELS))
+    mask = draw(arrays.arrays(np.float32, size, elements=st.sampled_from([0.0, 1.0])))
+    mask[draw(st.integers(0, size - 1))] = 1
+    shape, most = ((size, classes), 1) if several else (size, classes - 1)
+    return logits, draw(arrays.arrays(np.int32, shape, elements=st.integers(0, most))), mask
+
+
+@given(answers())
+@settings(max_examples=60, deadline=None)
+def test_one_label_as_scikit_learn(given_set):
+    found, (logits, labels, mask) = of_set(*given_set), given_set
+    logits, labels, classes = logits[mask > 0], labels[mask > 0], np.arange(4)
+    said, expected = logits.argmax(1), confusion_matrix(labels, logits.argmax(1), labels=classes)
+    there = expected.sum(1) > 0
+    accuracies = expected.diagonal()[there] / expected.sum(1)[there]
+    assert found["mean_class_accuracy"] == pytest.approx(accuracies.mean(), abs=1e-12)
+    if set(said) <= set(labels):
+        assert found["mean_class_accuracy"] == pytest.approx(balanced_accuracy_score(labels, said), abs=1e-12)
+    macro = f1_score(labels, said, labels=classes, average="macro", zero_division=0)
+    assert found["f1"] == pytest.approx(macro, abs=1e-12)
+    assert found["f1_micro"] == pytest.approx((labels == said).mean(), abs=1e-12)
+    assert found["confusion"].tolist() == expected.tolist()
+    scores = np.asarray(jax.nn.log_softmax(given_set[0]))[mask > 0]
+    of_classes = [average_precision_score(labels == k, scores[:, k]) for k in classes[there]]
+    assert found["map"] == pytest.approx(np.mean(of_classes), abs=1e-12)
+
+
+@given(answers(several=True))
+@settings(max_examples=60, deadline=None)
+def test_several_labels_as_scikit_learn(given_set):
+    logits, labels, mask = given_set
+    found = of_set(logits, labels.astype(np.float32), mask, ("map", "f1"))
+    exact = np.asarray(METRICS.get("exact_match")(jnp.asarray(logits), jnp.asarray(labels)))[mask > 0]
+    logits, labels = logits[mask > 0], labels[mask > 0]
+    there, said = labels.any(0), logits > 0
+    of_classes = [average_precision_score(labels[:, k], logits[:, k]) for k in np.flatnonzero(there)]
+    assert found["map"] == pytest.approx(np.mean(of_classes) if of_classes else np.nan, abs=1e-12, nan_ok=True)
+    for name, average in {"f1": "macro", "f1_micro": "micro"}.items():
+        assert found[name] == pytest.approx(f1_score(labels, said, average=average, zero_division=0), abs=1e-12)
+    assert exact.tolist() == (said == labels).all(1).tolist()
+
+
+@given(answers(), st.integers(1, 20))
+@settings(max_examples=40, deadline=None)
+def test_the_calibration_error_is_that_of_its_bins(given_set, bins):
+    logits, labels, _ = given_set
+    metric = CalibrationError(bins)
+    kept = jax.device_get(metric.examples(jnp.asarray(logits), jnp.asarray(labels)))
+    np.testing.assert_allclose(kept["confidence"], np.exp(logits).max(1) / np.exp(logits).sum(1), rtol=1e-5)
+    assert kept["right"].tolist() == (logits.argmax(1) == labels).tolist()
+    confidence, expected = kept["confidence"].astype(np.float64), 0.0
+    for number in range(bins):
+        inside = (confidence * bins > number) & (confidence * bins <= number + 1)
+        if inside.any():
+            expected += inside.mean() * abs(kept["right"][inside].astype(float).mean() - confidence[inside].mean())
+    assert metric.finish(kept)["ece"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_is_not_finite_and_what_is_not_there_have_no_number():
+    logits, labels = np.zeros((3, 2), np.float32), np.zeros(3, np.int32)
+    logits[1, 0] = np.nan
+    found = of_set(logits, labels)
+    assert np.isnan([found["ece"], found["map"]]).all()
+    # A NaN is never right, and has no place among the predictions.
+    assert found["mean_class_accuracy"] == pytest.approx(2 / 3) and found["confusion"].sum() == 2
+    none = of_set(np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32), names=("map",))
+    assert np.isnan(none["map"])
+    assert np.isnan(average_precision(np.array([np.nan, 1]), np.array([True, False])))
+
+
+@pytest.fixture(scope="module")
+def setups():
+    """The same network with all metrics, on 1 and 4 devices; logits of the validation set by hand."""
+    metrics = {name: METRICS.get(name) for name in NAMES}
+    config = jaxddp.Config().replace(parallel={"self_test": "never"}, eval={"metrics": ("top1",)})
+    made = {n: setup_of(linear_model(), optax.sgd(0.1), devices=n, config=config) for n in (1, 4)}
+    return {
+        n: dataclasses.replace(
+            setup, recipe=dataclasses.replace(setup.recipe, metrics={**setup.recipe.metrics, **metrics})
+        )
+        for n, setup in made.items()
+    }
+
+
+def test_any_batch_and_any_number_of_devices_measure_the_same(setups):
+    found = {
+        (devices, size, resident): setups[devices]
+        .evaluator(VAL, size, resident=resident)
+        .measure(setups[devices].state)
+        for devices, size, resident in [(1, 29, False), (1, 8, False), (4, 8, False), (4, 12, True), (4, 64, False)]
+    }
+    first = found[1, 29, False]
+    assert list(first.metrics) == ["loss", "top1", "mean_class_accuracy", "ece", "map", "f1", "f1_micro", "count"]
+    state, setup = setups[1].state, setups[1]
+    images = (VAL.images / 255 - np.array(setup.data.mean)) / np.array(setup.data.std)
+    logits = images.reshape(len(VAL), -1) @ np.asarray(state.params["weight"], np.float64)
+    by_hand = of_set(logits.astype(np.float32), VAL.labels)
+    for measured_there in found.values():
+        for name in ("mean_class_accuracy", "map", "f1", "f1_micro", "top1"):
+            assert measured_there.metrics[name] == first.metrics[name], name
+        assert measured_there.metrics["ece"] == pytest.approx(first.metrics["ece"], abs=1e-6)
+        np.testing.assert_array_equal(measured_there.sets["confusion"], first.sets["confusion"])
+        assert measured_there.sets["map"]["scores"].shape == (29, CLASSES)
+        np.testing.assert_allclose(measured_there.sets["map"]["scores"], first.sets["map"]["scores"], atol=1e-5)
+        assert measured_there.metrics["count"] == 29
+    for name in ("mean_class_accuracy", "ece", "map", "f1"):
+        assert first.metrics[name] == pytest.approx(by_hand[name], abs=1e-5)
+    np.testing.assert_array_equal(first.sets["confusion"], by_hand["confusion"])
+
+
+def test_steps_measure_none_of_it(setups):
+    seen = []
+
+    class Seen:
+        def step(self, record):
+            seen.append(set(record.metrics))
+
+    changes = {"train": {"duration": "2 steps"}, "log": {"every": "1 step"}, "eval": {"every": "0 steps"}}
+    train(dataclasses.replace(setups[1], state=jax.tree.map(jnp.copy, setups[1].state)), changes, listeners=[Seen()])
+    assert seen == [{"loss", "top1"}] * 2
+
+
+def test_the_table_of_confusions_names_the_classes(tmp_path):
+    setup = jaxddp.prepare_training(linear_model(), random_table(50), 2, optax.sgd(0.1), 4, epochs=1)
+    _, history = jaxddp.train(
+        *(jaxddp.softmax_cross_entropy, setup),
+        val=VAL,
+        listeners=(),
+        workdir=tmp_path,
+        log_to="confusion",
+        self_test="never",
+    )
+    header, *rows = csv.reader((tmp_path / "confusion.csv").open())
+    assert header == ["step 7", "accuracy", "images", *"abcde"]
+    counts = np.array([row[3:] for row in rows], int)
+    assert [row[0] for row in rows] == list("abcde")
+    assert counts.sum(1).tolist() == [int(row[2]) for row in rows] == np.bincount(VAL.labels).tolist()
+    assert [float(row[1]) for row in rows] == (counts.diagonal() / counts.sum(1)).tolist()
+    assert counts.trace() / 29 == pytest.approx(history.val["top1"][-1], abs=1e-6)
+    assert "confusion" not in history.val
+
+
+def test_a_class_without_images_has_no_accuracy_in_the_table(tmp_path):
+    from jaxddp.training.listeners.confusion import confusion_csv
+
+    text = confusion_csv(np.array([[2, 1], [0, 0]]), ("a, b", "c"), 3).decode()
+    assert text == 'step 3,accuracy,images,"a, b",c\n"a, b",0.6666666666666666,3,2,1\nc,,0,0,0\n'
+    assert "confusion" in LOGGERS.names()
+
+
+class Mean:
+    """The mean of the largest logits, by sums."""
+
+    def sums(self, logits, labels, mask):
+        return {"total": (logits.max(-1) * mask).sum(), "examples": mask.sum()}
+
+    def finish(self, found):
+        return {"largest": found["total"] / found["examples"]}
+
+
+class Unmasked(Mean):
+    def sums(self, logits, labels, mask):
+        return {"total": logits.max(-1).sum(), "examples": mask.sum()}
+
+
+class Text(Mean):
+    def finish(self, found):
+        return "none"
+
+
+class Nothing(Mean):
+    def sums(self, logits, labels, mask):
+        raise ValueError("no such thing")
+
+
+class Loss(Mean):
+    def finish(self, found):
+        return {"loss": 1.0}
+
+
+class Both(Mean):
+    def examples(self, logits, labels):
+        return logits
+
+
+def test_a_metric_of_ones_own():
+    assert set(check_metrics({"mine": Mean(), "top1": METRICS.get("top1")}, "metrics", 4)) == {"mine", "top1"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (Unmasked(), "metrics: mine: largest is .* of a batch and .* of its halves; return sums over the examples"),
+        (Text(), r"metrics: mine: fails for logits float32\[9, 4\] and labels int32\[9\]: AttributeError: 'str'"),
+        (Nothing(), r"metrics: mine: fails for logits float32\[9, 4\] .*: ValueError: no such thing"),
+        (Loss(), "metrics: mine: 'loss' cannot be the name of a metric; give another"),
+        (Both(), "metrics: mine: a metric over a set has the method sums or examples beside finish; give one of them"),
+    ],
+)
+def test_what_is_no_metric_over_a_set_gets_one_line(metric, message):
+    with pytest.raises(InputError, match=message):
+        check_metrics({"mine": metric}, "metrics", 4)
