@@ -21,6 +21,7 @@ from jaxddp.data.table import ExampleTable
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.loss import Loss, example_loss
 from jaxddp.engine.objective import Metric
+from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
@@ -42,7 +43,7 @@ from jaxddp.experiment.arguments import (
     words_of_arguments,
 )
 from jaxddp.experiment.exported_weights import export_weights
-from jaxddp.experiment.fine_tuning import check_thaw
+from jaxddp.experiment.fine_tuning import check_length
 from jaxddp.experiment.fit_setup import fit_setup
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.inputs_seen import show_inputs
@@ -55,7 +56,6 @@ from jaxddp.experiment.recipe import (
     check_optimizer,
     check_parts,
     configured_metrics,
-    configured_parts,
 )
 from jaxddp.experiment.resources import Resources, join_job
 from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
@@ -74,6 +74,7 @@ from jaxddp.serving.program import export_program
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.listeners.history import History
+from jaxddp.training.plan import Plan
 from jaxddp.wording import choices
 
 __all__ = [
@@ -168,10 +169,9 @@ def prepare_training(
         augmentation: a function of (key, image float32[H, W, C]) on the device, after those of `data`.
         initialize: a transform of the fresh (params, model_state), before any weights; see `make_init`.
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
-        options: `accumulate`, `precision` (of the input; the network has its own, and "float16" scales the loss),
-            `gradient_precision` and `max_bad_steps` of a config's `train`; `reproducible`, `buckets` and `xla_options`
-            of its `parallel`; `weights`, `new_layers`, `freeze` and `unfreeze` of its `model`; `layer_decay` and
-            `rate_factors` of its `optimizer`. See `jaxddp.config`.
+        options: further keys of a config by their names alone, such as `accumulate=4`: those of `train`, `checkpoint`,
+            `parallel`, `model` and `optimizer` that docs/extending.md lists; see `jaxddp.config`. `precision` is that
+            of the input; the network has its own, and "float16" scales the loss.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets. Its `with_seed` has another seed.
@@ -196,7 +196,7 @@ def prepare_training(
         eval_loss=loss,
         metrics=configured_metrics(config, classes) | check_metrics(metrics or {}, "metrics", classes),
         augmentation=check_function(augmentation, "augmentation", "(key, image)"),
-        parts=check_parts(parts, "parts", configured_parts(config)),
+        parts=check_parts(parts, "parts", configured_parts(config, Plan.of(config, len(table)).total_steps)),
         initialize=check_function(initialize, "initialize", "(params, model_state)"),
     )
     return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
@@ -254,7 +254,7 @@ def train(
     changes["eval"]["batch_size"], changes["log"]["to"] = setup.order.batch_size, loggers_of(log_to)
     if epochs is not None:
         changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
-        check_thaw(setup.recipe.config, setup.recipe.config.replace(**changes))
+        check_length(setup.recipe.config, setup.recipe.config.replace(**changes))
     setup = setup.with_loss(loss)
     config = setup.recipe.config.replace(**changes)
     recipe = dataclasses.replace(setup.recipe, config=config, schedule=check_schedule(schedule))

@@ -30,9 +30,9 @@ def test_each_status(tmp_path):
     (tmp_path / "e" / LOCK_FILE).unlink()
     with locked(tmp_path / "f"):
         found = {name: cells[0] for name, cells in listed(tmp_path).items()}
-    statuses = {"a": "done", "b": "failed", "c": "preempted", "d": "stopped", "e": "unknown", "f": "running"}
+    statuses = {"a": "done", "b": "failed", "c": "preempted", "d": "ended", "e": "unknown", "f": "running"}
     assert found == statuses
-    assert listed(tmp_path)["f"][0] == "stopped"
+    assert listed(tmp_path)["f"][0] == "ended"
 
 
 def test_a_run_that_goes_on_after_it_was_done_is_running(tmp_path):

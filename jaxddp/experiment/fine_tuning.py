@@ -58,9 +58,15 @@ def fine_tuned(recipe: Recipe, names: Sequence[str], plan: Plan) -> Recipe:
     return dataclasses.replace(recipe, optimizer=optimizer, model=model)
 
 
-def check_thaw(before: Config, after: Config) -> None:
-    """Raises `InputError` where layers thaw after a share of a run whose length was changed since."""
+def check_length(before: Config, after: Config) -> None:
+    """Raises `InputError` where layers thaw after a share of a run whose length was changed since, or Lookahead ends
+    with it."""
     if before.train.duration != after.train.duration:
+        if before.train.lookahead is not None:
+            raise InputError(
+                f"train.lookahead: a run of {before.train.duration} ends on the slow weights, and this one is of "
+                f"{after.train.duration}; give prepare_training its length"
+            )
         for layer, duration in before.model.thawed.items():
             if duration.unit == "%":
                 raise InputError(

@@ -14,8 +14,9 @@ from jaxddp.config import Config, DataConfig, ShownImages
 from jaxddp.data.source import Source, sample_images
 from jaxddp.engine.loss import ExampleLoss, check_metric, example_loss
 from jaxddp.engine.objective import Metric, Objective, TrainObjective, supervised
-from jaxddp.engine.parts.guard import SKIPPED, Guard
-from jaxddp.engine.parts.loss_scale import LOSS_SCALE, LossScale
+from jaxddp.engine.parts.configured import configured_parts
+from jaxddp.engine.parts.guard import SKIPPED
+from jaxddp.engine.parts.loss_scale import LOSS_SCALE
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import Transform
 from jaxddp.errors import InputError, about
@@ -151,13 +152,6 @@ def configured_metrics(config: Config, num_classes: int) -> dict[str, Metric]:
     return {name: metric for name, metric in named.items() if num_classes >= getattr(metric, "min_classes", 1)}
 
 
-def configured_parts(config: Config) -> tuple[Part, ...]:
-    """The parts that a config asks for; see `check_parts` for their place among others."""
-    if config.train.precision == "float16":
-        return Guard(), LossScale(config.train.batch_size)
-    return (Guard(),) if config.train.max_bad_steps else ()
-
-
 def check_metrics(metrics: Any, where: str, num_classes: int) -> dict[str, Metric]:
     """Metrics by name, functions like `METRICS`'. Raises: InputError; `where` says who gave something else."""
     if not isinstance(metrics, Mapping):
@@ -233,7 +227,7 @@ def _initialize(hook: Hook | None, config: Config, images: Callable[[int], np.nd
 
 
 def _parts(hook: Hook | None, config: Config, steps: Steps) -> tuple[Part, ...]:
-    configured = configured_parts(config)
+    configured = configured_parts(config, steps.total)
     return configured if hook is None else check_parts(hook(config, steps), hook.name, configured)
 
 

@@ -17,6 +17,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_pol
 import jaxddp.files as files
 from jaxddp.engine.state import TrainState, all_finite, first_difference
 from jaxddp.errors import InputError, NonFiniteError, noted_on
+from jaxddp.goal import Goal
 from jaxddp.job.membership import is_first
 from jaxddp.training.manifest import Manifests
 from jaxddp.training.validations import Validations
@@ -38,21 +39,22 @@ class Checkpoints:
     hosts the directory is one that all of them share; process 0 writes manifests and compares them.
 
     Args:
-        keep: how many of the latest are kept, beside the best by validation top-1.
+        keep: how many of the latest are kept, beside the best.
+        goal: which one is best; what the directory says where absent.
         read_only: leave everything as it is, since a run may be writing there at this moment.
 
     Attributes:
         manifests: what their files should hold.
-        validations: what was measured of them; `top1` decides which one is best.
+        validations: what was measured of them, which decides which one is best.
 
     Raises:
         InputError: what is there cannot be read or written.
     """
 
-    def __init__(self, directory: Path, *, keep: int = 2, read_only: bool = False):
+    def __init__(self, directory: Path, *, keep: int = 2, goal: Goal | None = None, read_only: bool = False):
         self.directory = Path(directory).resolve()
         self.manifests = Manifests(self.directory)
-        self.validations = Validations(self.directory, self.manifests if is_first() else None)
+        self.validations = Validations(self.directory, self.manifests if is_first() else None, goal)
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
@@ -80,7 +82,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """The step of the checkpoint with the highest validation top-1; of equal ones the latest; None without any."""
+        """The step of the best checkpoint by what validation measured; of equal ones the latest; None without any."""
         return self.validations.best(self.steps())
 
     def step(self, which: str) -> int:
