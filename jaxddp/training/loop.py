@@ -131,7 +131,7 @@ class _Loop:
     def why_stopped(self) -> str:
         """Why the run ends before its last step, and what goes on."""
         best = None if self.run.checkpoints is None else self.run.checkpoints.best()
-        kept = "" if best is None else f"; the best checkpoint is step {best}"
+        kept = "" if best in (None, self.judgement.step) else f"; the best checkpoint is step {best}"
         return f"{self.judgement.reason}{kept}; a larger stop_after or another duration goes on"
 
     def begin(self, step: int, state: TrainState) -> TrainState:
@@ -233,8 +233,9 @@ class _Loop:
             self.tell("evaluation", record)
         if self.run.checkpoints:
             self.run.checkpoints.validations.put(step, metrics)
+        state = self.judge(step, state, metrics)
         self.clock.resume()
-        return self.judge(step, state, metrics)
+        return state
 
     def judge(self, step: int, state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
         """What follows from a validation: whether the run stops, and the state to go on."""

@@ -50,7 +50,9 @@ class Plateau(Part):
 
     def init(self, params: Any, model_state: Any) -> Any:
         """{"rule": optax's state, whose `scale` is the factor, float32[]}."""
-        return {"rule": self._rule.init(jnp.zeros((), jnp.float32))}
+        rule: Any = self._rule.init(jnp.zeros((), jnp.float32))
+        # It begins with infinity, and a state that holds one is not saved.
+        return {"rule": rule._replace(best_value=jnp.float32(jnp.finfo(jnp.float32).max))}
 
     def updates(self, own: Any, updates: Any) -> Any:
         return jax.tree.map(lambda update: update * own["rule"].scale.astype(update.dtype), updates)
