@@ -231,7 +231,8 @@ def train(
         epochs: how long, from step 0 on; the setup's where absent. A setup with a trained state goes on from its step.
         listeners: objects with any of the methods of `jaxddp.training.events.Listener`. A live progress display where
             absent; () watches in silence.
-        evaluators: functions of the state to a dict of numbers, which join each evaluation's.
+        evaluators: functions of the state to a dict of numbers, which join each evaluation's. With an average they are
+            called for it, too: `params` and `eval_params` of their state are what is measured.
         workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
             returned as it is (and measured, if it was not). A run with another model, loss, optimizer or data is
             refused there. With it, SIGTERM makes the run save and stop.

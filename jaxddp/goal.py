@@ -96,8 +96,9 @@ class Goal:
 def flat(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The metrics of all splits of a validation by one name each: "top1" and "val_ema top1"."""
     found = dict(measured[VAL])
-    for split in measured.keys() - {VAL}:
-        found |= {f"{split} {name}": value for name, value in measured[split].items() if name != "count"}
+    for split, metrics in measured.items():
+        if split != VAL:
+            found |= {f"{split} {name}": value for name, value in metrics.items() if name != "count"}
     return found
 
 

@@ -138,10 +138,11 @@ def test_the_file_says_by_what_the_run_compares(tmp_path):
         assert read.goal == goal and read.steps == [2, 4, 6, 8]
         # Means of 1, 1/3 and 0.371: one low value is no trend.
         assert (read.best([2, 4, 6, 8]), read.best([2, 6]), read.best([8])) == (4, 6, None)
-    # A run that is resumed by another goal, or begins anew, says so at once.
-    assert Validations(tmp_path, manifests, Goal()).best([2, 4]) == 2
+    # Another goal is written down where the run goes on by it, and not before: it may be refused.
+    again = Validations(tmp_path, manifests, Goal())
+    assert again.best([2, 4]) == 2 and Validations(tmp_path, None).goal == goal
+    again.resume(8)
     content = json.loads((tmp_path / "validation.json").read_text())
-    assert list(content) == ["2", "4", "6", "8"]
-    written = Validations(tmp_path, manifests)
-    written.rewind(4)
+    assert list(content) == ["2", "4", "6", "8"] and Validations(tmp_path, manifests).goal == Goal()
+    again.resume(4)
     assert Validations(tmp_path, manifests).steps == [2, 4]

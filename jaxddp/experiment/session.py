@@ -47,7 +47,7 @@ class Session:
             own = self.checkpoints.validations.of(self.resume_step)
             measured = json.loads(from_first("validated", lambda: json.dumps(own)))
             run = replace(run, state=state, progress=progress, validated=measured or None)
-        self.checkpoints.validations.rewind(self.resume_step or 0)
+        self.checkpoints.validations.resume(self.resume_step or 0)
         profile = self.directory / FOLDER
         return replace(run, checkpoints=self.checkpoints, should_stop=self.should_stop, profile=profile)
 

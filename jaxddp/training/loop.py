@@ -224,7 +224,7 @@ class _Loop:
             records = self.measure(evaluator, step, state, leave_if_asked)
         measured = flat(self.measure.last)
         # What users measure may differ from process to process, and all must judge alike.
-        metrics = json.loads(from_first("what validation measured", lambda: json.dumps(measured)))
+        metrics = json.loads(from_first("what validation measured", lambda: json.dumps(measured, default=float)))
         self.judgement.check(metrics)
         if self.judgement.after(step, metrics).stops:
             save()
@@ -233,14 +233,13 @@ class _Loop:
             self.tell("evaluation", record)
         if self.run.checkpoints:
             self.run.checkpoints.validations.put(step, metrics)
-        state = self.judge(step, state, metrics)
-        self.clock.resume()
-        return state
+        return self.judge(step, state, metrics)
 
     def judge(self, step: int, state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
         """What follows from a validation: whether the run stops, and the state to go on."""
-        self.judgement = self.judgement.after(step, metrics)
-        return self.run.follow(state, metrics)
+        self.judgement, following = self.judgement.after(step, metrics), self.run.follow(state, metrics)
+        self.clock.resume()
+        return following
 
 
 def _ignore(record: Any) -> None:

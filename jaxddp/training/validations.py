@@ -35,11 +35,8 @@ class Validations:
     def __init__(self, directory: Path, manifests: Manifests | None, goal: Goal | None = None):
         self._path = directory / VALIDATION_FILE
         self._manifests = manifests
-        self._known, self.goal = self._read()
-        if goal is not None and goal != self.goal:
-            self.goal = goal
-            if self._known:
-                self._write()
+        self._known, self._written_goal = self._read()
+        self.goal = goal or self._written_goal
 
     def __contains__(self, step: int) -> bool:
         return step in self._known
@@ -63,11 +60,14 @@ class Validations:
         if self._known.pop(step, None) is not None:
             self._write()
 
-    def rewind(self, step: int) -> None:
-        """What was measured after a step is of a run that is not resumed. Raises: InputError."""
-        if later := [each for each in self._known if each > step]:
-            for each in later:
-                del self._known[each]
+    def resume(self, step: int) -> None:
+        """The run goes on after this step, or begins after 0, by its own goal. What was measured later is not its own.
+
+        Raises: InputError.
+        """
+        kept = {each: metrics for each, metrics in self._known.items() if each <= step}
+        if len(kept) < len(self._known) or (kept and self.goal != self._written_goal):
+            self._known = kept
             self._write()
 
     def best(self, steps: Iterable[int]) -> int | None:
@@ -84,6 +84,7 @@ class Validations:
             content = json.dumps({**goal, **self._known}, indent=2).encode()
             self._manifests.expect_validations(content)
             files.replace(self._path, content)
+            self._written_goal = self.goal
 
     def _read(self) -> tuple[dict[int, Metrics], Goal]:
         try:
