@@ -173,10 +173,9 @@ def prepare_training(
         initialize: a transform of the fresh (params, model_state), before any weights; see `make_init`.
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
         objective: a function of the supervised objective to what a step minimizes, such as `distillation(teacher)`.
-        options: `accumulate`, `precision` (of the input; the network has its own, and "float16" scales the loss),
-            `gradient_precision` and `max_bad_steps` of a config's `train`; `reproducible`, `buckets` and `xla_options`
-            of its `parallel`; `weights`, `new_layers`, `freeze` and `unfreeze` of its `model`; `layer_decay` and
-            `rate_factors` of its `optimizer`. See `jaxddp.config`.
+        options: further keys of a config by their names alone, such as `accumulate=4`: those of `train`, `checkpoint`,
+            `parallel`, `model` and `optimizer` that docs/extending.md lists; see `jaxddp.config`. `precision` is that
+            of the input; the network has its own, and "float16" scales the loss.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets. Its `with_seed` has another seed.
@@ -237,7 +236,8 @@ def train(
         epochs: how long, from step 0 on; the setup's where absent. A setup with a trained state goes on from its step.
         listeners: objects with any of the methods of `jaxddp.training.events.Listener`. A live progress display where
             absent; () watches in silence.
-        evaluators: functions of the state to a dict of numbers, which join each evaluation's.
+        evaluators: functions of the state to a dict of numbers, which join each evaluation's. With an average they are
+            called for it, too: `params` and `eval_params` of their state are what is measured.
         workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
             returned as it is (and measured, if it was not). A run with another model, loss, optimizer or data is
             refused there. With it, SIGTERM makes the run save and stop.

@@ -52,7 +52,7 @@ class Config:
         check_values(self)
         # What is written in a form of its own is read once here, so that a mistake is said before anything starts.
         _ = self.model.batch_statistics, self.model.new, self.model.frozen, self.model.thawed, self.optimizer.factors
-        _ = self.loss.weights
+        _ = self.loss.weights, self.checkpoint.goal
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with the given keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.

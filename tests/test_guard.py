@@ -19,10 +19,10 @@ import jaxddp
 from jaxddp.config import Config, DataConfig
 from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import SKIPPED, Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.experiment.recipe import configured_parts
 from jaxddp.experiment.suspects import suspects
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.epoch_sums import EpochSums
@@ -172,8 +172,8 @@ def test_a_run_may_be_resumed_with_the_guard_or_without_it(tmp_path):
 
 
 def test_the_guard_is_there_unless_it_is_switched_off():
-    assert configured_parts(Config()) == (GUARD,)
-    assert configured_parts(Config().replace(train={"max_bad_steps": 0})) == ()
+    assert configured_parts(Config(), 10) == (GUARD,)
+    assert configured_parts(Config().replace(train={"max_bad_steps": 0}), 10) == ()
     setup = jaxddp.prepare_training(SmallNet(), TABLE, 1, optax.sgd(0.1), 5)
     assert setup.recipe.parts == (GUARD,) and setup.state.parts == {}
 

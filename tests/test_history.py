@@ -93,7 +93,7 @@ def test_what_cannot_be_read_or_shown_is_one_line(history, workdir, tmp_path, mo
     assert line(History.read, 5) == "workdir=5: expected a path"
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     assert line(History.read, tmp_path).startswith(f"{tmp_path}/metrics.jsonl:1: not a JSON object with a step")
-    assert line(history.to_frame, "test") == "part='test': expected 'train' or 'epochs' or 'val'"
+    assert line(history.to_frame, "test") == "part='test': expected 'train' or 'epochs' or 'val' or 'val_ema'"
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert line(history.to_frame) == "history.to_frame(): pandas is not installed; pip install 'jaxddp[pandas]'"
 

@@ -8,14 +8,20 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from reported import rows_of, write_run
 
 from jaxddp.cli import main
 from jaxddp.errors import InputError
 from jaxddp.experiment.lock import LOCK_FILE, is_locked, locked
+from jaxddp.goal import Goal
+from jaxddp.reports.charts import curves
 from jaxddp.reports.overview import run_table, runs_below
 from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.seeds import Group, seed_table
+from jaxddp.training.manifest import Manifests
+from jaxddp.training.validations import Validations
 
 
 def listed(folder: Path) -> dict[str, list[str]]:
@@ -30,9 +36,9 @@ def test_each_status(tmp_path):
     (tmp_path / "e" / LOCK_FILE).unlink()
     with locked(tmp_path / "f"):
         found = {name: cells[0] for name, cells in listed(tmp_path).items()}
-    statuses = {"a": "done", "b": "failed", "c": "preempted", "d": "stopped", "e": "unknown", "f": "running"}
+    statuses = {"a": "done", "b": "failed", "c": "preempted", "d": "ended", "e": "unknown", "f": "running"}
     assert found == statuses
-    assert listed(tmp_path)["f"][0] == "stopped"
+    assert listed(tmp_path)["f"][0] == "ended"
 
 
 def test_a_run_that_goes_on_after_it_was_done_is_running(tmp_path):
@@ -118,6 +124,33 @@ def test_the_best_is_that_of_the_lowest_loss_where_there_is_no_accuracy(tmp_path
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in ((1, 0.5), (2, 0.25), (3, None), (4, 0.75))]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert listed(place)["a"][2:5] == ["loss 0.25", "2", "loss 0.75"]
+
+
+def test_the_best_is_that_of_the_run_s_own_goal_and_of_the_average(tmp_path):
+    """Every reader of rows knows the second split: tables, seeds, charts, and what stands for lost lines."""
+    goal, places = Goal.parse("val_ema loss", None, 0.0), [tmp_path / "a", tmp_path / "b"]
+    for seed, place in enumerate(places):
+        write_run(place, seed)
+        measured = [row | {"split": "val_ema", "loss": row["loss"] / 2} for row in rows_of(place, "val")]
+        with (place / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in measured[1:])
+        (place / "checkpoints").mkdir()
+        validations = Validations(place / "checkpoints", Manifests(place / "checkpoints"), goal)
+        validations.put(10, {"loss": 0.5, "top1": 0.25, "val_ema loss": 0.125, "count": 100})
+    runs = read_runs(places)
+    first = runs[0]
+    least = [min(row["loss"] for row in rows_of(place, "val_ema")) for place in places]
+    assert [run.best.metric for run in runs] == ["val_ema loss"] * 2
+    assert [run.best.value for run in runs] == pytest.approx(least)
+    assert np.isnan(first.validations["val_ema loss"][0]) and len(first.validations["val_ema loss"]) == 4
+    assert first.validation_seconds == pytest.approx(7 * 0.5)
+    rows = {(row[1].text, row[2].text): row for row in seed_table(runs, [Group("all", "#000000", (0, 1))]).rows}
+    assert rows["val_ema loss", "best"][3].text == "2" and ("val_ema top1", "last") in rows
+    names = [trace["name"] for chart in curves(runs, ["#000000"] * 2) for trace in chart.data]
+    assert "a, validation of the average" in names and "b, validation" in names
+    (places[1] / "metrics.jsonl").unlink()
+    (again,) = read_runs(places[1:])
+    assert again.best is not None and (again.best.value, again.best.step) == (0.125, 10)
 
 
 def test_the_command_prints_a_table(tmp_path, capfd):

@@ -363,7 +363,7 @@ def test_labels_of_lines_that_end_together_do_not_touch() -> None:
     history = History()
     drive(history)
     val = {**history.val, "loss": history.val["loss"] * 0 + history.epochs["loss"][-1]}
-    picture = curves.figure(rows.Series(history.train, history.epochs, val))
+    picture = curves.figure(rows.Series(history.train, history.epochs, val, {}))
     heights = sorted(text.get_position()[1] for text in picture.axes[0].texts)
     assert np.diff(heights) == pytest.approx([curves.LABEL_GAP])
 
@@ -397,7 +397,7 @@ def test_curves_of_little(records: list[StepRecord | EvaluationRecord], panels: 
 def test_loss_that_falls_a_hundredfold_is_drawn_on_a_logarithmic_axis() -> None:
     def scale(last: float) -> str:
         epochs = {"epoch": np.array([1.0, 2.0]), "loss": np.array([2.0, last])}
-        return curves.figure(rows.Series({}, epochs, {})).axes[0].get_yscale()
+        return curves.figure(rows.Series({}, epochs, {}, {})).axes[0].get_yscale()
 
     assert [scale(0.001), scale(0.1), scale(0.0), scale(-1.0)] == ["log", "linear", "linear", "linear"]
 

@@ -21,10 +21,10 @@ from jaxddp.api import prepare_training, resnet
 from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.errors import InputError, Preempted
-from jaxddp.experiment.recipe import configured_parts
 from jaxddp.training.checkpoints import Checkpoints
 
 TABLE = random_table(48, image=8)
@@ -162,7 +162,7 @@ def test_from_the_terminal_and_from_python(tmp_path, capsys):
 
 def test_the_guard_skips_for_the_scale_even_where_no_bad_step_is_allowed():
     config = Config().replace(train={"precision": "float16", "max_bad_steps": 0, "batch_size": 32})
-    assert configured_parts(config) == (Guard(), LossScale(32))
+    assert configured_parts(config, 10) == (Guard(), LossScale(32))
 
 
 @pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("initial", 0), ("factor", 1), ("growth_interval", 0)])

@@ -11,6 +11,7 @@ import optax
 from jaxddp.engine.compiler_options import options_of_one_call
 from jaxddp.engine.parts.part import EVAL_PARAMS, Part
 from jaxddp.errors import InputError
+from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
 
@@ -39,8 +40,24 @@ class TrainState(flax.struct.PyTreeNode):
 
     @property
     def eval_params(self) -> Any:
-        """The parameters that evaluation measures: those that a part keeps for it, else `params`."""
+        """The parameters that predict, export and serve: those that a part keeps for it, else `params`."""
         return next((own[EVAL_PARAMS] for own in self.parts.values() if EVAL_PARAMS in own), self.params)
+
+    def measuring(self, params: Any) -> "TrainState":
+        """The same state with these parameters, and with them as those that evaluation measures.
+
+        Its tree is that of this state, so that what is compiled for the one serves the other.
+        """
+        parts = {name: {**own, EVAL_PARAMS: params} if EVAL_PARAMS in own else own for name, own in self.parts.items()}
+        return self.replace(params=params, parts=parts)
+
+
+def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, TrainState]:
+    """What a validation measures, by split: as "val" the trained parameters, or what a part has in place of them, and
+    as "val_ema" what one has beside them."""
+    if not any(part.beside for part in parts):
+        return {VAL: state}
+    return {VAL: state.measuring(state.params), VAL_EMA: state.measuring(state.eval_params)}
 
 
 def create_state(
@@ -79,7 +96,8 @@ def make_init(
             dtypes.
 
     Raises:
-        InputError: when it is first used; `transform` changes one, and the first is named.
+        InputError: when it is first used; `transform` changes one, and the first is named; or two parts keep
+            parameters for evaluation.
     """
 
     def init(key: jax.Array, weights: Mapping[str, jax.Array] | None = None) -> TrainState:
@@ -95,6 +113,10 @@ def make_init(
         params, model_state = with_weights(params, model_state, weights or {})
         made = {part.name: part.init(params, model_state) for part in parts}
         own = {name: arrays for name, arrays in made.items() if arrays is not None}
+        if len(keepers := [name for name, arrays in own.items() if EVAL_PARAMS in arrays]) > 1:
+            raise InputError(
+                f"the parts {keepers[0]!r} and {keepers[1]!r} both keep parameters for evaluation; leave one out"
+            )
         return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), own)
 
     # Every parameter has random numbers of its own to compile: half of a cold start.

@@ -84,6 +84,8 @@ def make_local_step(
         if schedule is not None:
             factor = schedule(state.step)
             updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
+        for part in parts:
+            updates = part.updates(own[part.name], updates)
         params = whole(optax.apply_updates(moving, updates), params)
         new = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
         sums = means.replace(values=means.values * gradients.shares(topology))

@@ -12,11 +12,13 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.labels import is_multi_label
 from jaxddp.data.source import Source
 from jaxddp.engine.objective import supervised
+from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.errors import InputError
 from jaxddp.experiment.chosen_metrics import check_metrics, check_name, configured_metrics
-from jaxddp.experiment.recipe import check_parts, configured_parts
+from jaxddp.experiment.recipe import check_parts
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.training.plan import Plan
 from jaxddp.wording import first_line, refusal
 
 Measure = Callable[[TrainState], Mapping[str, float]]
@@ -43,12 +45,13 @@ def checked_objects(config: Config, table: Source, given: Mapping[str, Any]) -> 
     objective = check_function(given["objective"], "objective", "the supervised objective")
     classes, several = table.num_classes, is_multi_label(table)
     metrics = check_metrics(given["metrics"] or {}, "metrics", classes, multi_label=several)
+    steps = Plan.of(config, len(table)).total_steps
     named = config.replace(eval={"metrics": ("map",)}) if several else config
     return {
         **found,
         "objective": objective or supervised,
         "metrics": configured_metrics(named, classes, multi_label=several) | metrics,
-        "parts": check_parts(given["parts"], "parts", configured_parts(config)),
+        "parts": check_parts(given["parts"], "parts", configured_parts(config, steps)),
     }
 
 

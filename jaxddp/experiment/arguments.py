@@ -22,7 +22,11 @@ Epochs = Annotated[float, Range(0, 10**9, above=True)]
 _OPTIONS = {
     "model": ("freeze", "new_layers", "unfreeze", "weights"),
     "optimizer": ("layer_decay", "rate_factors"),
-    "train": ("accumulate", "gradient_precision", "max_bad_steps", "precision"),
+    "train": (
+        *("accumulate", "gradient_precision", "max_bad_steps", "precision", "ema", "ema_warmup", "ema_every"),
+        *("lookahead", "lookahead_decay", "stop_after", "stop_min_gain"),
+    ),
+    "checkpoint": ("best", "best_is", "best_smoothing"),
     "parallel": ("buckets", "reproducible", "xla_options"),
 }
 """What `prepare_training` takes of a config, by its section."""

@@ -7,9 +7,10 @@ from typing import Any
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import TrainState, measured_states
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
+from jaxddp.experiment.judged import judgement_of
 from jaxddp.experiment.objective_identity import objective_fingerprints
 from jaxddp.experiment.prepare import initialize, make_feed, make_preprocess
 from jaxddp.experiment.recipe import Recipe, TrainingData, check_listeners, recipe_of
@@ -18,6 +19,7 @@ from jaxddp.experiment.resume import Claim, claim
 from jaxddp.experiment.saved_state import agreed_step
 from jaxddp.experiment.session import Resume, session
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.goal import flat
 from jaxddp.job.membership import is_first
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.checkpoints import Checkpoints
@@ -57,6 +59,7 @@ def open_experiment(file: RecipeFile) -> Experiment:
     resources = open_resources(config, topology)
     recipe = recipe_of(file, config, TrainingData.of(resources.train, config.data), topology)
     # What is wrong with these is said before there is a work directory, and before anything is compiled.
+    judgement_of(recipe, resources)
     feed = make_feed(recipe, resources)
     try:
         preprocess = make_preprocess(recipe, resources)
@@ -83,7 +86,7 @@ def train(
     splits = {"train": experiment.resources.train, "val": experiment.resources.val}
     fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
     fingerprints |= objective_fingerprints(experiment.recipe, experiment.resources)
-    with session(directory, keep=config.checkpoint.keep, resume=resume) as own:
+    with session(directory, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
         claimed = Claim(config.to_dict(), fingerprints, file)
         claim(directory, claimed, resuming=own.resume_step is not None)
         hook = file.hooks.get("get_listeners") if is_first() else None
@@ -93,7 +96,10 @@ def train(
 
 
 def evaluate(experiment: Experiment, directory: Path, which: str = "latest") -> dict[str, float]:
-    """The validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`."""
+    """The validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
+
+    Those of averaged parameters follow, as "val_ema loss" and so on.
+    """
     experiment.file.check_kept()
     # A missing or damaged one is an error before anything is compiled.
     with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
@@ -104,4 +110,6 @@ def evaluate(experiment: Experiment, directory: Path, which: str = "latest") -> 
     with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
         step = agreed_step(checkpoints, which)
         state, _ = checkpoints.restore(step, setup.state)
-    return {"step": step, **setup.evaluator(val, experiment.config.eval.batch_size)(state)}
+    evaluator = setup.evaluator(val, experiment.config.eval.batch_size)
+    states = measured_states(state, experiment.recipe.parts)
+    return {"step": step, **flat({split: evaluator(own) for split, own in states.items()})}

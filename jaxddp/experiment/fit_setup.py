@@ -33,7 +33,7 @@ def fit_setup(
         check_start(setup)
         return fit(_consumed(setup).run(listeners=listeners, **told))
     watching = [*listeners, *make_loggers(setup.recipe.config, directory)]
-    with session(directory) as own:
+    with session(directory, goal=setup.recipe.config.checkpoint.goal) as own:
         check_start(setup, resumes=own.resume_step is not None)
         # Once there was no config.json.
         known = own.resume_step is not None and (own.directory / CONFIG_FILE).exists()

@@ -70,6 +70,7 @@ def told(recipe: Recipe, val: Source | None) -> dict[str, Any]:
     config = recipe.config
     found = flatten({"data": plain(config.data), "train": plain(config.train)})
     found |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
+    found |= flatten({"checkpoint": config.checkpoint.goal.plain()})
     found |= {"check_every": config.parallel.check_replicas, "self_test": config.parallel.self_test}
     return found | {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
 
@@ -114,7 +115,11 @@ def _part(part: Part, state: TrainState) -> str:
         grads = part.gradients(own, state.params)
         following, after = part.update(own, state, state, grads)
         judged = part.judge(following, state, after, jnp.array(True)) if part.judges else ()
-        return part.loss_scale(own), grads, following, after, judged, part.report(own, grads)
+        # Of a part that has none of these the digest is that of older releases.
+        factored = part.updates(own, state.params) if type(part).updates is not Part.updates else ()
+        metrics = {"val loss": jnp.float32(0)}
+        validated = (part.validated(own, metrics), part.rate_factor(own)) if part.follows else ()
+        return part.loss_scale(own), grads, following, after, judged, part.report(own, grads), factored, validated
 
     return f"{part.name} {_digest(all_of_it, state.parts[part.name], state)}"
 

@@ -9,9 +9,11 @@ from typing import Any
 import jax
 
 from jaxddp.data.batch import Batch
+from jaxddp.engine.following import Follow, make_follow
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.objective import MetricSums, Objective
+from jaxddp.engine.parts.part import Part
 from jaxddp.engine.resident_steps import gathered, make_resident_eval, make_resident_steps, steps_in
 from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import TrainState, make_init
@@ -97,6 +99,10 @@ class Programs:
         return self._made(
             kind, pieces, lambda: SelfTest(recipe.objective(without), gradients, topology, first_batch, mode)
         )
+
+    def follow(self, parts: tuple[Part, ...], topology: Topology) -> Follow:
+        """See `make_follow`."""
+        return self._made("follow", (parts, topology), lambda: make_follow(parts, topology))
 
     def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
         """What measures placed batches, or images that are `resident` on the devices."""

@@ -14,8 +14,7 @@ from jaxddp.data.labels import class_counts, is_multi_label
 from jaxddp.data.source import Source, sample_images
 from jaxddp.engine.loss import ExampleLoss, example_loss
 from jaxddp.engine.objective import Metric, Objective, TrainObjective, supervised
-from jaxddp.engine.parts.guard import Guard
-from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
 from jaxddp.engine.state import Transform
@@ -142,13 +141,6 @@ def model_of(file: RecipeFile, config: Config, num_classes: int) -> Model:
         return adapt(network)
 
 
-def configured_parts(config: Config) -> tuple[Part, ...]:
-    """The parts that a config asks for; see `check_parts` for their place among others."""
-    if config.train.precision == "float16":
-        return Guard(), LossScale(config.train.batch_size)
-    return (Guard(),) if config.train.max_bad_steps else ()
-
-
 def check_optimizer(optimizer: Any, where: str) -> optax.GradientTransformation:
     """Anything with optax's two functions. Raises: InputError; `where` says who gave it."""
     functions = (getattr(optimizer, name, None) for name in ("init", "update"))
@@ -208,5 +200,5 @@ def _initialize(hook: Hook | None, config: Config, images: Callable[[int], np.nd
 
 
 def _parts(hook: Hook | None, config: Config, steps: Steps) -> tuple[Part, ...]:
-    configured = configured_parts(config)
+    configured = configured_parts(config, steps.total)
     return configured if hook is None else check_parts(hook(config, steps), hook.name, configured)

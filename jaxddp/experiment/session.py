@@ -3,6 +3,7 @@
 All processes of the run must see it, and no other run may have it.
 """
 
+import json
 import logging
 import shutil
 import time
@@ -16,6 +17,7 @@ from typing import Literal
 import jaxddp.files as files
 from jaxddp.errors import InputError
 from jaxddp.experiment.lock import locked
+from jaxddp.goal import Goal
 from jaxddp.job.membership import exchange, from_first, is_first
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
@@ -42,22 +44,27 @@ class Session:
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
             # As process 0 sees it: what it wrote last may not have come to every host.
-            validated = exchange("validated", str(self.resume_step in self.checkpoints.validations))[0] == str(True)
-            run = replace(run, state=state, progress=progress, validated=validated)
+            own = self.checkpoints.validations.of(self.resume_step)
+            measured = json.loads(from_first("validated", lambda: json.dumps(own)))
+            run = replace(run, state=state, progress=progress, validated=measured or None)
+        self.checkpoints.validations.resume(self.resume_step or 0)
         profile = self.directory / FOLDER
         return replace(run, checkpoints=self.checkpoints, should_stop=self.should_stop, profile=profile)
 
 
 @contextmanager
-def session(directory: Path, *, keep: int = 2, resume: Resume = "auto") -> Iterator[Session]:
-    """Hold a work directory for one run, with SIGTERM caught; at the end what is being written is finished."""
+def session(directory: Path, *, keep: int = 2, goal: Goal | None = None, resume: Resume = "auto") -> Iterator[Session]:
+    """Hold a work directory for one run, with SIGTERM caught; at the end what is being written is finished.
+
+    For `keep` and `goal` see `Checkpoints`.
+    """
     check_shared(files.create(directory))
     place = directory / CHECKPOINTS
     with held(directory):
         if resume != "never":
             # Before Orbax counts the damaged ones among those that it keeps.
             from_first("whole checkpoints", lambda: set_damaged_aside(place))
-        with Checkpoints(place, keep=keep) as checkpoints, stop_on_sigterm() as stop:
+        with Checkpoints(place, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
             yield Session(directory, checkpoints, resume_step(checkpoints, resume), stop)
 
 

@@ -26,6 +26,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.experiment.identity import checksums, identity
+from jaxddp.experiment.judged import judgement_of
 from jaxddp.experiment.objective_identity import objective_identity
 from jaxddp.experiment.programs import Programs, seeded_step
 from jaxddp.experiment.recipe import Recipe
@@ -238,6 +239,7 @@ class RunSetup:
         if resident:
             # Before anything is compiled: both have to fit, and no image may be damaged.
             self.feed.place(self.validated)
+        judgement = judgement_of(self.recipe, self.resources, measures_more=bool(evaluators))
         (program, chunks), rate = self.program(), self.recipe.learning_rate
         blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
         several = self.topology.num_devices > 1
@@ -254,6 +256,9 @@ class RunSetup:
             config=config or {},
             growing=self.feed.growing(self.plan.total_steps),
             class_names=self.table.class_names,
+            judgement=judgement,
+            follow=self.programs.follow(self.recipe.parts, self.topology),
+            parts=self.recipe.parts,
         )
         if session is None:
             return run

@@ -33,16 +33,22 @@ _TITLES = {
     "loss_scale": "loss scale",
     "image_size": "side of the training images",
 }
-_PARTS = ("steps", "epochs", "validation")
+_PARTS = ("steps", "epochs", "validation", "averaged")
 _STYLES: dict[str, dict[str, Any]] = {
     "steps": {"line": {"width": 1}, "opacity": 0.45},
     "steps alone": {"line": {"width": 1.5}},
     "epochs": {"line": {"width": 2, "dash": "dot"}, "marker": {"size": 4}},
     "validation": {"line": {"width": 2.5}, "marker": {"size": 6}},
+    "averaged": {"line": {"width": 2.5, "dash": "dash"}, "marker": {"size": 6}},
 }
 _MOST_MARKED = 30
 """Of the points of a curve; more would hide it."""
-_NAMES = {"steps": "a step", "epochs": "mean of an epoch", "validation": "validation"}
+_NAMES = {
+    "steps": "a step",
+    "epochs": "mean of an epoch",
+    "validation": "validation",
+    "averaged": "validation of the average",
+}
 
 
 class Chart(NamedTuple):

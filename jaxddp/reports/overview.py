@@ -59,8 +59,7 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> Table:
         medians = [number(name, _median(run, name)) for name in _MEDIANS]
         counts = [_count(run.result.get(name)) for name in ("devices", "processes")]
         training = None if run.seconds is None or not len(run.seconds) else float(run.seconds[-1])
-        validation = run.series.val.get("seconds")
-        times = clock(training), clock(None if validation is None else float(np.nansum(validation)))
+        times = clock(training), clock(run.validation_seconds)
         cells = (*medians, number("peak_memory", _peak_memory(run)), *counts, *times)
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
     return without_empty_columns(Table(columns, rows))
@@ -76,7 +75,7 @@ def _last(run: RunFiles) -> str:
     if run.best is None:
         return NOTHING
     metric = run.best.metric
-    return f"{metric} {number(metric, float(run.series.val[metric][-1]))}"
+    return f"{metric} {number(metric, float(run.validations[metric][-1]))}"
 
 
 def _median(run: RunFiles, metric: str) -> float | None:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import jaxddp.files as files
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError
 from jaxddp.experiment.lock import is_locked
+from jaxddp.goal import VAL_EMA, Goal, by_split
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.listeners.jsonl import METRICS, RESULT
 from jaxddp.training.manifest import CHECKPOINTS
@@ -29,8 +30,9 @@ class Best(NamedTuple):
     """The best validation of a run."""
 
     metric: str
-    """What it is the best by: "top1", or "loss" where that was not measured."""
+    """What it is the best by: the goal's, "top1" by default, or "loss" where that was not measured."""
     value: float
+    """Of that metric, not smoothed."""
     step: int
     row: int
     """Its row among the validations."""
@@ -44,8 +46,9 @@ class RunFiles:
         name: what tells it from the runs beside it.
         config: config.json; empty where it cannot be read, and without most sections where the run came from Python.
         result: result.json; empty where there is none.
-        status: "running", "done", "preempted" or "failed"; "stopped" where a run ended without a word, and "unknown"
-            where the directory is not locked while a run is at work.
+        status: "running", "done", "stopped" (without gain), "preempted" or "failed"; "ended" where a run did so without
+            a word, and "unknown" where the directory is not locked while a run is at work.
+        goal: by what the run compares its validations.
         faults: a line for each file that is missing or damaged, whose part is left out.
     """
 
@@ -56,6 +59,7 @@ class RunFiles:
     result: Mapping[str, Any]
     status: str
     faults: tuple[str, ...] = ()
+    goal: Goal = field(default_factory=Goal)
 
     @property
     def batch_size(self) -> int | None:
@@ -111,23 +115,40 @@ class RunFiles:
         """Seconds of training and of validation; None where they are not known."""
         if self.seconds is None or not len(self.seconds):
             return None
-        return float(self.seconds[-1] + np.nansum(self.series.val.get("seconds", np.zeros(0))))
+        return float(self.seconds[-1] + (self.validation_seconds or 0.0))
+
+    @property
+    def validation_seconds(self) -> float | None:
+        """Those of all validations together; None where they are not known."""
+        known = [each["seconds"] for each in (self.series.val, self.series.val_ema) if "seconds" in each]
+        return float(np.nansum(np.concatenate(known))) if known else None
+
+    @cached_property
+    def validations(self) -> Columns:
+        """The rows of `series.val`, with the metrics of averaged parameters as "val_ema loss" and so on."""
+        val, averaged = self.series.val, self.series.val_ema
+        if not val or not averaged:
+            return val
+        row_of = {step: row for row, step in enumerate(averaged["step"].tolist())}
+        rows = np.array([row_of.get(step, -1) for step in val["step"].tolist()])
+        names = [name for name in averaged if name not in NOT_MEASURED]
+        return val | {f"{VAL_EMA} {name}": np.where(rows < 0, np.nan, averaged[name][rows]) for name in names}
 
     @property
     def metrics(self) -> list[str]:
         """What validation measured."""
-        return [name for name in self.series.val if name not in NOT_MEASURED]
+        return [name for name in self.validations if name not in NOT_MEASURED]
 
     @cached_property
     def best(self) -> Best | None:
-        """The validation with the highest top-1, of equal ones the latest; by the lowest loss where there is none."""
-        val = self.series.val
-        for metric, sign in (("top1", 1), ("loss", -1)):
-            measured = val.get(metric, np.zeros(0))
-            if np.isfinite(measured).any():
-                values = np.where(np.isfinite(measured), sign * measured, -np.inf)
-                row = int(np.flatnonzero(values == values.max())[-1])
-                return Best(metric, float(val[metric][row]), int(val["step"][row]), row)
+        """The best validation by the goal, of equal ones the latest; by the lowest loss where that was not measured."""
+        val = self.validations
+        for goal in (self.goal, Goal("loss", lowest=True)):
+            measured = val.get(goal.metric, np.zeros(0))
+            rows = np.flatnonzero(np.isfinite(measured)).tolist()
+            if rows:
+                row = rows[goal.best(goal.values(measured[rows].tolist()))]
+                return Best(goal.metric, float(measured[row]), int(val["step"][row]), row)
         return None
 
 
@@ -175,10 +196,10 @@ def _read(directory: Path, name: str) -> RunFiles:
     if of_result is not None and (directory / RESULT).exists():
         faults.append(f"{of_result}; how it ended is left out")
     ended = result.get("status")
-    status = {True: "running", False: "stopped", None: "unknown"}[is_locked(directory)]
+    status = {True: "running", False: "ended", None: "unknown"}[is_locked(directory)]
     if status != "running" and isinstance(ended, str):
         status = ended
-    return RunFiles(directory, name, config, columns, result, status, tuple(faults))
+    return RunFiles(directory, name, config, columns, result, status, tuple(faults), _goal(directory))
 
 
 def _object(path: Path) -> tuple[dict[str, Any], str | None]:
@@ -192,6 +213,14 @@ def _object(path: Path) -> tuple[dict[str, Any], str | None]:
     except (ValueError, RecursionError) as error:
         return {}, f"{path.name} is damaged ({error})"
     return (content, None) if isinstance(content, dict) else ({}, f"{path.name} is damaged (it holds {show(content)})")
+
+
+def _goal(directory: Path) -> Goal:
+    """By what the run compares its validations, as far as it says so."""
+    try:
+        return Validations(directory / CHECKPOINTS, None).goal
+    except InputError:
+        return Goal()
 
 
 def _series(directory: Path) -> tuple[Series, str | None]:
@@ -208,5 +237,9 @@ def _series(directory: Path) -> tuple[Series, str | None]:
         known = Validations(directory / CHECKPOINTS, None)
     except InputError:
         return series([]), f"{told}; its curves are left out"
-    rows = [{"step": step, "split": "val", **known.of(step)} for step in known.steps]
+    rows = [
+        {"step": step, "split": split, **metrics}
+        for step in known.steps
+        for split, metrics in by_split(known.of(step)).items()
+    ]
     return series(rows), f"{told}; its curves are left out, but for what validation measured of checkpoints"

@@ -50,7 +50,7 @@ class MeanCurve(NamedTuple):
 
 def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
     """A metric of validation over several runs; None where they have no step in common, or one lacks the metric."""
-    if not all(metric in run.series.val for run in runs):
+    if not all(metric in run.validations for run in runs):
         return None
     # A step that was validated twice counts as it was last.
     row_of = [dict(zip(run.series.val["step"].tolist(), itertools.count(), strict=False)) for run in runs]
@@ -58,7 +58,7 @@ def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
     if not common:
         return None
     rows = [[own[step] for step in common] for own in row_of]
-    values = np.stack([run.series.val[metric][own] for run, own in zip(runs, rows, strict=True)])
+    values = np.stack([run.validations[metric][own] for run, own in zip(runs, rows, strict=True)])
     places = [run.positions(run.series.val) for run in runs]
     axes = [axis for axis in places[0] if all(axis in place for place in places)]
     positions = {axis: np.mean([place[axis][own] for place, own in zip(places, rows, strict=True)], 0) for axis in axes}
@@ -86,7 +86,7 @@ def seed_table(runs: Sequence[RunFiles], groups: Sequence[Group]) -> Table:
 
 
 def _value(run: RunFiles, metric: str, moment: str) -> float | None:
-    values = run.series.val.get(metric)
+    values = run.validations.get(metric)
     if values is None or not len(values) or run.best is None:
         return None
     value = float(values[run.best.row if moment == "best" else -1])

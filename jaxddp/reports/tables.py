@@ -47,8 +47,8 @@ def without_empty_columns(table: Table) -> Table:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share from 0 to 1, to be written in percent."""
-    return metric.startswith(_SHARES)
+    """Whether a metric, such as "top1" or "val_ema top1", is a share from 0 to 1, to be written in percent."""
+    return metric.rpartition(" ")[2].startswith(_SHARES)
 
 
 def number(metric: str, value: float | None) -> str:

@@ -43,6 +43,12 @@ def constant(config: Config, steps: Steps) -> optax.Schedule:
     return optax.constant_schedule(config.optimizer.learning_rate)
 
 
+@SCHEDULES.add("plateau")
+def plateau(config: Config, steps: Steps) -> optax.Schedule:
+    """The peak at every step, which `jaxddp.engine.parts.plateau.Plateau` lowers as validations tell it."""
+    return constant(config, steps)
+
+
 @SCHEDULES.add("cosine")
 def cosine(config: Config, steps: Steps) -> optax.Schedule:
     """Half a cosine wave, from the peak to 0 (Loshchilov & Hutter 2017, arXiv:1608.03983, without restarts)."""

@@ -28,7 +28,11 @@ class OptimizerConfig:
     """Schedule "step": the shares of the run at which the rate is multiplied by step_factor."""
     step_factor: Share = 0.1
     end_factor: Share = 0.0
-    """Schedule "linear": the share of the peak at which the run ends."""
+    """Schedule "linear": the share of the peak at which the run ends; "plateau": the least share."""
+    plateau_factor: Annotated[float, Range(0, 1, above=True, below=True)] = 0.1
+    plateau_patience: Annotated[int, Range(1, 1_000_000)] = 10
+    """Schedule "plateau": after so many validations without gain in the validation loss the rate is multiplied by
+    plateau_factor."""
     rate_factors: tuple[str, ...] = ()
     """What multiplies the learning rate of layers: "conv1=0.1,fc=10". Of several that begin a name, the longest."""
     layer_decay: Annotated[float, Range(0, 1, above=True)] = 1.0

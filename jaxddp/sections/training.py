@@ -10,6 +10,8 @@ from jaxddp.ranges import Range, Share
 from jaxddp.wording import show
 
 BatchSize = Annotated[int, Range(1, 2**24)]
+EmaDecay = Annotated[float, Range(0, 1, below=True)]
+Period = Annotated[int, Range(1, 1_000_000)]
 Precision = Literal["float32", "bfloat16", "float16"]
 Weight = Annotated[float, Range(0, 1_000_000, above=True)]
 BALANCED: Literal["balanced"] = "balanced"
@@ -34,6 +36,21 @@ class TrainConfig:
     max_bad_steps: Annotated[int, Range(0, 1_000_000)] = 10
     """A step whose gradient is not finite changes nothing; after so many in a row the run ends. 0 leaves the guard out:
     such a step is taken, and the run ends. In float16 it stays, and the first that no loss scale mends ends the run."""
+    ema: EmaDecay | None = None
+    """The decay of an exponential moving average of the parameters, 0.999, which is validated beside them as "val_ema",
+    and which predict, export and serve in place of them. None where absent."""
+    ema_warmup: bool = True
+    """The decay of step t is at most (1 + t)/(10 + t), so that the average soon forgets the fresh parameters."""
+    ema_every: Period = 1
+    """The average moves after every so many steps, with the decay to that power."""
+    lookahead: Period | None = None
+    """After every so many steps (5) training goes on from slow weights that follow it. None where absent."""
+    lookahead_decay: Share = 0.5
+    """The share of the slow weights that stays then."""
+    stop_after: Period | None = None
+    """Stop after so many validations in a row without gain in `checkpoint.best`; never where absent."""
+    stop_min_gain: Annotated[float, Range(0, 1_000_000)] = 0.0
+    """What is a gain for `stop_after`: to be better by more than this."""
 
 
 @dataclass(frozen=True)

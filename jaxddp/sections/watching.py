@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
+from jaxddp.goal import Goal
 from jaxddp.overrides import names_of
 from jaxddp.ranges import Range
 from jaxddp.sections.training import BatchSize
 
 ShownImages = Annotated[int, Range(0, 256)]
+Smoothing = Annotated[float, Range(0, 1, below=True)]
 Views = Literal["one", "mirror", "mirror_translate"]
 
 
@@ -30,10 +32,24 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is kept: the last `keep` checkpoints and the best one by validation top-1."""
+    """What is kept: the last `keep` checkpoints and the best one, which predict, export and serve by default."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
     keep: Annotated[int, Range(1, 1_000_000)] = 2
+    best: str = "val top1"
+    """Which one is best, also for `train.stop_after`: "val" and a metric, "val loss", or "val_ema" and a metric of the
+    parameters that `train.ema` averages."""
+    best_is: Literal["min", "max"] | None = None
+    """Whether less of that metric is better, or more. Where absent, less of the loss and of the calibration error, and more of anything
+    else."""
+    best_smoothing: Smoothing = 0.0
+    """Instead of the metric itself: its exponential mean over the validations so far, this share of which is the last
+    one's, corrected for its begin."""
+
+    @property
+    def goal(self) -> Goal:
+        """What `best`, `best_is` and `best_smoothing` say. Raises: InputError; they say nothing."""
+        return Goal.parse(self.best, self.best_is, self.best_smoothing)
 
 
 @dataclass(frozen=True)

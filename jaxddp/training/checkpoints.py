@@ -1,12 +1,9 @@
 """Checkpoints through Orbax: (arrays, step), saved while training goes on; the last few are kept, and the best."""
 
 import logging
-import os
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +11,14 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
-import jaxddp.files as files
 from jaxddp.engine.state import TrainState, all_finite, first_difference
 from jaxddp.errors import InputError, NonFiniteError, noted_on
+from jaxddp.goal import Goal
 from jaxddp.job.membership import is_first
+from jaxddp.training.checkpoint_errors import reading, restoring, writing
 from jaxddp.training.manifest import Manifests
 from jaxddp.training.validations import Validations
 
-# TensorStore, which writes the arrays, raises ValueError with this in its text.
-_OS_ERROR = re.compile(r"os_error_code='(\d+)'")
-# What Orbax and TensorStore raise of files that do not hold what they should.
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError)
 _DELETING_SECONDS = 0.3
 _log = logging.getLogger("jaxddp.training")
 
@@ -38,35 +32,36 @@ class Checkpoints:
     hosts the directory is one that all of them share; process 0 writes manifests and compares them.
 
     Args:
-        keep: how many of the latest are kept, beside the best by validation top-1.
+        keep: how many of the latest are kept, beside the best.
+        goal: which one is best; what the directory says where absent.
         read_only: leave everything as it is, since a run may be writing there at this moment.
 
     Attributes:
         manifests: what their files should hold.
-        validations: what was measured of them; `top1` decides which one is best.
+        validations: what was measured of them, which decides which one is best.
 
     Raises:
         InputError: what is there cannot be read or written.
     """
 
-    def __init__(self, directory: Path, *, keep: int = 2, read_only: bool = False):
+    def __init__(self, directory: Path, *, keep: int = 2, goal: Goal | None = None, read_only: bool = False):
         self.directory = Path(directory).resolve()
         self.manifests = Manifests(self.directory)
-        self.validations = Validations(self.directory, self.manifests if is_first() else None)
+        self.validations = Validations(self.directory, self.manifests if is_first() else None, goal)
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
         kept = [keep_policy.LatestN(n=keep), _Best(self.validations)]
-        writing = {
+        to_write = {
             "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
             # What a killed run left half written.
             "cleanup_tmp_directories": True,
         }
-        reading = {"read_only": True, "create": False, "save_interval_steps": 0}
-        with _reading(self.directory) if read_only else _writing(self.directory):
+        to_read = {"read_only": True, "create": False, "save_interval_steps": 0}
+        with reading(self.directory) if read_only else writing(self.directory):
             self._manager = _Manager(
                 self.directory,
-                options=ocp.CheckpointManagerOptions(**(reading if read_only else writing)),
+                options=ocp.CheckpointManagerOptions(**(to_read if read_only else to_write)),
                 # Named here, so that a manager that has not saved yet can read what another process saved.
                 item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
             )
@@ -80,7 +75,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """The step of the checkpoint with the highest validation top-1; of equal ones the latest; None without any."""
+        """The step of the best checkpoint by what validation measured; of equal ones the latest; None without any."""
         return self.validations.best(self.steps())
 
     def step(self, which: str) -> int:
@@ -110,7 +105,7 @@ class Checkpoints:
         if is_first():
             self.manifests.forget(step)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
-        with _writing(self.directory):
+        with writing(self.directory):
             self._manager.save(step, args=items, force=True)
         if is_first():
             self._manifest = self._writer.submit(self._write_manifest, step)
@@ -146,7 +141,7 @@ class Checkpoints:
             InputError: the checkpoint is damaged, no longer there, or of another architecture or optimizer.
         """
         self.verify(step)
-        with self._restoring(step) as place:
+        with restoring(self.directory, step) as place:
             saved = self._manager.item_metadata(step)["state"]
             if differs := first_difference(saved, like):
                 name, there, here = differs
@@ -162,7 +157,7 @@ class Checkpoints:
     def restore_as_saved(self, step: int, sharding: jax.sharding.Sharding) -> TrainState:
         """The state of a step, whatever its architecture, each array laid out as `sharding`. Raises: as `restore`."""
         self.verify(step)
-        with self._restoring(step):
+        with restoring(self.directory, step):
             saved = self._manager.item_metadata(step)["state"]
             abstract = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -172,35 +167,16 @@ class Checkpoints:
             restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
         return TrainState(**restored["state"])
 
-    @contextmanager
-    def _restoring(self, step: int) -> Iterator[Path]:
-        """Turns what Orbax raises of a checkpoint, whose place it gives, into an InputError."""
-        place = self.directory / str(step)
-        try:
-            yield place
-        except InputError:
-            raise
-        except _UNREADABLE as error:
-            if isinstance(error, TimeoutError) and error.errno is None:
-                raise  # Of a wait for another process.
-            if not place.is_dir():
-                raise InputError(f"{place}: is no longer there; a run goes on, so try again") from None
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"{place}: step {step} cannot be restored ({type(error).__name__}: {reason}); move it away, and the "
-                "step before it is taken"
-            ) from error
-
     def wait(self) -> None:
         """Return when all that was saved is on disk; an `InputError` of the background writing shows here."""
-        with _writing(self.directory):
+        with writing(self.directory):
             self._manager.wait_until_finished()
         self._finish_manifest()
 
     def close(self) -> None:
         """Finish what is being written: another manager of the directory would take it for rubbish."""
         try:
-            with _writing(self.directory):
+            with writing(self.directory):
                 self._manager.close()
         finally:
             self._writer.shutdown()
@@ -233,31 +209,6 @@ class Checkpoints:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with noted_on(error):
             self.close()
-
-
-@contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    """Turns what Orbax and TensorStore raise of files that cannot be written into an InputError."""
-    with files.readable_errors(directory):
-        try:
-            yield
-        except ValueError as error:
-            if (code := _OS_ERROR.search(str(error))) is None:
-                raise
-            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
-
-
-@contextmanager
-def _reading(directory: Path) -> Iterator[None]:
-    """The same for reading; and Orbax is kept from warning of a directory that it was told only to read."""
-    log = logging.getLogger("absl")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with files.reading(directory, "check --workdir"):
-            yield
-    finally:
-        log.setLevel(before)
 
 
 class _Manager(ocp.CheckpointManager):

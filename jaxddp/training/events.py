@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxddp.goal import VAL
 from jaxddp.training.shown import Shown
 
 
@@ -21,6 +22,9 @@ class Used:
 
 
 UNKNOWN = Used()
+
+Status = Literal["done", "stopped", "preempted", "failed"]
+"""How a run ends."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,10 @@ class StepRecord:
 class EvaluationRecord:
     """An evaluation in progress (`seen < total`, for a progress display) or finished (`seen == total`).
 
-    `metrics` are means over the `seen` examples so far. Padding is not seen: when finished, `seen` is the set's size,
-    and `predictions` are those of a few images, the same ones each time, if a listener wants them. `sets` then has, by
-    the names of metrics over the whole set, the NumPy arrays that they were made of.
+    The `split` is "val", or "val_ema" for averaged parameters, which are measured after the trained ones. `metrics` are
+    means over the `seen` examples so far. Padding is not seen: when finished, `seen` is the set's size, and
+    `predictions` are those of a few images, the same ones each time, if a listener wants them. `sets` then has, by the
+    names of metrics over the whole set, the NumPy arrays that they were made of.
     """
 
     step: int
@@ -91,7 +96,7 @@ class EvaluationRecord:
     seen: int
     total: int
     seconds: float
-    split: str = "val"
+    split: str = VAL
     predictions: Shown | None = None
     sets: Mapping[str, Any] = field(default_factory=dict)
 
@@ -104,15 +109,18 @@ class EvaluationRecord:
 class RunEnd:
     """How a run ended. `validation` holds the last evaluation's metrics, with `count`; empty where there was none.
 
-    `used` is at the speed of all the steps that this process trained, its first dispatch and compiling excluded.
+    `averaged` holds those of parameters that are measured beside the trained ones ("val_ema"). A run is "stopped" where
+    its validations brought no gain, which `reason` tells. `used` is at the speed of all the steps that this process
+    trained, its first dispatch and compiling excluded.
     """
 
-    status: Literal["done", "preempted", "failed"]
+    status: Status
     step: int
     seconds: float
     validation: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     used: Used = UNKNOWN
+    averaged: Mapping[str, float] = field(default_factory=dict)
 
 
 MOMENTS = ("start", "step", "evaluation", "end")
@@ -140,4 +148,4 @@ class Listener:
         """An evaluation is in progress, or finished."""
 
     def end(self, run: RunEnd) -> None:
-        """The run is done, preempted, or failed."""
+        """The run is done, was stopped or preempted, or failed."""

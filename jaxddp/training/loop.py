@@ -1,6 +1,6 @@
 """The only training loop."""
 
-import logging
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,20 +8,20 @@ from typing import Any
 
 import jax
 
+from jaxddp.engine.following import rate_factor
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import THEN, InputError, NonFiniteError, Preempted
+from jaxddp.errors import THEN, NonFiniteError, Preempted
+from jaxddp.goal import VAL, VAL_EMA, flat
+from jaxddp.job.membership import from_first
 from jaxddp.measure.cost import Work
 from jaxddp.measure.profile import Profile
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums
-from jaxddp.training.events import UNKNOWN, EpochMetrics, EvaluationRecord, RunEnd, StepRecord
+from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Used
+from jaxddp.training.measuring import Measuring
 from jaxddp.training.run import Run
-from jaxddp.training.shown import Shown
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
-from jaxddp.wording import first_line
-
-_log = logging.getLogger("jaxddp.training")
 
 
 def fit(run: Run) -> TrainState:
@@ -38,7 +38,9 @@ def fit(run: Run) -> TrainState:
        replicas;
     5. where validation is due: evaluate, predict the images that listeners want to show, tell them, put the metrics
        beside the checkpoint of 4. If it fails, that checkpoint is there; if the run is asked to stop meanwhile, one is
-       saved. A resumed run validates it first.
+       saved. A resumed run validates it first;
+    6. judge by those metrics: parts of the step may follow them, and the run may end. A checkpoint is of before its
+       validation, so a resumed run judges again.
 
     Raises:
         NonFiniteError: a loss or the state is not finite, or the gradients of too many steps in a row. Nothing of it is
@@ -53,12 +55,11 @@ def fit(run: Run) -> TrainState:
     plan, done, begin = run.plan, loop.step, time.perf_counter()
     try:
         loop.start()
-        if not run.validated:
-            loop.validate(done, state, saved=True)
+        state = loop.begin(done, state)
         stream = run.chunks(done)
         profile = run.profile if run.topology.process_index == 0 else None
         with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
-            while done < plan.total_steps:
+            while done < plan.total_steps and not loop.judgement.stops:
                 with loop.clock.waiting_for_data():
                     chunk = next(stream)
                 loop.test(state, *chunk.feed)
@@ -71,16 +72,17 @@ def fit(run: Run) -> TrainState:
                 loop.sums.add(range(done + 1, done + chunk.steps + 1), sums)
                 done += chunk.steps
                 traced.done(done, state)
-                loop.end_step(done, state)
+                state = loop.end_step(done, state)
         if run.checkpoints:
             run.checkpoints.wait()
     except BaseException as error:
         status = "preempted" if isinstance(error, Preempted) else "failed"
         seconds = time.perf_counter() - begin
-        loop.fail(RunEnd(status, loop.step, seconds, loop.validation, str(error), loop.used), error)
+        loop.fail(loop.ended(status, seconds, str(error), loop.used), error)
         raise
+    status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.why_stopped())
     used = run.usage(loop.clock.rate(), loop.work.mean())
-    loop.tell("end", RunEnd("done", loop.step, time.perf_counter() - begin, loop.validation, used=used))
+    loop.tell("end", loop.ended(status, time.perf_counter() - begin, reason, used))
     return state
 
 
@@ -95,9 +97,10 @@ class _Loop:
         self.memory = Memory(run)
         self.work, self._recent = Work(), Work()
         self.listeners: list[Any] = []
-        self.validation: Mapping[str, float] = {}
+        self.judgement = run.judgement.restored(run.progress.get("judgement"))
+        self.measure = Measuring(run, self.tell)
         self.step, self.used = int(run.state.step), UNKNOWN
-        self._untested, self._predictor = run.self_test, run.predictor
+        self._untested = run.self_test
 
     def start(self) -> None:
         """Only those that started hear of the rest."""
@@ -119,6 +122,28 @@ class _Loop:
                 getattr(listener, "end", _ignore)(record)
             except Exception as another:
                 error.add_note(f"{THEN} {type(listener).__name__}.end failed: {another}")
+
+    def ended(self, status: Status, seconds: float, reason: str, used: Used) -> RunEnd:
+        """How the run ended, as listeners are told."""
+        last = self.measure.last
+        return RunEnd(status, self.step, seconds, last.get(VAL, {}), reason, used, last.get(VAL_EMA, {}))
+
+    def why_stopped(self) -> str:
+        """Why the run ends before its last step, and what goes on."""
+        best = None if self.run.checkpoints is None else self.run.checkpoints.best()
+        kept = "" if best in (None, self.judgement.step) else f"; the best checkpoint is step {best}"
+        return f"{self.judgement.reason}{kept}; a larger stop_after or another duration goes on"
+
+    def begin(self, step: int, state: TrainState) -> TrainState:
+        """The state that the first step takes: of a resumed run, what follows from the validation of its checkpoint."""
+        measured = self.run.validated
+        if measured is None:
+            state = self.validate(step, state, saved=True)
+        elif measured:
+            state = self.judge(step, state, measured)
+        if self.judgement.stops and self.run.progress.get("total_steps") not in (None, self.plan.total_steps):
+            self.judgement = self.judgement.patient()
+        return state
 
     def test(self, state: TrainState, *feed: Any) -> None:
         """Before the first step of this run, which may be a resumed one."""
@@ -144,7 +169,8 @@ class _Loop:
         for work in (self.work, self._recent):
             work.add(steps, self.run.program.cost)
 
-    def end_step(self, step: int, state: TrainState) -> None:
+    def end_step(self, step: int, state: TrainState) -> TrainState:
+        """The state that the next step takes."""
         stop = self.run.should_stop(step)
         saves = self.plan.saves(step) or stop
         validates = self.run.evaluator is not None and self.plan.evaluates(step)
@@ -157,7 +183,7 @@ class _Loop:
             self._save(step, state)
         if stop and (validates or not self.plan.last(step)):
             self._leave(step)
-        self.validate(step, state, saved=saves)
+        return self.validate(step, state, saved=saves)
 
     def _compare(self, step: int, state: TrainState) -> None:
         if self.run.replicas:
@@ -169,6 +195,7 @@ class _Loop:
         if self.run.checkpoints:
             progress = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
             progress["skipped_in_a_row"] = self.skipped.in_a_row
+            progress |= {"judgement": self.judgement.saved(), "total_steps": self.plan.total_steps}
             self.run.checkpoints.save(step, state, progress)
         self.clock.resume()
 
@@ -186,51 +213,51 @@ class _Loop:
         ended = None
         if self.plan.epochs.due(step):
             ended = EpochMetrics(self.plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
-        rate = None if self.run.learning_rate is None else float(self.run.learning_rate(step - 1))
+        rate = None
+        if self.run.learning_rate is not None:
+            rate = float(self.run.learning_rate(step - 1)) * rate_factor(self.run.parts, state)
         epoch = self.plan.epoch(step)
         self.used = self.run.usage(self.clock.rate(), self.work.mean())
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), Work()
         side = None if self.run.growing is None else self.run.growing.side(step - 1)
         self.tell("step", StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used, side))
 
-    def validate(self, step: int, state: TrainState, *, saved: bool) -> None:
-        """Where it is due. The metrics belong to the step's checkpoint, if there is one."""
+    def validate(self, step: int, state: TrainState, *, saved: bool) -> TrainState:
+        """Where it is due. The metrics belong to the step's checkpoint, if there is one. Returns the state to go on."""
         evaluator = self.run.evaluator
         if evaluator is None or not self.plan.evaluates(step):
-            return
-        begin, epoch, total = time.perf_counter(), self.plan.epoch(step), evaluator.num_examples
+            return state
 
-        def measured(metrics: Mapping[str, float], seen: int) -> EvaluationRecord:
-            return EvaluationRecord(step, epoch, metrics, seen, total, time.perf_counter() - begin)
-
-        def report(means: Mapping[str, float], seen: int) -> None:
-            # Padding is never counted, so an evaluation in progress cannot be mistaken for a finished one.
-            self.tell("evaluation", measured(means, min(seen, total - 1)))
+        def save() -> None:
+            if not saved:
+                self._compare(step, state)
+                self._save(step, state)
 
         def leave_if_asked() -> None:
             if self.run.should_stop(step):
-                if not saved:
-                    self._compare(step, state)
-                    self._save(step, state)
+                save()
                 self._leave(step)
 
         with self.memory.of_validation(step):
-            self.validation, sets = evaluator.measure(state, report, leave_if_asked)
-            record = measured({name: value for name, value in self.validation.items() if name != "count"}, total)
-        if self.run.checkpoints and saved:
-            self.run.checkpoints.validations.put(step, self.validation)
-        self.tell("evaluation", replace(record, predictions=self._predictions(state), sets=sets))
-        self.clock.resume()
+            records = self.measure(evaluator, step, state, leave_if_asked)
+        measured = flat(self.measure.last)
+        # What users measure may differ from process to process, and all must judge alike.
+        metrics = json.loads(from_first("what validation measured", lambda: json.dumps(measured, default=float)))
+        self.judgement.check(metrics)
+        if self.judgement.after(step, metrics).stops:
+            save()
+        records[0] = replace(records[0], predictions=self.measure.predictions(state))
+        for record in records:
+            self.tell("evaluation", record)
+        if self.run.checkpoints:
+            self.run.checkpoints.validations.put(step, metrics)
+        return self.judge(step, state, metrics)
 
-    def _predictions(self, state: TrainState) -> Shown | None:
-        """Of the images that listeners want to show. As with loggers, what fails is said once and left out."""
-        predictor = self._predictor
-        try:
-            return None if predictor is None else predictor(state)
-        except (InputError, jax.errors.JaxRuntimeError) as error:
-            self._predictor = None
-            _log.warning(f"the predictions to show failed ({first_line(error)}) and are left out from here on")
-            return None
+    def judge(self, step: int, state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
+        """What follows from a validation: whether the run stops, and the state to go on."""
+        self.judgement, following = self.judgement.after(step, metrics), self.run.follow(state, metrics)
+        self.clock.resume()
+        return following
 
 
 def _ignore(record: Any) -> None:

@@ -15,9 +15,10 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from jaxddp.training import rows
 from jaxddp.training.shown import Shown, drawable
 
-# Okabe and Ito's blue and vermilion: told apart by readers with any kind of colour vision.
+# Okabe and Ito's blue, vermilion and green: told apart by readers with any kind of colour vision.
 # https://jfly.uni-koeln.de/color/
-TRAIN, VAL, INK, GRID = "#0072B2", "#D55E00", "#404040", "#E4E4E4"
+TRAIN, VAL, VAL_EMA, INK, GRID = "#0072B2", "#D55E00", "#009E73", "#404040", "#E4E4E4"
+_COLOURS = {"train": TRAIN, "val": VAL, "val_ema": VAL_EMA}
 
 SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), ("data_wait_fraction", "data wait")]
 """What the small panels show, where it is known; the learning rate of a notebook's optimizer is not."""
@@ -75,6 +76,7 @@ def _measure_panel(axes: Axes, series: rows.Series, name: str) -> None:
     steps = _line(axes, series.train, name, TRAIN, **thin)
     epochs = _line(axes, series.epochs, name, TRAIN, linewidth=1.8)
     last = {"train": epochs or steps, "val": _line(axes, series.val, name, VAL, linewidth=1.8)}
+    last["val_ema"] = _line(axes, series.val_ema, name, VAL_EMA, linewidth=1.8)
     ends = {label: end for label, end in last.items() if end}
     if not ends:
         axes.text(0.5, 0.5, "nothing logged yet", transform=axes.transAxes, color=INK, ha="center")
@@ -82,7 +84,7 @@ def _measure_panel(axes: Axes, series: rows.Series, name: str) -> None:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -0.004), min(high, 1.01))
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-    elif _spread(series.epochs, series.val) > 100:
+    elif _spread(*series[1:]) > 100:
         axes.set_yscale("log")
     _label_ends(axes, ends, "{:.1%}" if percent else "{:.3g}")
 
@@ -134,8 +136,8 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -
     height = -1.0
     for label, end in sorted(ends.items(), key=lambda item: item[1][1]):
         height = max(float(to_panel.transform(end)[1]), height + LABEL_GAP)
-        text, colour = f"{label} {number.format(end[1])}", {"train": TRAIN, "val": VAL}[label]
-        axes.text(1.01, height, text, transform=axes.transAxes, color=colour, fontsize=10, va="center")
+        text = f"{label} {number.format(end[1])}"
+        axes.text(1.01, height, text, transform=axes.transAxes, color=_COLOURS[label], fontsize=10, va="center")
 
 
 def prediction_grid(predictions: Shown) -> Picture:

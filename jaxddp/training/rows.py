@@ -9,6 +9,7 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
+from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.training.events import EvaluationRecord, StepRecord
 
 Row = dict[str, Any]
@@ -26,6 +27,8 @@ class Series(NamedTuple):
     """Finished epochs: `step`, `epoch`, and the means over the epoch's examples: `loss`, `top1`, …; `seconds`."""
     val: Columns
     """Finished evaluations: `step`, `epoch`, `loss`, `top1`, …; `count` (examples), `seconds`."""
+    val_ema: Columns
+    """The same of averaged parameters."""
 
 
 def step_row(record: StepRecord) -> Row:
@@ -59,12 +62,13 @@ def scalars(row: Row) -> Row:
 
 
 def series(rows: Iterable[Row]) -> Series:
-    """Sorts rows into columns: the logged steps, the finished epochs and the evaluations on `val`."""
+    """Sorts rows into columns: the logged steps, the finished epochs and the evaluations."""
     rows = list(rows)
     train = [row for row in rows if row["split"] == "train"]
     steps = [{name: value for name, value in row.items() if not name.startswith(EPOCH_PREFIX)} for row in train]
     ends = [_epoch_means(row) for row in train if EPOCH_PREFIX + "seconds" in row]
-    return Series(_columns(steps), _columns(ends), _columns(row for row in rows if row["split"] == "val"))
+    evaluations = (_columns(row for row in rows if row["split"] == split) for split in (VAL, VAL_EMA))
+    return Series(_columns(steps), _columns(ends), *evaluations)
 
 
 def table(rows: Iterable[Row]) -> Columns:

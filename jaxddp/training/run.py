@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxddp.data.division import Division
+from jaxddp.engine.following import Follow
+from jaxddp.engine.parts.part import Part
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import TrainState
@@ -15,6 +17,7 @@ from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.events import RunStart, Used
+from jaxddp.training.judgement import Judgement
 from jaxddp.training.plan import Plan
 from jaxddp.training.predictor import Predictor
 
@@ -59,7 +62,11 @@ class Run:
         progress: of the running epoch, as it was saved beside the state.
         suspects: says which examples of a step's batch have a loss that is not finite, of a state and the step; all
             processes ask together.
-        validated: whether the checkpoint that the state was restored from was validated.
+        validated: the `flat` metrics of the checkpoint that the state was restored from; None where it was not
+            validated yet, and empty where the state was not restored.
+        judgement: of no validation; how they are compared, and when they end the run.
+        follow: tells each validation to the parts of the step.
+        parts: of the step.
         self_test: of the averaged gradient, before the first step; None tests nothing.
         replicas: what compares the devices' states, as the plan says and before one is saved; None compares nothing.
         config, class_names: what config.json says of the run, and of its data, for the listeners.
@@ -81,7 +88,10 @@ class Run:
     profile: Path | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
     suspects: Callable[[TrainState, int], str] = lambda state, step: ""
-    validated: bool = True
+    validated: Mapping[str, float | None] | None = field(default_factory=dict)
+    judgement: Judgement = field(default_factory=Judgement)
+    follow: Follow = lambda state, metrics: state
+    parts: Sequence[Part] = ()
     self_test: SelfTest | None = None
     replicas: Replicas | None = None
     config: Mapping[str, Any] = field(default_factory=dict)

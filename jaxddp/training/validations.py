@@ -1,4 +1,4 @@
-"""What validation measured of each checkpoint, in a small file beside them."""
+"""What each validation of a run measured, and which checkpoint is best by it, in a small file beside them."""
 
 import json
 import logging
@@ -9,10 +9,11 @@ from typing import Any
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
+from jaxddp.goal import Goal
 from jaxddp.training.manifest import INDEX, Manifests
 
 VALIDATION_FILE = "validation.json"
-_BEST_BY = "top1"
+_GOAL = "goal"
 _MEND = "remove it, and keep a copy of the best checkpoint: it will not be known"
 _log = logging.getLogger("jaxddp.training")
 
@@ -20,9 +21,10 @@ Metrics = dict[str, float | None]
 
 
 class Validations:
-    """The metrics of each step that was validated.
+    """The metrics of each step that was validated, `flat` ones, and the goal by which the run compares them.
 
     Args:
+        goal: of the run that writes here; None reads the one that is there, the default's where none is.
         manifests: what knows whether the file is the one that was written; None for a process that is not the first,
             which only reads, and may be shown an older one by a network file system.
 
@@ -30,10 +32,11 @@ class Validations:
         InputError: the file cannot be read, or holds something else.
     """
 
-    def __init__(self, directory: Path, manifests: Manifests | None):
+    def __init__(self, directory: Path, manifests: Manifests | None, goal: Goal | None = None):
         self._path = directory / VALIDATION_FILE
         self._manifests = manifests
-        self._known = self._read()
+        self._known, self._written_goal = self._read()
+        self.goal = goal or self._written_goal
 
     def __contains__(self, step: int) -> bool:
         return step in self._known
@@ -57,33 +60,50 @@ class Validations:
         if self._known.pop(step, None) is not None:
             self._write()
 
+    def resume(self, step: int) -> None:
+        """The run goes on after this step, or begins after 0, by its own goal. What was measured later is not its own.
+
+        Raises: InputError.
+        """
+        kept = {each: metrics for each, metrics in self._known.items() if each <= step}
+        if len(kept) < len(self._known) or (kept and self.goal != self._written_goal):
+            self._known = kept
+            self._write()
+
     def best(self, steps: Iterable[int]) -> int | None:
-        """The one of these steps with the highest top-1; of equal ones the latest; None without any."""
-        measured = [(value, step) for step in steps if (value := self.of(step).get(_BEST_BY)) is not None]
-        return max(measured, default=(0, None))[1]
+        """The best of these steps by the goal; of equal ones the latest; None without any."""
+        goal = self.goal
+        measured = {step: value for step in self.steps if (value := self.of(step).get(goal.metric)) is not None}
+        values = dict(zip(measured, goal.values(measured.values()), strict=True))
+        there = [step for step in sorted(steps) if step in values]
+        return there[goal.best([values[step] for step in there])] if there else None
 
     def _write(self) -> None:
         if self._manifests is not None:
-            content = json.dumps(self._known, indent=2).encode()
+            goal = {} if self.goal == Goal() else {_GOAL: self.goal.plain()}
+            content = json.dumps({**goal, **self._known}, indent=2).encode()
             self._manifests.expect_validations(content)
             files.replace(self._path, content)
+            self._written_goal = self.goal
 
-    def _read(self) -> dict[int, Metrics]:
+    def _read(self) -> tuple[dict[int, Metrics], Goal]:
         try:
             content = files.read(self._path)
         except FileNotFoundError:
             if self._manifests is not None and self._manifests.expects_validations():
                 _log.warning(f"{self._path}: is missing; which checkpoint is the best of those before is not known")
-            return {}
+            return {}, Goal()
         except OSError as error:
             raise InputError(f"{self._path}: cannot be read ({error.strerror}); make it readable") from None
         try:
-            known = {int(step): _checked(metrics) for step, metrics in json.loads(content).items()}
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            told = dict(json.loads(content).items())
+            goal = Goal.from_plain(told.pop(_GOAL)) if _GOAL in told else Goal()
+            known = {int(step): _checked(metrics) for step, metrics in told.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"{self._path}: is damaged ({error}); {_MEND}") from None
         if self._manifests is not None and not self._manifests.wrote_validations(content):
             raise InputError(f"{self._path}: is damaged (its SHA-256 is not that in {INDEX}); {_MEND}")
-        return known
+        return known, goal
 
 
 def _checked(metrics: Any) -> Metrics:

@@ -1,4 +1,4 @@
-"""An exponential moving average of the parameters, which evaluation measures in place of them."""
+"""An exponential moving average of the parameters, which evaluation measures beside them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,17 +13,33 @@ from jaxddp.errors import InputError
 
 @dataclass(frozen=True)
 class ParameterAverage(Part):
-    """Polyak averaging with a decay, which begins at the fresh parameters and warms up as min(decay, (1 + t)/(10 + t)).
+    """Polyak averaging with a decay, which begins at the fresh parameters.
 
-    The decay of the average in a step is from 0 to 1 (exclusive); another raises `InputError`.
+    The decay of step t (0 first) warms up as min(decay, (1 + t)/(10 + t)), the rule of TensorFlow's
+    `ExponentialMovingAverage`, so that a short run forgets where it began. With `every` K the average moves after each
+    K-th step, with the decay to the power of K: it looks back as many steps as with 1. (torchvision's references and
+    pycls multiply 1 - decay by K, which is the same to first order.)
+
+    What evaluation takes from the model's state, such as the statistics of batch norm, is that of the trained
+    parameters.
+
+    Attributes:
+        decay: of a step, 0 <= decay < 1; another raises `InputError`.
+        every: at least 1 step; another raises `InputError`.
+        warmup: whether the decay warms up.
     """
 
     decay: float
     name: str = "average"
+    every: int = 1
+    warmup: bool = True
+    beside = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
             raise InputError(f"ParameterAverage: decay={self.decay}; give a number from 0 to below 1, such as 0.999")
+        if self.every < 1:
+            raise InputError(f"ParameterAverage: every={self.every}; give at least 1 step")
 
     def init(self, params: Any, model_state: Any) -> Any:
         # Copies: a donated state must not hold a buffer twice.
@@ -31,9 +47,12 @@ class ParameterAverage(Part):
 
     def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
         step = before.step.astype(jnp.float32)
-        decay = jnp.minimum(self.decay, (1 + step) / (10 + step))
+        decay = jnp.minimum(self.decay, (1 + step) / (10 + step)) if self.warmup else jnp.float32(self.decay)
+        if self.every > 1:
+            decay = decay**self.every
 
         def averaged(old: jax.Array, new: jax.Array) -> jax.Array:
-            return old + (1 - decay).astype(new.dtype) * (new - old)
+            moved = old + (1 - decay).astype(new.dtype) * (new - old)
+            return moved if self.every == 1 else jnp.where(after.step % self.every == 0, moved, old)
 
         return {EVAL_PARAMS: jax.tree.map(averaged, own[EVAL_PARAMS], after.params)}, after

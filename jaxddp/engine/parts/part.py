@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from jaxddp.engine.state import TrainState
 
 EVAL_PARAMS = "eval_params"
-"""The key under which a part's own arrays hold parameters that evaluation measures in place of the trained ones."""
+"""The key under which a part's own arrays hold parameters that predict, export and serve in place of the trained ones,
+and that evaluation measures: in place of them, or beside them. One part of a run may have them."""
 
 
 class Part:
@@ -19,10 +20,15 @@ class Part:
         name: of its arrays in `TrainState.parts`, which are saved and restored with the state.
         judges: whether it wants to know if the gradients are finite, which costs a look at all of them. Such a part
             comes after the guard, which leaves the arrays of those before it as they were.
+        beside: whether a validation measures its `EVAL_PARAMS` beside the trained parameters, as "val_ema", as suits an
+            average of them; otherwise in place of them, as "val".
+        follows: whether `validated` is to be called.
     """
 
     name: str
     judges = False
+    beside = False
+    follows = False
 
     def init(self, params: Any, model_state: Any) -> Any:
         """Its own arrays at step 0, a pytree; {} for none.
@@ -41,6 +47,21 @@ class Part:
         In their tree None stands for a frozen parameter; `jaxddp.models.frozen.trained` makes such a tree of others.
         """
         return grads
+
+    def updates(self, own: Any, updates: Any) -> Any:
+        """What is added to the parameters, of the optimizer's updates; None stands for a frozen parameter."""
+        return updates
+
+    def rate_factor(self, own: Any) -> jax.Array | float:
+        """What `updates` multiplies them by, float[], so that the learning rate that is logged says it."""
+        return 1.0
+
+    def validated(self, own: Any, metrics: Mapping[str, jax.Array]) -> Any:
+        """Its next arrays, of the same types, after a validation, whose metrics are float32[] each: "val loss", ….
+
+        It is called between two steps, where `follows` is set.
+        """
+        return own
 
     def update(self, own: Any, before: "TrainState", after: "TrainState", grads: Any) -> tuple[Any, "TrainState"]:
         """Its next arrays, and the next state: `after`, or one in which some of it is left as `before`."""

@@ -17,14 +17,15 @@ from jaxddp.wording import not_installed
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Part = Literal["train", "epochs", "val"]
+Part = Literal["train", "epochs", "val", "val_ema"]
 
 
 class History(Listener):
     """Collects the metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
 
-    Each is a dict of arrays, empty where there is nothing; see `rows.Series`. A notebook shows a history as its curves.
-    A run that resumes continues it after the restored step; a run from step 0 begins it anew.
+    `history.val_ema` is that of averaged parameters. Each is a dict of arrays, empty where there is nothing; see
+    `rows.Series`. A notebook shows a history as its curves. A run that resumes continues it after the restored step; a
+    run from step 0 begins it anew.
     """
 
     def __init__(self) -> None:
@@ -57,12 +58,16 @@ class History(Listener):
     def val(self) -> rows.Columns:
         return rows.series(self._rows).val
 
+    @property
+    def val_ema(self) -> rows.Columns:
+        return rows.series(self._rows).val_ema
+
     def to_frame(self, part: Part | None = None) -> "DataFrame":
         """The metrics as a pandas DataFrame, in the order in which they were logged.
 
         All of them, with the columns `step` (int64), `epoch`, `split` ("train", "val", …), `loss`, … of metrics.jsonl,
-        where an epoch's means are those that begin with `epoch_`; or a part, with the columns of `train`, `epochs` or
-        `val`. Numbers are float64, NaN where a row has none.
+        where an epoch's means are those that begin with `epoch_`; or a part, with the columns of `train`, `epochs`,
+        `val` or `val_ema`. Numbers are float64, NaN where a row has none.
 
         Raises:
             InputError: there is no such part, or no pandas.
@@ -99,7 +104,7 @@ class History(Listener):
             self._rows.append(rows.evaluation_row(record))
 
     def __repr__(self) -> str:
-        steps, epochs, val = rows.series(self._rows)
+        steps, epochs, val, _ = rows.series(self._rows)
         counts = f"{len(steps.get('step', ()))} logged steps, {len(epochs.get('step', ()))} epochs"
         last = [f"{name} {val[name][-1]:.4g}" for name in ("loss", "top1") if name in val]
         return f"History({counts}, {len(val.get('step', ()))} evaluations{': val ' if last else ''}{', '.join(last)})"

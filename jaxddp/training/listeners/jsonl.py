@@ -2,10 +2,13 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import jaxddp.files as files
+from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
@@ -31,35 +34,37 @@ class JsonLines(Listener):
         files.create(self._metrics.parent)
         files.remove(self._result)
         kept = _rewind(self._metrics, run.start_step)
-        self._validation = next((row for row in reversed(kept) if row["split"] == "val"), None)
+        self._validations = {row["split"]: row for row in kept if row["split"] != "train"}
 
     def step(self, record: StepRecord) -> None:
         files.append(self._metrics, encode(rows.step_row(record)))
 
     def evaluation(self, record: EvaluationRecord) -> None:
         if record.final:
-            row = rows.evaluation_row(record)
-            known = self._validation or {}
+            row, known = rows.evaluation_row(record), self._validations.get(record.split, {})
             # A run that ended after this line, and before its checkpoint had the metrics, reaches it again.
-            if (known.get("split"), known.get("step")) != (record.split, record.step):
+            if known.get("step") != record.step:
                 files.append(self._metrics, encode(row))
-            if record.split == "val":
-                self._validation = row
+            self._validations[record.split] = row
 
     def end(self, run: RunEnd) -> None:
-        # A resumed run may end before its next evaluation: its last one then stands in the lines that were kept.
-        validation = dict(run.validation or self._validation or {})
-        names = [name for name in validation if name not in ("step", "epoch", "split", "count", "seconds")]
         result: rows.Row = {"status": run.status, "step": run.step}
-        result |= {"devices": self._run.devices, "processes": self._run.processes, "val": None}
-        if validation:
-            # A line that was kept says null of what was not finite.
-            metrics = {name: None if validation[name] is None else float(validation[name]) for name in names}
-            result["val"] = metrics | {"count": int(validation.get("count") or 0)}
+        result |= {"devices": self._run.devices, "processes": self._run.processes, VAL: None}
+        for split, validation in ((VAL, run.validation), (VAL_EMA, run.averaged)):
+            # A resumed run may end before its next evaluation: its last one then stands in the lines that were kept.
+            if validation := validation or self._validations.get(split):
+                result[split] = _metrics(validation)
         result |= {name: value for name, value in asdict(run.used).items() if value is not None}
         if run.reason:
             result["reason"] = run.reason
         files.replace(self._result, encode(result))
+
+
+def _metrics(validation: Mapping[str, Any]) -> rows.Row:
+    """Those of a validation, and their count. A line that was kept says null of what was not finite."""
+    names = [name for name in validation if name not in ("step", "epoch", "split", "count", "seconds")]
+    metrics = {name: None if validation[name] is None else float(validation[name]) for name in names}
+    return metrics | {"count": int(validation.get("count") or 0)}
 
 
 def encode(row: rows.Row) -> bytes:

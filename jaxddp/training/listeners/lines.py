@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
 from jaxddp.wording import size
 
@@ -56,7 +57,9 @@ def closing(run: RunEnd) -> str:
     """How the run ended, and what it took of the devices."""
     line = f"{run.status} at step {run.step:,} after {duration(run.seconds)}"
     line += "; the same command resumes it" if run.status == "preempted" else ""
-    parts = [f"val {shown(run.validation)}"] if run.validation else []
+    line += f": {run.reason}" if run.status == "stopped" else ""
+    told = {VAL: run.validation, VAL_EMA: run.averaged}
+    parts = [f"{split} {shown(metrics)}" for split, metrics in told.items() if metrics]
     parts += _utilization(run.used)
     parts += [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
     return "  ".join([line, *parts])

@@ -15,7 +15,7 @@ from jaxddp.training.listeners import lines
 
 SECONDS_BETWEEN_FRAMES = 0.1
 # Those of the curves, to be told apart on light and on dark.
-TRAIN, VAL = "#0072B2", "#D55E00"
+TRAIN, VAL, VAL_EMA = "#0072B2", "#D55E00", "#009E73"
 
 
 class TerminalScreen:
@@ -139,5 +139,6 @@ def _styled(line: str) -> Text:
     text = Text(line)
     text.highlight_regex(r"\btrain\b", TRAIN)
     text.highlight_regex(r"\bval\b", VAL)
+    text.highlight_regex(r"\bval_ema\b", VAL_EMA)
     text.highlight_regex(r"^epoch +\d+", "bold")
     return text

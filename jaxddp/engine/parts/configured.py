@@ -1,0 +1,31 @@
+"""The parts of the step that a config asks for."""
+
+import optax
+
+from jaxddp.config import Config
+from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.guard import Guard
+from jaxddp.engine.parts.lookahead import Lookahead
+from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.engine.parts.part import Part
+from jaxddp.engine.parts.plateau import Plateau
+
+
+def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
+    """The parts of a config's run of so many steps; see `check_parts` for their place among others.
+
+    The average is of what Lookahead leaves, and the guard leaves both as they were.
+    """
+    settings, parts = config.train, list[Part]()
+    if settings.lookahead is not None:
+        parts.append(Lookahead(settings.lookahead, optax.constant_schedule(settings.lookahead_decay), total_steps))
+    if settings.ema is not None:
+        parts.append(ParameterAverage(settings.ema, every=settings.ema_every, warmup=settings.ema_warmup))
+    if config.optimizer.schedule == "plateau":
+        options = config.optimizer
+        parts.append(Plateau(options.plateau_factor, options.plateau_patience, options.end_factor))
+    if settings.max_bad_steps or settings.precision == "float16":
+        parts.append(Guard())
+    if settings.precision == "float16":
+        parts.append(LossScale(settings.batch_size))
+    return tuple(parts)

@@ -1,0 +1,148 @@
+"""By what validations are compared: the best of them, and when they end a run, as pure functions of their metrics."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxddp.config import Config
+from jaxddp.errors import InputError
+from jaxddp.goal import Goal, by_split, flat
+from jaxddp.training.judgement import Judgement
+from jaxddp.training.manifest import Manifests
+from jaxddp.training.validations import Validations
+
+VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1), st.sampled_from((0.25, 0.5))), max_size=12)
+GOALS = st.builds(
+    Goal, st.just("loss"), st.booleans(), st.one_of(st.just(0.0), st.floats(0, 0.99), st.sampled_from((0.5, 0.9)))
+)
+
+
+def smoothed(values: list[float], share: float) -> list[float]:
+    """The weighted mean of all values up to each, whose weights fall by `share` from one to the one before."""
+    found = []
+    for count in range(1, len(values) + 1):
+        weights = [share ** (count - 1 - place) for place in range(count)]
+        found.append(sum(w * v for w, v in zip(weights, values[:count], strict=True)) / sum(weights))
+    return found
+
+
+@given(VALUES, GOALS)
+def test_the_best_is_that_of_a_plain_loop(values, goal):
+    known = {step: value for step, value in enumerate(values, start=1) if value is not None}
+    means = dict(zip(known, goal.values(known.values()), strict=True))
+    plain = smoothed(list(known.values()), goal.smoothing)
+    assert list(means.values()) == pytest.approx(plain, rel=1e-9, abs=1e-12)
+    if goal.smoothing == 0:
+        assert means == known
+    best = None
+    for step, value in means.items():
+        if best is None or value == means[best] or (value < means[best]) == goal.lowest:
+            best = step
+    judgement = Judgement(goal)
+    for step, value in enumerate(values, start=1):
+        judgement = judgement.after(step, {"loss": value, "count": 3})
+    if best is None:
+        assert judgement.best is None
+    else:
+        assert [*means][goal.best([*means.values()])] == best
+        # Of equal ones the run counts from the first.
+        first = next(step for step, value in means.items() if value == means[best])
+        assert (judgement.best, judgement.step) == (means[best], first)
+
+
+@given(VALUES, GOALS, st.integers(1, 4), st.sampled_from((0.0, 0.1)), st.data())
+def test_a_run_stops_after_so_many_without_gain_also_if_it_was_interrupted(values, goal, patience, gain, data):
+    known = iter(goal.values([value for value in values if value is not None]))
+    least, count, stops = None, 0, []
+    for value in values:
+        mean = math.nan if value is None else next(known)
+        better = least is None or (mean < least - gain if goal.lowest else mean > least + gain)
+        if not math.isnan(mean) and better:
+            least, count = mean, 0
+        else:
+            count += 1
+        stops.append(count >= patience)
+    empty = Judgement(goal, patience, gain)
+    judgement, cut = empty, data.draw(st.integers(0, len(values)))
+    for step, (value, stop) in enumerate(zip(values, stops, strict=True), start=1):
+        if step == cut:
+            # What a checkpoint keeps is JSON.
+            judgement = empty.restored(json.loads(json.dumps(judgement.saved())))
+        judgement = judgement.after(step, {"loss": value})
+        assert judgement.stops == stop
+    assert not judgement.patient().stops
+
+
+def test_another_goal_begins_anew_and_another_patience_goes_on():
+    judgement = Judgement(Goal(), 2)
+    for step, value in enumerate((0.5, 0.4, 0.4), start=1):
+        judgement = judgement.after(step, {"top1": value})
+    saved = json.loads(json.dumps(judgement.saved()))
+    assert judgement.stops and judgement.reason == "no gain in val top1 in 2 validations since step 1, where it was 0.5"
+    assert not Judgement(Goal(), 3).restored(saved).stops
+    assert Judgement(Goal(), 3).restored(saved).after(4, {"top1": 0.5}).stops
+    other = Judgement(Goal("loss", lowest=True), 1)
+    assert other.restored(saved) == other.restored(None) == other
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, Goal("top1", lowest=False)),
+        ({"best": "val loss"}, Goal("loss", lowest=True)),
+        ({"best": "val_ema top1", "best_smoothing": 0.5}, Goal("val_ema top1", lowest=False, smoothing=0.5)),
+        ({"best": "val_ema loss"}, Goal("val_ema loss", lowest=True)),
+        ({"best": "val error", "best_is": "min"}, Goal("error", lowest=True)),
+        ({"best": "val loss", "best_is": "max"}, Goal("loss", lowest=False)),
+    ],
+)
+def test_what_a_config_says_is_a_goal(settings, expected):
+    goal = Config().replace(checkpoint=settings).checkpoint.goal
+    assert goal == expected == Goal.from_plain(json.loads(json.dumps(goal.plain())))
+
+
+@pytest.mark.parametrize("name", ("top1", "val", "val ", "train loss", "val top1 top5", "loss val"))
+def test_a_goal_that_says_nothing_is_one_line(name):
+    with pytest.raises(InputError, match=f"^checkpoint.best='{name}': give a split and a metric, \"val top1\" or"):
+        Config().replace(checkpoint={"best": name})
+
+
+def test_an_unknown_metric_names_those_that_there_are():
+    with pytest.raises(InputError) as raised:
+        Judgement(Goal("val_ema f1")).check(["loss", "f1", "val_ema loss", "count"])
+    assert str(raised.value) == (
+        "checkpoint.best='val_ema f1' is not measured; did you mean 'val f1'? there are: val f1, val loss, val_ema loss"
+    )
+    # The default needs no top-1, unless the run is to stop by it.
+    Judgement().check(["loss"])
+    with pytest.raises(InputError, match="checkpoint.best='val top1' is not measured; .* there are: val loss"):
+        Judgement(stop_after=1).check(["loss"])
+
+
+def test_metrics_of_splits_have_one_name_each():
+    measured = {"val": {"loss": 1.0, "count": 3}, "val_ema": {"loss": 0.5, "count": 3}}
+    found = {"loss": 1.0, "count": 3, "val_ema loss": 0.5}
+    assert flat(measured) == found
+    assert by_split(found) == {"val": {"loss": 1.0, "count": 3}, "val_ema": {"loss": 0.5}}
+
+
+def test_the_file_says_by_what_the_run_compares(tmp_path):
+    manifests, goal = Manifests(tmp_path), Goal("loss", lowest=True, smoothing=0.5)
+    written = Validations(tmp_path, manifests, goal)
+    for step, loss in ((2, 1.0), (4, 0.0), (6, 0.4), (8, None)):
+        written.put(step, {"loss": math.inf if loss is None else loss, "top1": 1 - step / 10})
+    for read in (Validations(tmp_path, manifests), Validations(tmp_path, None)):
+        assert read.goal == goal and read.steps == [2, 4, 6, 8]
+        # Means of 1, 1/3 and 0.371: one low value is no trend.
+        assert (read.best([2, 4, 6, 8]), read.best([2, 6]), read.best([8])) == (4, 6, None)
+    # Another goal is written down where the run goes on by it, and not before: it may be refused.
+    again = Validations(tmp_path, manifests, Goal())
+    assert again.best([2, 4]) == 2 and Validations(tmp_path, None).goal == goal
+    again.resume(8)
+    content = json.loads((tmp_path / "validation.json").read_text())
+    assert list(content) == ["2", "4", "6", "8"] and Validations(tmp_path, manifests).goal == Goal()
+    again.resume(4)
+    assert Validations(tmp_path, manifests).steps == [2, 4]

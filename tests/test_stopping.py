@@ -1,0 +1,371 @@
+"""Runs that follow their validations: they stop without gain, and lower the rate on a plateau, also if resumed."""
+
+import functools
+import json
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small import largest_difference, linear_model, random_table, write_arrays
+from test_cli import fails
+
+import jaxddp
+from jaxddp.cli import main
+from jaxddp.config import Config
+from jaxddp.engine.parts.plateau import Plateau
+from jaxddp.errors import InputError
+from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.reports.overview import run_table
+from jaxddp.reports.run_files import read_runs
+from jaxddp.training.validations import Validations
+
+TABLE, VAL = random_table(50), random_table(23, seed=1)
+
+
+# --- The rule of a plateau ---
+
+
+@functools.cache
+def follow(part: Plateau):
+    return jax.jit(part.validated)
+
+
+def factors(part: Plateau, losses: list[float]) -> list[float]:
+    """The factor after each validation."""
+    own, found = part.init({}, {}), []
+    for loss in losses:
+        own = follow(part)(own, {"val loss": np.float32(loss)})
+        found.append(float(part.rate_factor(own)))
+    return found
+
+
+def test_a_plateau_lowers_the_rate_after_so_many_validations_without_gain():
+    """Worked out by hand, with PyTorch's threshold: a gain is below the least loss by a relative 1e-4."""
+    losses = [1.0, 0.9, 0.89995, 0.8998, 0.9, math.nan, 0.95, 0.8, 0.8, 0.8, 0.7, 0.8, 0.8]
+    #         gain gain no       gain    no   lowered   no    gain no  lowered gain no lowered
+    expected = [1, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.2]
+    assert factors(Plateau(0.5, 2, 0.2), losses) == pytest.approx(expected)
+
+
+@given(st.lists(st.sampled_from((0.5, 0.50004, 0.6, 0.7, 0.4999, math.inf)), max_size=20), st.integers(1, 4))
+def test_a_plateau_is_that_of_pytorch_whose_patience_is_one_longer(losses, patience):
+    best, bad, factor, expected = math.inf, 0, 1.0, []
+    for loss in losses:
+        # ReduceLROnPlateau.step, mode min, threshold_mode rel, cooldown 0; its patience is `patience - 1`.
+        if loss < best * (1 - 1e-4):
+            best, bad = loss, 0
+        else:
+            bad += 1
+        if bad > patience - 1:
+            factor, bad = max(factor * 0.1, 1e-3), 0
+        expected.append(factor)
+    assert factors(Plateau(0.1, patience, 1e-3), losses) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"factor": 1.0}, "Plateau: factor=1.0; give a number above 0 and below 1"),
+        ({"patience": 0}, "Plateau: patience=0; give at least 1 validation"),
+        ({"least": 1.5}, "Plateau: least=1.5; give a number from 0 to 1"),
+    ],
+)
+def test_a_plateau_that_cannot_be_is_one_line(settings, message):
+    with pytest.raises(InputError, match=message):
+        Plateau(**settings)
+
+
+# --- Runs ---
+
+
+class Killed(BaseException):
+    """As if the process had been killed: nobody saves or answers."""
+
+
+class KilledAt:
+    """A listener that kills the run when it hears of this moment of a step."""
+
+    def __init__(self, moment: str, step: int):
+        self._at = moment, step
+
+    def step(self, record):
+        if self._at == ("step", record.step):
+            raise Killed
+
+    def evaluation(self, record):
+        if record.final and self._at == (record.split, record.step):
+            raise Killed
+
+
+def prepared(**more):
+    """A run whose loss rises, as its rate is negative: every second validation the plateau halves the rate."""
+    options = {"ema": 0.8, "parts": [Plateau(0.5, 2)], "best": "val loss", "best_smoothing": 0.5} | more
+    return jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(-0.02), 4, epochs=3, **options)
+
+
+def trained(setup, workdir: Path | None = None, listeners=(), **more):
+    cadences = {"log_every": "1 step", "eval_every": "3 steps", "save_every": "6 steps"} | more
+    return jaxddp.train(softmax_cross_entropy, setup, val=VAL, workdir=workdir, listeners=listeners, **cadences)
+
+
+def lines(workdir: Path) -> list[dict]:
+    """Of metrics.jsonl, without times."""
+    timed = ("seconds", "images_per_second", "data_wait_fraction", "epoch_seconds", "peak_memory", "flops_utilization")
+    rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in row.items() if name not in timed} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def setup():
+    return prepared()
+
+
+@pytest.fixture(scope="module")
+def whole(setup, tmp_path_factory):
+    """The run of 19 steps that nobody interrupts: validated at 3, 6, …, 18 and 19, saved at 6, 12, 18 and 19."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    state, _ = trained(setup, directory)
+    return state, directory
+
+
+def test_the_rate_of_any_optimizer_follows_the_plateau(whole):
+    """Against a loop of plain steps whose updates are halved after the second validation without gain."""
+    state, directory = whole
+    rows = [row for row in lines(directory) if row["split"] == "val"]
+    losses = [row["loss"] for row in rows]
+    assert losses == sorted(losses) and [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 19]
+    assert float(state.parts["plateau"]["rule"].scale) == 0.125
+    plain = jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(1.0), 4)
+    found, step = plain.state, plain.step()
+    for number, batch in enumerate(plain.batches(0, 19)):
+        before = jax.device_get(found.params["weight"])
+        found, _ = step(found, batch)
+        update = jax.device_get(found.params["weight"]) - before
+        rate = -0.02 * (1 if number < 9 else 0.5 if number < 15 else 0.25)
+        found = found.replace(params=plain.topology.replicate({"weight": before + np.float32(rate) * update}))
+    assert largest_difference(jax.device_get(state.params), jax.device_get(found.params)) < 1e-5
+
+
+KILLS = {
+    "after the save, in the validation": ("evaluator", 6),
+    "between the two lines": ("val", 12),
+    "after the lines": ("val_ema", 12),
+    "before the validation is kept": ("put", 12),
+    "after the validation": ("step", 13),
+    "after a validation that no checkpoint has": ("step", 10),
+}
+
+
+@pytest.mark.parametrize("moment", KILLS)
+def test_killed_at_any_moment_and_resumed_it_is_the_run_that_was_not(moment, setup, whole, tmp_path, monkeypatch):
+    kind, step = KILLS[moment]
+    with monkeypatch.context() as patched:
+        if kind == "evaluator":
+            evaluator = type(setup.evaluator(VAL))
+            measure = evaluator.__call__
+
+            def killed(self, state, *rest):
+                if int(state.step) == step:
+                    raise Killed
+                return measure(self, state, *rest)
+
+            patched.setattr(evaluator, "__call__", killed)
+        if kind == "put":
+            put = Validations.put
+
+            def unkept(self, at, metrics):
+                if at == step:
+                    raise Killed
+                put(self, at, metrics)
+
+            patched.setattr(Validations, "put", unkept)
+        with pytest.raises(Killed):
+            trained(setup, tmp_path, [KilledAt(kind, step)])
+    state, _ = trained(setup, tmp_path)
+    expected, directory = whole
+    assert lines(tmp_path) == lines(directory)
+    for one, other in zip(*map(jax.tree.leaves, jax.device_get((state, expected))), strict=True):
+        np.testing.assert_array_equal(one, other)
+    names = "validation.json", "result.json"
+    kept = [json.loads((place / "checkpoints" / names[0]).read_text()) for place in (tmp_path, directory)]
+    assert kept[0] == kept[1]
+
+
+def test_a_run_without_gain_stops_and_stays_stopped_until_it_is_asked_for_more(tmp_path):
+    def result() -> dict:
+        return json.loads((tmp_path / "result.json").read_text())
+
+    class Ends:
+        def end(self, run):
+            self.status, self.at, self.reason = run.status, run.step, run.reason
+
+    ends, options = Ends(), {"best_smoothing": 0.0, "parts": []}
+    setup = prepared(stop_after=2, **options)
+    state, history = trained(setup, tmp_path, [ends])
+    # The first validation is the best; it is step 3, which no checkpoint has.
+    reason = "no gain in val loss in 2 validations since step 3, where it was "
+    assert (ends.status, ends.at, int(state.step)) == ("stopped", 9, 9) and history.val["step"].tolist() == [3, 6, 9]
+    assert ends.reason.startswith(reason) and result() | {"reason": ends.reason} == result()
+    assert ends.reason.endswith("; the best checkpoint is step 6; a larger stop_after or another duration goes on")
+    written = lines(tmp_path)
+    again, history = trained(setup, tmp_path, [ends])
+    assert (ends.status, ends.at) == ("stopped", 9) and ends.reason.startswith(reason)
+    assert largest_difference(*jax.device_get((state, again))) == 0 and lines(tmp_path) == written
+    assert result()["status"] == "stopped"
+    more = prepared(stop_after=4, **options)
+    _, history = trained(more, tmp_path, [ends])
+    assert (ends.status, ends.at) == ("stopped", 15)
+    trained(more, tmp_path, [ends], epochs=9)
+    # Of four more validations none brings a gain.
+    assert (ends.status, ends.at) == ("stopped", 27)
+    # As if it had not been interrupted.
+    _, without = trained(prepared(**options), None, epochs=9)
+    found = [row["loss"] for row in lines(tmp_path) if row["split"] == "val"]
+    assert found == without.val["loss"][:9].tolist()
+
+
+def test_a_run_that_ends_with_its_last_patience_is_done(tmp_path):
+    setup = prepared(stop_after=6, parts=[])
+    trained(setup, tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "message"),
+    [
+        ({"stop_after": 3}, {}, "stop_after=3: nothing is validated; give val too"),
+        (
+            {"stop_after": 3},
+            {"val": VAL, "eval_every": "0 steps"},
+            'nothing is validated; eval_every="0 steps" switches',
+        ),
+        ({"parts": [Plateau()]}, {}, "the part 'plateau' follows validations, and nothing is validated; give val too"),
+        (
+            {"best": "val f1"},
+            {"val": VAL},
+            "best='val f1' is not measured; did you mean .* there are: val loss, val top1",
+        ),
+        ({"best": "val_ema loss"}, {"val": VAL}, "best='val_ema loss' is not measured"),
+    ],
+)
+def test_what_has_nothing_to_go_by_is_one_line_before_the_run(options, call, message, setup):
+    made = jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, **options)
+    with pytest.raises(InputError, match=message):
+        jaxddp.train(softmax_cross_entropy, made, listeners=(), **call)
+
+
+def test_what_an_evaluator_does_not_measure_is_said_at_the_first_validation(tmp_path):
+    made = jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, best="val f2")
+    with pytest.raises(InputError, match="best='val f2' is not measured; did you mean 'val f1'"):
+        jaxddp.train(
+            softmax_cross_entropy,
+            made,
+            val=VAL,
+            evaluators=[lambda state: {"f1": 0.5}],
+            listeners=(),
+            workdir=tmp_path,
+        )
+    assert (tmp_path / "checkpoints" / "7").is_dir()
+
+
+# --- From the terminal ---
+
+RECIPE = """
+import jax.numpy as jnp
+from jaxddp.config import load
+
+def get_config():
+    return load("digits").replace(
+        data={"image_size": 6, "resize": 6}, train={"batch_size": 8, "duration": "6 epochs"}, eval={"batch_size": 8},
+        optimizer={"name": "momentum", "learning_rate": 50.0, "warmup": "0 steps"}, log={"to": ("jsonl",)},
+    )
+
+def get_model(config, num_classes):
+    def init(key, example):
+        return {"weight": jnp.zeros((example[0].size, num_classes), example.dtype)}
+    return init, lambda params, images: images.reshape(len(images), -1) @ params["weight"]
+"""
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory) -> list[str]:
+    """The words that train the recipe, whose rate is far too high."""
+    folder = tmp_path_factory.mktemp("terminal")
+    write_arrays(folder / "images.npz", TABLE, VAL)
+    (folder / "recipe.py").write_text(RECIPE)
+    return [str(folder / "recipe.py"), "--data.path", str(folder / "images.npz"), "--workdir", str(folder / "run")]
+
+
+@pytest.fixture(scope="module")
+def stopped(terminal):
+    words = ["--optimizer.schedule", "plateau", "--optimizer.plateau-patience", "1", "--train.ema", "0.9"]
+    words += ["--train.stop-after", "3", "--train.stop-min-gain", "100", "--checkpoint.best", "val_ema loss"]
+    words += ["--checkpoint.keep", "9"]
+    assert main(["train", *terminal, *words]) == 0
+    return [*terminal, *words], Path(terminal[-1])
+
+
+def test_a_stopped_run_is_told_everywhere(stopped, capfd):
+    words, workdir = stopped
+    said = json.loads((workdir / "result.json").read_text())
+    assert (said["status"], said["step"]) == ("stopped", 25)
+    averaged = {row["step"]: row["loss"] for row in lines(workdir) if row["split"] == "val_ema"}
+    best = min(averaged, key=averaged.__getitem__)
+    assert [*averaged] == [7, 13, 19, 25] and f"in 3 validations since step {best}," in said["reason"]
+    assert main(["train", *words]) == 0
+    shown = capfd.readouterr().out
+    assert "resuming at step 25" in shown and f"s: {said['reason']}" in shown and "step 26" not in shown
+    (run,) = read_runs([workdir])
+    (cells,) = [[cell.text for cell in row] for row in run_table([run]).rows]
+    assert cells[1] == "stopped" and cells[3].startswith("val_ema loss ") and cells[4] == f"{best}"
+    assert main(["checkpoints", str(workdir)]) == 0
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if " best" in line]
+    assert line.split()[0] == str(best) and f"val_ema loss {averaged[best]:.4g}" in line
+
+
+def test_eval_prints_both_and_finds_the_best(stopped, capfd):
+    _, workdir = stopped
+    assert main(["eval", str(workdir / "config.json"), "--step", "best"]) == 0
+    printed = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
+    assert [*printed] == ["step", "loss", "top1", "count", "val_ema loss", "val_ema top1"]
+    averaged = {row["step"]: row["loss"] for row in lines(workdir) if row["split"] == "val_ema"}
+    assert int(printed["step"]) == min(averaged, key=averaged.__getitem__)
+    assert float(printed["val_ema loss"]) == pytest.approx(min(averaged.values()), rel=1e-6)
+
+
+def test_the_rate_that_is_logged_follows_the_plateau(stopped):
+    _, workdir = stopped
+    rows = lines(workdir)
+    rates = {row["step"]: row["learning_rate"] for row in rows if row["split"] == "train"}
+    losses = [row["loss"] for row in rows if row["split"] == "val"]
+    factor, expected = 1.0, {}
+    for epoch, step in enumerate((7, 13, 19, 25)):
+        expected[step] = 50.0 * factor
+        factor *= 1.0 if epoch == 0 or losses[epoch] < min(losses[:epoch]) * (1 - 1e-4) else 0.1
+    assert {step: rates[step] for step in expected} == pytest.approx(expected) and rates[25] == pytest.approx(0.5)
+
+
+def test_what_a_terminal_cannot_mean_is_one_line(terminal, capfd):
+    cases = {
+        "train.stop_after=2: nothing is validated": ["--train.stop-after", "2", "--eval.every", "0 steps"],
+        "optimizer.schedule='plateau' follows": ["--optimizer.schedule", "plateau", "--eval.every", "0 steps"],
+        "checkpoint.best='val_ema loss' is not measured": ["--checkpoint.best", "val_ema loss"],
+        "checkpoint.best='loss': give a split": ["--checkpoint.best", "loss"],
+    }
+    for message, words in cases.items():
+        assert message in fails(["train", *terminal[:-1], "/nowhere/run", *words], capfd)
+
+
+def test_what_a_resumed_run_may_change(stopped, capfd):
+    words, workdir = stopped
+    goal, other = Validations(workdir / "checkpoints", None).goal, ["--checkpoint.best", "val loss"]
+    assert "train.ema was 0.9 and is now 0.5" in fails(["train", *words, *other, "--train.ema", "0.5"], capfd)
+    assert Validations(workdir / "checkpoints", None).goal == goal
+    # By another metric another checkpoint is the best.
+    assert main(["train", *words, "--checkpoint.best", "val top1", "--train.stop-min-gain", "1"]) == 0
+    assert Validations(workdir / "checkpoints", None).goal == Config().checkpoint.goal
