@@ -191,7 +191,7 @@ def prepare_training(
     recipe = Recipe(
         config=config,
         model=adapt(model),
-        optimizer=check_optimizer(optimizer, "optimizer"),
+        optimizer=check_optimizer(optimizer, "optimizer", config),
         loss=loss,
         eval_loss=loss,
         metrics=configured_metrics(config, classes) | check_metrics(metrics or {}, "metrics", classes),

@@ -18,6 +18,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.schedule_free import is_schedule_free, with_steps
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
@@ -72,9 +73,10 @@ def make_local_step(
         # None of a part that has no place in the state.
         own = {part.name: state.parts.get(part.name) for part in parts}
         scale = math.prod(part.loss_scale(own[part.name]) for part in parts)
-        grads, model_state, means, undivided = gradients.of_batch(
+        averaged, model_state, means, undivided = gradients.of_batch(
             objective, state, batch, dropout, train=True, image_key=run_key, scale=scale
         )
+        grads = averaged
         for part in parts:
             grads = part.gradients(own[part.name], grads)
         params = gradients.averaging.parameters(state.params)
@@ -82,7 +84,10 @@ def make_local_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, moving)
         if schedule is not None:
             factor = schedule(state.step)
-            updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
+            if is_schedule_free(opt_state):
+                updates, opt_state = with_steps(updates, state.opt_state, opt_state, lambda path: factor)
+            else:
+                updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
         params = whole(optax.apply_updates(moving, updates), params)
         new = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
         sums = means.replace(values=means.values * gradients.shares(topology))
@@ -92,7 +97,7 @@ def make_local_step(
                 following, new = part.judge(following, state, new, all_finite(undivided))
             if part.name in state.parts:
                 new = new.replace(parts={**new.parts, part.name: following})
-            sums = sums.with_scalars(part.report(following, grads))
+            sums = sums.with_scalars(part.report(following, averaged))
         return new, sums
 
     return local_step

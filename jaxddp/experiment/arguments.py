@@ -21,9 +21,10 @@ Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
 _OPTIONS = {
     "model": ("freeze", "new_layers", "unfreeze", "weights"),
-    "optimizer": ("layer_decay", "rate_factors"),
+    "optimizer": ("clip_norm", "groups", "layer_decay", "rate_factors"),
     "train": ("accumulate", "gradient_precision", "max_bad_steps", "precision"),
     "parallel": ("buckets", "reproducible", "xla_options"),
+    "log": ("gradient_norm",),
 }
 """What `prepare_training` takes of a config, by its section."""
 
@@ -71,7 +72,7 @@ def changes_of_options(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, section_of)}")
     given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     # As at the terminal: "conv1=0.1,fc=10".
-    given |= {key: (given[key],) for key in ("unfreeze", "rate_factors") if isinstance(given.get(key), str)}
+    given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
     return {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
 
 

@@ -10,10 +10,11 @@ from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.parts.schedule_free import with_average
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.fine_tuning import fine_tuned
-from jaxddp.experiment.initial_weights import initial_weights, parameter_names, shapes_of
+from jaxddp.experiment.initial_weights import by_path, initial_weights, trees_of
 from jaxddp.experiment.programs import Programs, settings
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources
@@ -44,8 +45,11 @@ def initialize(
     agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
     plan, shape = Plan.of(recipe.config, len(source)), source.image_shape(feed.data)
-    shapes = shapes_of(recipe.model, shape)
-    recipe = fine_tuned(recipe, parameter_names(shapes), plan)
+    trees = trees_of(recipe.model, shape)
+    shapes = {path: leaf.shape for path, leaf in by_path(*trees).items()}
+    recipe = fine_tuned(recipe, shapes, plan)
+    opt_state = jax.eval_shape(recipe.optimizer.init, trees[0])
+    recipe = dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state))
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
     elif (start := recipe.config.model.weights) is not None:

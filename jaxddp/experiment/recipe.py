@@ -14,6 +14,7 @@ from jaxddp.config import Config, DataConfig, ShownImages
 from jaxddp.data.source import Source, sample_images
 from jaxddp.engine.loss import ExampleLoss, check_metric, example_loss
 from jaxddp.engine.objective import Metric, Objective, TrainObjective, supervised
+from jaxddp.engine.parts.gradient_norm import GRADIENT_NORM, GradientNorm
 from jaxddp.engine.parts.guard import SKIPPED, Guard
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE, LossScale
 from jaxddp.engine.parts.part import Part
@@ -26,13 +27,14 @@ from jaxddp.models.protocol import Model
 from jaxddp.overrides import checked
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.registry import LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS
+from jaxddp.schedules.peak import at_batch_size
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.events import MOMENTS
 from jaxddp.training.plan import Plan
 
 _RESERVED = (
     *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
-    *("data_wait_fraction", "flops_utilization", "peak_memory", LOSS_SCALE, SKIPPED),
+    *("data_wait_fraction", "flops_utilization", "peak_memory", GRADIENT_NORM, LOSS_SCALE, SKIPPED),
 )
 """Names that a line of metrics.jsonl has for other things, as it has all that begin with `epoch_`."""
 _NAME = re.compile(r"(?!epoch_)[\w.-]+")
@@ -104,10 +106,7 @@ def recipe_of(file: RecipeFile, config: Config, data: TrainingData, topology: To
     sizes = {"num_examples": data.num_examples, "batch_size": config.train.batch_size, "total_steps": total}
     steps = Steps(total, config.optimizer.warmup.steps(**sizes))
     learning_rate = make_schedule(config, steps)
-    if "get_optimizer" in hooks:
-        optimizer = check_optimizer(hooks["get_optimizer"](config, learning_rate), hooks["get_optimizer"].name)
-    else:
-        optimizer = OPTIMIZERS.get(config.optimizer.name)(config, learning_rate)
+    optimizer = _optimizer(hooks.get("get_optimizer"), at_batch_size(config), learning_rate)
     if "get_loss" in hooks:
         given = hooks["get_loss"](config)
         with about(hooks["get_loss"].name):
@@ -153,9 +152,11 @@ def configured_metrics(config: Config, num_classes: int) -> dict[str, Metric]:
 
 def configured_parts(config: Config) -> tuple[Part, ...]:
     """The parts that a config asks for; see `check_parts` for their place among others."""
+    clip = config.optimizer.clip_norm
+    norm = (GradientNorm(clip),) if clip is not None or config.log.gradient_norm else ()
     if config.train.precision == "float16":
-        return Guard(), LossScale(config.train.batch_size)
-    return (Guard(),) if config.train.max_bad_steps else ()
+        return *norm, Guard(), LossScale(config.train.batch_size)
+    return (*norm, Guard()) if config.train.max_bad_steps else norm
 
 
 def check_metrics(metrics: Any, where: str, num_classes: int) -> dict[str, Metric]:
@@ -174,17 +175,25 @@ def check_name(name: Any, where: str) -> None:
         raise InputError(f"{where}: {name!r} cannot be the name of a metric; give another")
 
 
-def check_optimizer(optimizer: Any, where: str) -> optax.GradientTransformation:
-    """Anything with optax's two functions. Raises: InputError; `where` says who gave it."""
+def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.GradientTransformation:
+    """Anything with optax's two functions. Raises: InputError; `where` says who gave it.
+
+    Or the config says something of layers that an object decides itself.
+    """
     functions = (getattr(optimizer, name, None) for name in ("init", "update"))
     if isinstance(optimizer, type) or not all(map(callable, functions)):
         raise InputError(f"{where}: {_kind(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
+    for layer, decay in config.optimizer.own.decays.items():
+        raise InputError(
+            f"optimizer.groups: {layer}:decay={decay:g}: {where} is an object, which decides its own decay; leave it out"
+        )
     return optimizer
 
 
 def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tuple[Part, ...]:
     """Parts of the step, each with a name of its own, with those of the config among them: the guard leaves the arrays
-    of what comes before it as they were, and what judges, such as a `LossScale`, has to change its own.
+    of what comes before it as they were, and what judges, such as a `LossScale`, has to change its own. The averaged
+    gradient is clipped before others change it.
 
     Raises: InputError; `where` says who gave them.
     """
@@ -195,7 +204,8 @@ def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tu
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{where}: two parts are called {twice[0]!r}; give each another name")
     quiet, judging = ([part for part in given if part.judges is judges] for judges in (False, True))
-    return (*quiet, *configured, *judging)
+    first, others = ([part for part in configured if isinstance(part, GradientNorm) is norm] for norm in (True, False))
+    return (*first, *quiet, *others, *judging)
 
 
 def check_listeners(listeners: Any, where: str) -> list[Any]:
@@ -217,6 +227,12 @@ def _function(hook: Hook | None, of: str, *arguments: Any) -> Any:
     if not callable(found):
         raise InputError(f"{hook.name}: {_kind(found)} was given; give a function of {of}")
     return found
+
+
+def _optimizer(hook: Hook | None, config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    if hook is None:
+        return OPTIMIZERS.get(config.optimizer.name)(config, learning_rate)
+    return check_optimizer(hook(config, learning_rate), hook.name, config)
 
 
 def _objective(hook: Hook | None, config: Config, topology: Topology) -> Callable[[Objective], TrainObjective]:

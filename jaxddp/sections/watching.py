@@ -48,6 +48,8 @@ class LogConfig:
     images: ShownImages | None = None
     """Of how many validation images each evaluation's predictions are shown, by "wandb", "mlflow" and "tensorboard".
     Where absent, 16 if "wandb" or "mlflow" is named, and none otherwise."""
+    gradient_norm: bool = False
+    """Log the norm of the averaged gradient of each logged step, which a run with optimizer.clip_norm does anyway."""
     profile: Duration | None = None
     """Trace this much ("10 steps") for TensorBoard's profiler, from a few steps after the first on, into the work
     directory's profile/; nothing where absent."""

@@ -54,5 +54,8 @@ class Part:
         return own, after
 
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
-        """Scalars of this step, by name, which are logged beside its metrics."""
+        """Scalars of this step, by name, which are logged beside its metrics.
+
+        `grads` are the averaged ones, before any part changed them; `update` and `judge` see what the optimizer did.
+        """
         return {}
