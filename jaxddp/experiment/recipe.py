@@ -95,8 +95,17 @@ class TrainingData:
         return len(self.class_counts)
 
 
-def recipe_of(file: RecipeFile, config: Config, data: TrainingData, topology: Topology) -> Recipe:
+def recipe_of(
+    file: RecipeFile,
+    config: Config,
+    data: TrainingData,
+    topology: Topology,
+    learning_rate: optax.Schedule | None = None,
+) -> Recipe:
     """The recipe of a config, the file's with what was overridden and settled, and of the hooks of its file.
+
+    Args:
+        learning_rate: what the optimizer follows in place of the config's schedule.
 
     Raises:
         InputError: a name that is unknown, a number out of range, or a hook that returns something else; names it.
@@ -105,7 +114,7 @@ def recipe_of(file: RecipeFile, config: Config, data: TrainingData, topology: To
     total = Plan.of(config, data.num_examples).total_steps
     sizes = {"num_examples": data.num_examples, "batch_size": config.train.batch_size, "total_steps": total}
     steps = Steps(total, config.optimizer.warmup.steps(**sizes))
-    learning_rate = make_schedule(config, steps)
+    learning_rate = learning_rate or make_schedule(config, steps)
     optimizer = _optimizer(hooks.get("get_optimizer"), at_batch_size(config), learning_rate)
     if "get_loss" in hooks:
         given = hooks["get_loss"](config)
