@@ -1,4 +1,4 @@
-"""A range test of the learning rate (Smith 2017, arXiv:1506.01186): a few steps at rates that rise, and what they say."""
+"""A range test of the learning rate (Smith 2017, arXiv:1506.01186): a few steps at rising rates, and what they say."""
 
 import dataclasses
 import math
@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError, NonFiniteError, Preempted

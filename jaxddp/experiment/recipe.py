@@ -194,7 +194,7 @@ def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.Gradien
         raise InputError(f"{where}: {_kind(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
     for layer, decay in config.optimizer.own.decays.items():
         raise InputError(
-            f"optimizer.groups: {layer}:decay={decay:g}: {where} is an object, which decides its own decay; leave it out"
+            f"optimizer.groups: {layer}:decay={decay:g}: {where} gives an object, which has its own decay; leave it out"
         )
     return optimizer
 

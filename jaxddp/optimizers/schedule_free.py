@@ -24,8 +24,8 @@ def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
     settings = config.optimizer
     if settings.schedule != "constant":
         raise InputError(
-            f"optimizer.schedule={settings.schedule!r}: schedule_free averages in place of a rate that falls; set it to "
-            "constant, which has a warm-up too"
+            f"optimizer.schedule={settings.schedule!r}: schedule_free averages in place of a rate that falls; set it "
+            "to constant, which has a warm-up too"
         )
     if not settings.momentum:
         raise InputError("optimizer.momentum=0.0: schedule_free divides by it; give a number above 0, such as 0.9")

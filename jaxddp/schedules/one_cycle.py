@@ -6,7 +6,6 @@ from jaxddp.config import Config
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.warmup import Steps
 
-
 _FALL = 0.55 / 0.7
 """Of what follows the rise, the share over which the rate falls to where a cycle begins."""
 _BEGIN, _END = 1 / 25, 1 / 250_000

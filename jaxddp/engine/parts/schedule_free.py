@@ -1,4 +1,4 @@
-"""What evaluation measures of a schedule-free optimizer: the average x, in place of the parameters y that are trained."""
+"""What evaluation measures of a schedule-free optimizer: the average x, in place of the trained parameters y."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class ScheduleFreeAverage(Part):
 
 
 def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
-    """The parts with this one, where an optimizer's state, or its shapes, needs it: the last of those before a guard."""
+    """The parts with this one, the last before a guard, where an optimizer's state, or one of shapes, needs it."""
     if not is_schedule_free(opt_state):
         return tuple(parts)
     quiet, judging = ([part for part in parts if part.judges is judges] for judges in (False, True))
