@@ -168,7 +168,7 @@ def prepare_training(
         augmentation: a function of (key, image float32[H, W, C]) on the device, after those of `data`.
         initialize: a transform of the fresh (params, model_state), before any weights; see `make_init`.
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
-        options: keys of a config, by their last names: `accumulate`, `precision` (of the input; the network has its own,
+        options: keys of a config, by last name: `accumulate`, `precision` (of the input; the network has its own,
             and "float16" scales the loss), `gradient_precision`, `max_bad_steps`; `reproducible`, `buckets`,
             `xla_options`; `weights`, `new_layers`, `freeze`, `unfreeze`; `layer_decay`, `rate_factors`, `groups`,
             `clip_norm`, `gradient_norm`. See `jaxddp.config`.

@@ -14,8 +14,8 @@ from test_optimizer import assert_equal, by_hand, config_of, gradients, paramete
 
 from jaxddp.config import Config
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
-from jaxddp.engine.parts.schedule_free import ScheduleFreeAverage
-from jaxddp.engine.schedule_free import averaged
+from jaxddp.engine.parts.schedule_free_average import ScheduleFreeAverage
+from jaxddp.engine.schedule_free_state import averaged
 from jaxddp.errors import InputError, Preempted
 from jaxddp.layers import Layers
 from jaxddp.optimizers.decay import decayed

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.engine.schedule_free import is_schedule_free, with_steps
+from jaxddp.engine.schedule_free_state import is_schedule_free, with_steps
 from jaxddp.layers import Layers
 from jaxddp.models.frozen import path_of, trained
 

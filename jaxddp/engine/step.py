@@ -18,7 +18,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.schedule_free import is_schedule_free, with_steps
+from jaxddp.engine.schedule_free_state import is_schedule_free, with_steps
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology

@@ -10,7 +10,7 @@ from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.parts.schedule_free import with_average
+from jaxddp.engine.parts.schedule_free_average import with_average
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.fine_tuning import fine_tuned

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -35,7 +36,7 @@ class RateRange:
         if not self.lowest < self.highest:
             raise InputError(f"--lowest {self.lowest:g} and --highest {self.highest:g}: give a lower and a higher rate")
 
-    def schedule(self, step: int | jnp.ndarray) -> jnp.ndarray:
+    def schedule(self, step: jax.typing.ArrayLike) -> jax.Array:
         """The rate of a step, 0 for the first."""
         rise = math.log(self.highest / self.lowest) / (self.steps - 1)
         return self.lowest * jnp.exp(rise * step)

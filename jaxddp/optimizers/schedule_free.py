@@ -15,8 +15,8 @@ def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
     """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), as `optax.contrib.schedule_free_adamw`.
 
     Gradients are taken at y, between the steps z and their average x, which evaluation measures; see
-    `jaxddp.engine.parts.schedule_free`. Of `optimizer` it reads `momentum` (beta 1, which weighs x in y), `beta2`,
-    `epsilon` (1e-8) and `weight_decay`.
+    `jaxddp.engine.parts.schedule_free_average`. Of `optimizer` it reads `momentum` (beta 1, which weighs x in y),
+    `beta2`, `epsilon` (1e-8) and `weight_decay`.
 
     Raises:
         InputError: the rate would fall all the same, or there is no momentum.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.engine.parts.part import EVAL_PARAMS, Part
-from jaxddp.engine.schedule_free import averaged, is_schedule_free
+from jaxddp.engine.schedule_free_state import averaged, is_schedule_free
 from jaxddp.engine.state import TrainState
 
 
