@@ -1,6 +1,7 @@
 """The built-in optimizers against optax called by hand, and as runs: on any number of devices, resumed, by layer."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +10,21 @@ import optax
 import pytest
 from made import setup_of, train
 from optax import contrib
-from small import SmallNet, largest_difference, linear_model, random_table, randomized
+from small import SmallNet, largest_difference, linear_model, random_table, randomized, write_arrays
+from test_find_lr import RECIPE
 from test_optimizer import assert_equal, by_hand, config_of, gradients, parameters, rate, run
 
+import jaxddp
+from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.engine.parts.schedule_free_average import ScheduleFreeAverage
 from jaxddp.engine.schedule_free_state import averaged
 from jaxddp.errors import InputError, Preempted
-from jaxddp.layers import Layers
+from jaxddp.experiment.saved_state import restored
+from jaxddp.layers import NO_LAYERS, Layers
+from jaxddp.mesh import Topology
+from jaxddp.models.frozen import trained, whole
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
@@ -34,13 +41,14 @@ def float64():
         yield
 
 
-def by_optax(optimizer, steps: int, params=None) -> dict:
-    """The parameters after some steps of an optimizer; and its state."""
+def by_optax(optimizer, steps: int, params=None, frozen=NO_LAYERS) -> dict:
+    """The parameters after some steps of an optimizer, which keeps nothing of the frozen ones."""
     params = jax.tree.map(jnp.asarray, params or parameters())
     state = optimizer.init(params)
     for step in range(steps):
-        updates, state = optimizer.update(gradients(step), state, params)
-        params = optax.apply_updates(params, updates)
+        grads = gradients(step)
+        updates, state = optimizer.update({layer: grads[layer] for layer in params}, state, params)
+        params = whole(optax.apply_updates(trained(params, frozen), updates), params)
     return jax.device_get(params)
 
 
@@ -145,6 +153,19 @@ def test_the_longest_layer_that_begins_a_name_decides(float64):
     assert_equal(run(config, 2)["head"], run(config_of(name="adamw", weight_decay=0.2), 2)["head"])
 
 
+@pytest.mark.parametrize("name", ["momentum", "adamw", *NEW])
+def test_layers_are_frozen_and_have_rates_in_any_of_them(name, float64):
+    """What is frozen has no update, and the others are as they would be without it; a rate of 0 keeps every bit."""
+    config = config_of(name=name, schedule="constant", weight_decay=0.02)
+    optimizer, params = OPTIMIZERS.get(name)(config, rate), jax.tree.map(jnp.asarray, parameters())
+    alone = by_optax(optimizer, 3, {layer: params[layer] for layer in ("conv", "norm")})
+    frozen = by_optax(only_trained(optimizer, Layers(("head",))), 3, params, Layers(("head",)))
+    assert_equal({layer: frozen[layer] for layer in alone}, alone)
+    stopped = by_optax(with_factors(optimizer, {"head/kernel": 0.0}), 3, params)
+    np.testing.assert_array_equal(stopped["head"]["kernel"], params["head"]["kernel"])
+    assert_equal({layer: stopped[layer] for layer in alone}, alone)
+
+
 # --- As runs ---
 
 
@@ -194,6 +215,37 @@ def test_any_number_of_devices_equals_one(name, float64):
         found.append(jax.device_get(state.params))
     assert largest_difference(*found) < 1e-9
     assert min(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), begin, found[0]))) > 1e-4
+
+
+@pytest.mark.slow
+def test_what_validation_measured_is_what_a_checkpoint_gives(tmp_path, capsys):
+    """From the terminal, with a peak that is said once: eval and predictions need the average alone."""
+    write_arrays(tmp_path / "set.npz", TABLE, VAL)
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    work, recipe = tmp_path / "run", str(tmp_path / "recipe.py")
+    words = [recipe, "--data.path", str(tmp_path / "set.npz"), "--optimizer.name", "schedule_free"]
+    words += ["--optimizer.schedule", "constant", "--optimizer.warmup", "2 steps", "--optimizer.learning-rate", "0.03"]
+    words += ["--optimizer.reference-batch", "16", "--parallel.devices", "1", "--log.to", "jsonl"]
+    assert main(["train", *words, "--workdir", str(work), "--train.duration", "9 steps"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = "learning rate 0.015 = 0.03 x 8 / 16 (linear, for optimizer.reference_batch=16)"
+    assert [line for line in lines if line.startswith("learning rate")] == [said]
+    rows = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    last = rows[-1]
+    assert last["split"] == "val" and max(row.get("learning_rate", 0) for row in rows) == pytest.approx(0.015)
+    assert main(["eval", *words, "--workdir", str(work)]) == 0
+    measured = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
+    assert float(measured["loss"]) == last["loss"] and float(measured["top1"]) == last["top1"]
+    asked = jaxddp.load_run(work, "latest", devices=1)
+    state = checkpointed(work)
+    assert largest_difference(asked.state.params, state.eval_params) == 0
+    assert largest_difference(asked.state.params, state.params) > 1e-4
+    told = np.asarray(asked.predict(VAL.images).probabilities).argmax(-1)
+    assert (told == VAL.labels).mean() == pytest.approx(last["top1"])
+
+
+def checkpointed(work):
+    return jax.device_get(restored(work, "latest", Topology.create(1)))
 
 
 # --- The average of a schedule-free optimizer ---

@@ -23,6 +23,7 @@ from jaxddp.job.membership import agree
 from jaxddp.measure.memory import named
 from jaxddp.models.adapt import for_platform
 from jaxddp.training.plan import Plan
+from jaxddp.weights.match import Shapes
 
 
 def prepare(recipe: Recipe, resources: Resources) -> RunSetup:
@@ -44,12 +45,8 @@ def initialize(
     travel = {"gradients come from": str(Gradients.of(recipe.config, topology))}
     agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
-    plan, shape = Plan.of(recipe.config, len(source)), source.image_shape(feed.data)
-    trees = trees_of(recipe.model, shape)
-    shapes = {path: leaf.shape for path, leaf in by_path(*trees).items()}
-    recipe = fine_tuned(recipe, shapes, plan)
-    opt_state = jax.eval_shape(recipe.optimizer.init, trees[0])
-    recipe = dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state))
+    shape = source.image_shape(feed.data)
+    recipe, shapes = completed(recipe, shape, len(source))
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
     elif (start := recipe.config.model.weights) is not None:
@@ -62,6 +59,15 @@ def initialize(
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     return RunSetup(recipe, resources, model, feed, preprocess, state, like, programs)
+
+
+def completed(recipe: Recipe, image_shape: tuple[int, int, int], num_examples: int) -> tuple[Recipe, Shapes]:
+    """The recipe with what follows from its network, and the shapes of that. Raises: as `fine_tuned`."""
+    trees = trees_of(recipe.model, image_shape)
+    shapes = {path: leaf.shape for path, leaf in by_path(*trees).items()}
+    recipe = fine_tuned(recipe, shapes, Plan.of(recipe.config, num_examples))
+    opt_state = jax.eval_shape(recipe.optimizer.init, trees[0])
+    return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), shapes
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:

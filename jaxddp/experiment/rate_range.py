@@ -13,7 +13,7 @@ import numpy as np
 from jaxddp.config import Config
 from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.experiment.experiment import open_experiment
-from jaxddp.job.membership import from_first
+from jaxddp.job.membership import agree, from_first
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.events import StepRecord
 from jaxddp.training.loop import fit
@@ -120,6 +120,7 @@ def find_rate(file: RecipeFile, rates: RateRange) -> RateTest:
         InputError: as `jaxddp.experiment.experiment.open_experiment`.
     """
     experiment = open_experiment(dataclasses.replace(file, config=_of_a_test(file.config, rates)), rates.schedule)
+    agree({"the rates to test": str(rates)})
     test = RateTest(rates)
 
     def stops(step: int) -> bool:
