@@ -43,13 +43,11 @@ from jaxddp.engine.state import make_init
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import LONGEST_CHUNK
-from jaxddp.experiment.fine_tuning import fine_tuned
-from jaxddp.experiment.initial_weights import parameter_names, shapes_of
+from jaxddp.experiment.prepare import completed
 from jaxddp.experiment.recipe import TrainingData, recipe_of
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.training.plan import Plan
 
 TOPOLOGIES = ("1x1x1", "1x1x8", "1x2x8")
 
@@ -134,8 +132,7 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
     counts = np.full(data.classes, data.examples // data.classes)
     images = TrainingData(data.examples, counts, lambda count: np.zeros((count, *shape), np.uint8))
     recipe = recipe_of(file, config, images, topology)
-    names = parameter_names(shapes_of(recipe.model, shape))
-    recipe = fine_tuned(recipe, names, Plan.of(config, data.examples))
+    recipe, _ = completed(recipe, shape, data.examples)
     model = for_platform(recipe.model, "gpu")
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     data_config, precision = config.data, config.train.precision

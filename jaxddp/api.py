@@ -199,7 +199,7 @@ def prepare_training(
     recipe = Recipe(
         config=config,
         model=adapt(model),
-        optimizer=check_optimizer(optimizer, "optimizer"),
+        optimizer=check_optimizer(optimizer, "optimizer", config),
         loss=loss,
         eval_loss=loss,
         **checked_objects(config, table, objects),

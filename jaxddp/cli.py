@@ -15,6 +15,7 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp export RUN --out FILE [--format safetensors|stablehlo|onnx] [--step latest|best|N]
        jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions]
        jaxddp runs [DIR]
+       jaxddp find-lr CONFIG [--lowest RATE] [--highest RATE] [--steps N] [--out FILE] [overrides]
        jaxddp doctor [CONFIG] [--workdir DIR] [overrides]
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
@@ -26,11 +27,14 @@ get_config(), or of the config.json of a run; RUN is a work directory; PATH is w
 files, a CSV file with a column path, or a directory with a test listing.
 `jaxddp train CONFIG --help` lists what can be overridden, with the config's values."""
 
-COMMANDS = ("train", "eval", "predict", "checkpoints", "export", "report", "runs", "doctor", "data", "launch")
+COMMANDS = (
+    *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "data", "launch"),
+)
 
 
 _INTERRUPTED = {
     "data": "what it was writing is not there",
+    "find-lr": "nothing was written",
     "predict": "the same command goes on behind what was answered",
 }
 
@@ -75,7 +79,7 @@ def _run(arguments: list[str]) -> int:
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
-    if command in ("train", "eval"):
+    if command in ("train", "eval", "find-lr"):
         if rest and rest[0] in ("-h", "--help"):
             print(usage)
             return 0
@@ -91,6 +95,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.train import run
     elif name == "eval":
         from jaxddp.commands.evaluate import run
+    elif name == "find-lr":
+        from jaxddp.commands.find_lr import run
     elif name == "predict":
         from jaxddp.commands.predict import run
     elif name == "checkpoints":

@@ -9,10 +9,11 @@ The settings are the recipe, never the machine: batch sizes are global, and the 
 where `model.batch_norm` is local, which slice of the batch is normalized together.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from jaxddp.layers import Layers
 from jaxddp.overrides import check_values, plain, replaced
 from jaxddp.ranges import Range
 from jaxddp.sections.data import AugmentConfig as AugmentConfig
@@ -51,8 +52,18 @@ class Config:
     def __post_init__(self) -> None:
         check_values(self)
         # What is written in a form of its own is read once here, so that a mistake is said before anything starts.
-        _ = self.model.batch_statistics, self.model.new, self.model.frozen, self.model.thawed, self.optimizer.factors
+        _ = self.model.batch_statistics, self.model.new, self.model.frozen, self.model.thawed, self.optimizer.rates
         _ = self.loss.weights, self.checkpoint.goal
+
+    @property
+    def frozen(self) -> Layers:
+        """The layers that are not trained, by `model.freeze` or by `optimizer.groups`."""
+        return replace(self.model.frozen, also=self.optimizer.own.frozen)
+
+    @property
+    def settled(self) -> Layers:
+        """The layers whose batch norms keep their running statistics."""
+        return replace(self.frozen, also=(*self.frozen.also, *self.model.thawed))
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with the given keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.

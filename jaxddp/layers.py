@@ -2,15 +2,18 @@
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from jaxddp.errors import InputError
 from jaxddp.ranges import Range
 from jaxddp.wording import choices, show
 
+T = TypeVar("T")
 _OTHERS = "all but "
 _FACTORS = Range(0, 1_000_000)
+_DECAYS = Range(0, 100)
 _SEPARATOR = re.compile("[/._]")
 
 
@@ -60,10 +63,58 @@ class Layers:
 NO_LAYERS = Layers()
 
 
+@dataclass(frozen=True)
+class Groups:
+    """What layers have of their own in an optimizer, by how their names begin.
+
+    Attributes:
+        rates: multiples of the learning rate.
+        decays: weight decays, in place of the config's.
+        frozen: layers that are not trained.
+    """
+
+    rates: dict[str, float] = field(default_factory=dict)
+    decays: dict[str, float] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, words: Iterable[str], key: str) -> "Groups":
+        """Read "fc:rate=10", "fc:decay=0", "conv1:frozen=true". Raises: InputError; another form, or a value twice."""
+        found: dict[str, list[str]] = {"rate": [], "decay": [], "frozen": []}
+        for word in words:
+            layer, _, assigned = (part.strip() for part in word.partition(":"))
+            what, equals, value = (part.strip() for part in assigned.partition("="))
+            if not layer or what not in found or not equals or not value or "=" in layer:
+                raise InputError(f"{key}: {show(word)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true")
+            found[what].append(f"{layer}={value}")
+        given = {what: assignments(pairs, key) for what, pairs in found.items()}
+        for layer, value in given["frozen"].items():
+            if value != "true":
+                raise InputError(f"{key}: {layer}:frozen={show(value)}: expected true, or nothing of a trained layer")
+        return cls(
+            {layer: factor(value, f"{key}: {layer}:rate") for layer, value in given["rate"].items()},
+            {layer: factor(value, f"{key}: {layer}:decay", _DECAYS) for layer, value in given["decay"].items()},
+            tuple(given["frozen"]),
+        )
+
+    def check_apart(self, rates: Mapping[str, float], their_key: str, key: str) -> None:
+        """Raises `InputError` where a layer has a rate elsewhere, too."""
+        for layer, rate in self.rates.items():
+            for other, its in rates.items():
+                if _words(other) == _words(layer):
+                    raise InputError(f"{key}: {layer}:rate={rate:g}, and {their_key} has {other}={its:g}; give one")
+
+
+def longest(values: Mapping[str, T], name: str, default: T) -> T:
+    """The value of the longest layer that begins a name."""
+    fitting = [layer for layer in values if begins(layer, name)]
+    return values[max(fitting, key=len)] if fitting else default
+
+
 def begins(prefix: str, name: str) -> bool:
     """Whether a name begins with these words."""
-    words = _SEPARATOR.split(prefix)
-    return _SEPARATOR.split(name)[: len(words)] == words
+    words = _words(prefix)
+    return _words(name)[: len(words)] == words
 
 
 def assignments(pairs: Iterable[str], key: str) -> dict[str, str]:
@@ -73,18 +124,22 @@ def assignments(pairs: Iterable[str], key: str) -> dict[str, str]:
         layer, equals, value = (part.strip() for part in pair.partition("="))
         if not layer or not equals or not value:
             raise InputError(f"{key}: {show(pair)}: expected LAYER=VALUE")
-        if twice := [other for other in found if _SEPARATOR.split(other) == _SEPARATOR.split(layer)]:
+        if twice := [other for other in found if _words(other) == _words(layer)]:
             raise InputError(f"{key}: {show(layer)} has two values, {found[twice[0]]} and {value}; give one")
         found[layer] = value
     return found
 
 
-def factor(text: str, key: str) -> float:
+def factor(text: str, key: str, bounds: Range = _FACTORS) -> float:
     """A number from 0 on. Raises: InputError; names the key."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if value not in _FACTORS:
-        raise InputError(f"{key}={show(text)}: expected a number, {_FACTORS}")
+    if value not in bounds:
+        raise InputError(f"{key}={show(text)}: expected a number, {bounds}")
     return value
+
+
+def _words(name: str) -> list[str]:
+    return _SEPARATOR.split(name)

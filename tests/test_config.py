@@ -170,7 +170,8 @@ def values(hint: typing.Any) -> st.SearchStrategy:
             hint, batch_norm=statistics, freeze=freeze, new_layers=freeze, unfreeze=layers_with("1 epoch", "5%")
         )
     if hint is OptimizerConfig:
-        return fields_of(hint, rate_factors=layers_with("0", "0.5", "10"))
+        groups = layers_with("2", layers=("bn1:rate", "conv1:decay", "layer1.0:rate"))
+        return fields_of(hint, rate_factors=layers_with("0", "0.5", "10", layers=("conv1", "fc")), groups=groups)
     if hint is CheckpointConfig:
         return fields_of(hint, best=st.sampled_from(["val top1", "val_ema loss"]))
     if hint is str:
@@ -188,9 +189,9 @@ def values(hint: typing.Any) -> st.SearchStrategy:
     return st.from_type(hint)
 
 
-def layers_with(*values: str):
+def layers_with(*values: str, layers=("conv1", "layer1.0", "fc")):
     """Layers, each with one of these."""
-    pairs = st.dictionaries(st.sampled_from(["conv1", "layer1.0", "fc"]), st.sampled_from(values))
+    pairs = st.dictionaries(st.sampled_from(layers), st.sampled_from(values))
     return pairs.map(lambda found: tuple(f"{layer}={value}" for layer, value in found.items()))
 
 
@@ -240,7 +241,8 @@ def test_an_unknown_key_is_answered_with_the_nearest(change, key, nearest):
 
 
 def test_a_key_like_no_other_is_answered_with_all_there_are():
-    with pytest.raises(InputError, match="unknown config key 'log.zzz'; there are: every, images, profile, to"):
+    there = "every, gradient_norm, images, profile, to"
+    with pytest.raises(InputError, match=f"unknown config key 'log.zzz'; there are: {there}"):
         Config().replace(log={"zzz": 1})
 
 

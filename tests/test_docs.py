@@ -34,7 +34,7 @@ CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())
 
 # A command whose first argument is a config has other options than one without it.
-OF_A_CONFIG = (("train",), ("eval",), ("doctor",), ("data", "show"))
+OF_A_CONFIG = (("train",), ("eval",), ("find-lr",), ("doctor",), ("data", "show"))
 COMMANDS = (
     *OF_A_CONFIG,
     ("data", "check"),

@@ -208,6 +208,25 @@ def test_layers_are_trained_from_their_step_on(tmp_path):
     assert {path.split("/")[1] for path in statistics} == {"bn1", "layer1_0", "layer3_0"}
 
 
+def test_groups_are_what_freeze_and_rate_factors_say():
+    """The same bits, of parameters and statistics; what is frozen has no place in the optimizer."""
+    keys = {"model": {"freeze": "norm"}, "optimizer": {"rate_factors": ["fc=10", "conv=0.5"]}}
+    groups = ["norm:frozen=true", "fc:rate=10", "conv:rate=0.5"]
+    one, other = (made(config, model=LinenNet()) for config in (keys, {"optimizer": {"groups": groups}}))
+    assert jax.tree.structure(one.state.opt_state) == jax.tree.structure(other.state.opt_state)
+    begin = arrays(one.state)
+    first, second = (arrays(train(setup, FOUR_STEPS)) for setup in (one, other))
+    assert not changed_between(first, second)
+    kept = {path.split("/")[1] for path in begin} - {path.split("/")[1] for path in changed_between(begin, first)}
+    assert kept == {"norm"}
+
+
+def test_a_decay_of_what_is_never_decayed_is_one_line():
+    message = "^optimizer.groups: norm:decay=0.1: batch norm and biases are never decayed; leave it out"
+    with pytest.raises(InputError, match=message):
+        made({"optimizer": {"groups": ["norm:decay=0.1"]}}, model=LinenNet())
+
+
 def test_the_first_updates_of_a_thawed_layer_are_of_its_rate():
     optimizer = thawing(optax.adam(1.0), {"x": 50})
     params = {"x": jnp.zeros(2)}
@@ -266,6 +285,29 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
             "rate_factors: 'fc' is frozen for good by",
         ),
         ({"rate_factors": ["head=2"]}, "rate_factors: no layer's name begins with 'head'"),
+        ({"groups": "fc"}, "groups: 'fc': expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"),
+        ({"groups": ["fc:speed=2"]}, "groups: 'fc:speed=2': expected LAYER:rate=X"),
+        ({"groups": ["fc:rate="]}, "groups: 'fc:rate=': expected LAYER:rate=X"),
+        ({"groups": ["fc=1:rate=2"]}, "groups: 'fc=1:rate=2': expected LAYER:rate=X"),
+        ({"groups": ["fc:rate=-1"]}, "groups: fc:rate='-1': expected a number, 0 to 1,000,000"),
+        ({"groups": ["fc:decay=200"]}, "groups: fc:decay='200': expected a number, 0 to 100"),
+        ({"groups": ["fc:frozen=yes"]}, "groups: fc:frozen='yes': expected true, or nothing of a trained layer"),
+        ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give one"),
+        (
+            {"groups": "layer1.0:rate=2", "rate_factors": "layer1_0=3"},
+            "groups: layer1.0:rate=2, and rate_factors has layer1_0=3; give one",
+        ),
+        ({"groups": "fc:decay=0"}, "groups: fc:decay=0: optimizer gives an object, which has its own decay; leave it"),
+        ({"groups": "head:rate=2"}, "groups: no layer's name begins with 'head'"),
+        ({"groups": "head:frozen=true"}, "groups: no layer's name begins with 'head'"),
+        ({"groups": "fc:rate=2,fc:frozen=true"}, "groups: 'fc' is frozen for good by groups"),
+        ({"groups": "fc:rate=2", "freeze": "fc"}, "groups: 'fc' is frozen for good by freeze=fc"),
+        ({"groups": "fc:frozen=true", "unfreeze": "fc=1 step"}, "unfreeze: 'fc' is frozen for good by groups"),
+        (
+            {"groups": [f"{layer}:frozen=true" for layer in ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")]}
+            | {"freeze": "fc"},
+            "freeze=fc: no layer is left to train",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(changes, message):

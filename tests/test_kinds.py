@@ -35,8 +35,8 @@ BUILT_IN = {
     "losses": {"cross_entropy"},
     "objectives": {"supervised"},
     "metrics": {"top1", "top5", "top10"},
-    "optimizers": {"momentum", "adamw"},
-    "schedules": {"cosine", "step", "constant"},
+    "optimizers": {"momentum", "adamw", "lars", "lamb", "muon", "schedule_free"},
+    "schedules": {"cosine", "linear", "step", "constant", "polynomial", "one_cycle", "wsd"},
     "augment": {"flip", "pad", "rand_augment", "cutout", "erase", "vertical_flip", "grayscale"},
     "training.listeners": {"jsonl", "curves", "parameters", "tensorboard", "wandb", "mlflow"},
 }

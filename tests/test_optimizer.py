@@ -15,6 +15,7 @@ from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import MODELS, OPTIMIZERS
+from jaxddp.schedules.peak import at_batch_size, batch_factor, derivation
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.plan import Plan
 
@@ -47,7 +48,10 @@ def rates(total: int, warmup: int, **changes) -> np.ndarray:
 # --- Schedules ---
 
 
-@given(runs, st.sampled_from(["cosine", "linear", "step", "constant"]))
+SCHEDULES_NAMED = ["cosine", "linear", "step", "constant", "polynomial", "one_cycle", "wsd"]
+
+
+@given(runs, st.sampled_from(SCHEDULES_NAMED))
 @settings(max_examples=60)
 def test_warm_up_rises_by_equal_steps_from_the_first_to_the_peak(run, schedule):
     total, warmup = run
@@ -85,6 +89,84 @@ def test_linear_falls_from_the_peak_towards_its_end(run, end):
 def test_constant_stays_at_the_peak(run):
     total, warmup = run
     np.testing.assert_allclose(rates(total, warmup, schedule="constant")[warmup:], PEAK)
+
+
+@given(runs, st.floats(0, 1), st.floats(0.1, 5))
+@settings(max_examples=60)
+def test_polynomial_falls_by_a_power_of_what_is_left(run, end, power):
+    total, warmup = run
+    left = 1 - np.arange(total - warmup) / max(total - warmup, 1)
+    found = rates(total, warmup, schedule="polynomial", end_factor=end, power=power)[warmup:]
+    np.testing.assert_allclose(found, PEAK * (end + (1 - end) * left**power), rtol=1e-5, atol=1e-7)
+
+
+@given(runs, st.floats(0, 1), st.floats(0, 1))
+@settings(max_examples=60)
+def test_wsd_stays_and_falls_over_the_last_share_of_the_run(run, end, share):
+    total, warmup = run
+    falling = min(round(share * total), max(total - warmup, 1))
+    passed = np.clip(np.arange(warmup, total) - (max(total - warmup, 1) + warmup - falling), 0, None)
+    found = rates(total, warmup, schedule="wsd", end_factor=end, decay_share=share)[warmup:]
+    np.testing.assert_allclose(found, PEAK * (1 + (end - 1) * passed / max(falling, 1)), rtol=1e-5, atol=1e-7)
+
+
+def test_one_cycle_is_that_of_optax_behind_its_rise():
+    """With the warm-up that makes it the policy of the paper."""
+    found = rates(200, 60, schedule="one_cycle")
+    whole = optax.linear_onecycle_schedule(200, PEAK)
+    np.testing.assert_allclose(found[60:], [whole(step) for step in range(60, 200)], rtol=1e-5)
+
+
+@given(runs, st.sampled_from(SCHEDULES_NAMED), st.floats(0, 1), st.floats(0, 1))
+@settings(max_examples=100)
+def test_the_peak_is_reached_and_never_exceeded(run, schedule, end, share):
+    """Whatever the lengths, and a run of one step, too; every rate is a number."""
+    found = rates(*run, schedule=schedule, end_factor=end, decay_share=share)
+    assert np.isfinite(found).all() and (found >= 0).all() and (found <= PEAK * (1 + 1e-6)).all()
+    # Where nothing comes before its first fall, "step" has no peak.
+    assert found.max() == pytest.approx(PEAK, rel=1e-6) or (schedule == "step" and round(run[0] / 3) <= run[1] == 0)
+
+
+@given(runs.filter(lambda run: run[0] - run[1] > 1), st.floats(0, 1))
+@settings(max_examples=60)
+def test_a_schedule_ends_where_it_says(run, end):
+    total, warmup = run
+    ends = {"cosine": 0, "linear": end, "polynomial": end, "wsd": end, "one_cycle": 1 / 250_000, "constant": 1}
+    for name, factor in ends.items():
+        config = config_of(learning_rate=PEAK, schedule=name, end_factor=end, decay_share=0.5)
+        last = float(make_schedule(config, Steps(total, warmup))(total))
+        assert last == pytest.approx(PEAK * factor, rel=1e-5, abs=1e-9), name
+
+
+# --- The peak for another batch size ---
+
+
+@pytest.mark.parametrize(
+    ("scaling", "peak", "line"),
+    [
+        ("linear", 0.4, "learning rate 0.4 = 0.1 x 1024 / 256 (linear, for optimizer.reference_batch=256)"),
+        ("sqrt", 0.2, "learning rate 0.2 = 0.1 x sqrt(1024 / 256) (sqrt, for optimizer.reference_batch=256)"),
+        ("none", 0.1, None),
+    ],
+)
+@pytest.mark.parametrize("schedule", SCHEDULES_NAMED)
+def test_the_peak_follows_the_batch_size(scaling, peak, line, schedule):
+    config = config_of(reference_batch=256, scaling=scaling, schedule=schedule).replace(train={"batch_size": 1024})
+    assert float(make_schedule(config, Steps(30, 3))(2)) == pytest.approx(peak)
+    assert at_batch_size(config).optimizer.learning_rate == pytest.approx(peak)
+    assert at_batch_size(at_batch_size(config)) == at_batch_size(config)
+    assert derivation(config) == line
+
+
+def test_a_config_without_a_reference_is_for_its_own_batch():
+    config = Config()
+    assert at_batch_size(config) is config and batch_factor(config) == 1 and derivation(config) is None
+
+
+def test_a_peak_out_of_range_is_one_line():
+    config = config_of(learning_rate=1e6, reference_batch=1)
+    with pytest.raises(InputError, match="optimizer.learning_rate=256000000.0: expected 0 to 1,000,000"):
+        make_schedule(config, Steps(10, 1))
 
 
 @pytest.mark.parametrize("warmup", [0, 5])

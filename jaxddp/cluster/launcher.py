@@ -25,7 +25,7 @@ from jaxddp.overrides import check_values
 from jaxddp.ranges import Range
 from jaxddp.wording import nearest
 
-COMMANDS = ("train", "eval", "predict", "doctor", "data")
+COMMANDS = ("train", "eval", "find-lr", "predict", "doctor", "data")
 """A command that begins with one of these runs as `python -m jaxddp`."""
 _EXAMPLE = "jaxddp launch --processes 2 -- train digits"
 

@@ -34,5 +34,6 @@ def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
 
 
 def rate_factor(parts: Sequence[Part], state: TrainState) -> float:
-    """What the parts multiply an optimizer's updates by."""
-    return math.prod(float(part.rate_factor(state.parts.get(part.name))) for part in parts)
+    """What the parts multiply the learning rate by."""
+    factors = (part.rate_factor(state.parts.get(part.name)) for part in parts)
+    return math.prod(float(factor) for factor in factors if factor is not None)

@@ -70,8 +70,8 @@ class Gradients:
             accumulate=config.train.accumulate,
             reproducible=reproducible,
             for_cpu=topology.platform == "cpu",
-            frozen=config.model.frozen,
-            kept=config.model.settled,
+            frozen=config.frozen,
+            kept=config.settled,
         )
 
     def shares(self, topology: Topology) -> int:

@@ -1,12 +1,13 @@
 """An optimizer that treats the layers of a network apart: some not at all, some later, some at a rate of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxddp.engine.schedule_free_state import is_schedule_free, with_steps
 from jaxddp.layers import Layers
 from jaxddp.models.frozen import path_of, trained
 
@@ -32,10 +33,17 @@ def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, 
     """Multiplies updates by factors, given by path: the learning rate of these parameters, with their weight decay."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, state = optimizer.update(updates, state, params)
-        return jax.tree_util.tree_map_with_path(lambda path, u: u * factors.get(path_of(path), 1), updates), state
+        updates, following = optimizer.update(updates, state, params)
+        return multiplied(updates, state, following, lambda path: factors.get(path, 1))
 
     return optax.GradientTransformation(optimizer.init, update)
+
+
+def multiplied(updates: Any, before: Any, after: Any, factor: Callable[[str], Any]) -> tuple[Any, Any]:
+    """An optimizer's updates, multiplied by a function of the path, and its next state, of that before them."""
+    if is_schedule_free(after):
+        return with_steps(updates, before, after, factor)
+    return jax.tree_util.tree_map_with_path(lambda path, update: update * factor(path_of(path)), updates), after
 
 
 def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) -> optax.GradientTransformation:
@@ -50,12 +58,18 @@ def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) 
         return Thawing(jnp.zeros((), jnp.int32), optimizer.init(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Thawing]:
+        def has_begun(path: str) -> Any:
+            step = begins.get(path, 0)
+            return jnp.where(state.updates < step, 0, 1) if step else 1
+
         def begun(path: Any, leaf: jax.Array) -> jax.Array:
             step = begins.get(path_of(path), 0)
             # Minus zero: x + -0 has the bits of x, and -0 + 0 has not those of -0.
             return leaf if not step else jnp.where(state.updates < step, jnp.asarray(-0.0, leaf.dtype), leaf)
 
         updates, inner = optimizer.update(updates, state.inner, params)
+        if is_schedule_free(inner):
+            updates, inner = with_steps(updates, state.inner, inner, has_begun)
         return jax.tree_util.tree_map_with_path(begun, updates), Thawing(state.updates + 1, inner)
 
     return optax.GradientTransformation(init, update)

@@ -18,6 +18,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.schedule_free_state import at_rate
 from jaxddp.engine.set_metrics import over_devices
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.measure.cost import Cost, compile_with_cost
@@ -73,19 +74,20 @@ def make_local_step(
         # None of a part that has no place in the state.
         own = {part.name: state.parts.get(part.name) for part in parts}
         scale = math.prod(part.loss_scale(own[part.name]) for part in parts)
-        grads, model_state, means, undivided = gradients.of_batch(
+        averaged, model_state, means, undivided = gradients.of_batch(
             objective, state, batch, dropout, train=True, image_key=run_key, scale=scale
         )
+        grads = averaged
         for part in parts:
             grads = part.gradients(own[part.name], grads)
         params = gradients.averaging.parameters(state.params)
         moving = trained(params, gradients.frozen)
         updates, opt_state = optimizer.update(grads, state.opt_state, moving)
-        if schedule is not None:
-            factor = schedule(state.step)
-            updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
-        for part in parts:
-            updates = part.updates(own[part.name], updates)
+        rates = [] if schedule is None else [schedule(state.step)]
+        rates += [rate for part in parts if (rate := part.rate_factor(own[part.name])) is not None]
+        if rates:
+            rate = functools.reduce(jnp.multiply, rates)
+            updates, opt_state = at_rate(rate, updates, state.opt_state, opt_state)
         params = whole(optax.apply_updates(moving, updates), params)
         new = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
         sums = means.replace(values=means.values * gradients.shares(topology))
@@ -95,7 +97,7 @@ def make_local_step(
                 following, new = part.judge(following, state, new, all_finite(undivided))
             if part.name in state.parts:
                 new = new.replace(parts={**new.parts, part.name: following})
-            sums = sums.with_scalars(part.report(following, grads))
+            sums = sums.with_scalars(part.report(following, averaged))
         return new, sums
 
     return local_step

@@ -21,13 +21,14 @@ Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
 _OPTIONS = {
     "model": ("freeze", "new_layers", "unfreeze", "weights"),
-    "optimizer": ("layer_decay", "rate_factors"),
+    "optimizer": ("clip_norm", "groups", "layer_decay", "rate_factors"),
     "train": (
         *("accumulate", "gradient_precision", "max_bad_steps", "precision", "ema", "ema_warmup", "ema_every"),
         *("lookahead", "lookahead_decay", "stop_after", "stop_min_gain"),
     ),
     "checkpoint": ("best", "best_is", "best_smoothing"),
     "parallel": ("buckets", "reproducible", "xla_options"),
+    "log": ("gradient_norm",),
 }
 """What `prepare_training` takes of a config, by its section."""
 
@@ -75,7 +76,7 @@ def changes_of_options(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, section_of)}")
     given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     # As at the terminal: "conv1=0.1,fc=10".
-    given |= {key: (given[key],) for key in ("unfreeze", "rate_factors") if isinstance(given.get(key), str)}
+    given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
     return {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
 
 

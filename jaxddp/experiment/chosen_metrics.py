@@ -7,6 +7,7 @@ from typing import Any
 from jaxddp.config import Config
 from jaxddp.engine.loss import check_metric
 from jaxddp.engine.objective import Metric
+from jaxddp.engine.parts.gradient_norm import GRADIENT_NORM
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE
 from jaxddp.engine.set_metrics import SetMetric, check_set_metric, is_set_metric
@@ -16,7 +17,7 @@ from jaxddp.wording import kind_of
 
 _RESERVED = (
     *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
-    *("data_wait_fraction", "flops_utilization", "peak_memory", "image_size", LOSS_SCALE, SKIPPED),
+    *("data_wait_fraction", "flops_utilization", "peak_memory", "image_size", GRADIENT_NORM, LOSS_SCALE, SKIPPED),
 )
 """Names that a line of metrics.jsonl has for other things, as it has all that begin with `epoch_`."""
 _NAME = re.compile(r"(?!epoch_)[\w.-]+")

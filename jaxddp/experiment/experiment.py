@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import optax
+
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.engine.state import TrainState, measured_states
@@ -22,6 +24,7 @@ from jaxddp.experiment.setup import RunSetup
 from jaxddp.goal import flat
 from jaxddp.job.membership import is_first
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.schedules.peak import derivation
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.loggers import make_loggers
 from jaxddp.training.loop import fit
@@ -50,14 +53,18 @@ class Experiment:
         return initialize(self.recipe, self.resources, self.feed, self.preprocess, fresh=fresh)
 
 
-def open_experiment(file: RecipeFile) -> Experiment:
-    """Join the job, find the devices, open the data and make the recipe's objects. Raises: InputError."""
+def open_experiment(file: RecipeFile, learning_rate: optax.Schedule | None = None) -> Experiment:
+    """Join the job, find the devices, open the data and make the recipe's objects. Raises: InputError.
+
+    Args:
+        learning_rate: what the optimizer follows in place of the config's schedule.
+    """
     topology = join_with(file.config, file.digest())
     config = file.config
     if config.train.precision is None:
         config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
     resources = open_resources(config, topology)
-    recipe = recipe_of(file, config, TrainingData.of(resources.train, config.data), topology)
+    recipe = recipe_of(file, config, TrainingData.of(resources.train, config.data), topology, learning_rate)
     # What is wrong with these is said before there is a work directory, and before anything is compiled.
     judgement_of(recipe, resources)
     feed = make_feed(recipe, resources)
@@ -92,6 +99,8 @@ def train(
         hook = file.hooks.get("get_listeners") if is_first() else None
         of_file = [] if hook is None else check_listeners(hook(config, directory), hook.name)
         setup = experiment.setup(fresh=own.resume_step is None)
+        if is_first() and (line := derivation(config)):
+            print(line, flush=True)
         return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file], config=claimed.content()))
 
 

@@ -2,48 +2,42 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
+from jaxddp.config import Config
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.engine.state import PARAMS
 from jaxddp.errors import InputError
+from jaxddp.experiment.initial_weights import parameter_names
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.job.membership import is_first
-from jaxddp.layers import Layers, begins
+from jaxddp.layers import Layers, begins, longest
 from jaxddp.models.adapt import with_settled_norms
 from jaxddp.models.protocol import Model, name_of
+from jaxddp.optimizers.decay import is_kernel
 from jaxddp.training.plan import Plan
+from jaxddp.weights.match import Shapes
 
-T = TypeVar("T")
 _log = logging.getLogger("jaxddp.experiment")
 
 
-def fine_tuned(recipe: Recipe, names: Sequence[str], plan: Plan) -> Recipe:
-    """The recipe with what its config says of layers in its optimizer and its model; `names` are its parameters'.
+def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan) -> Recipe:
+    """The recipe with what its config says of layers in its optimizer and its model; `shapes` are the network's.
+
+    Weight decay by layer is the optimizer's own; see `jaxddp.optimizers.decay`.
 
     Raises:
-        InputError: a layer that the network does not have, or none that is left to train.
+        InputError: a layer that the network does not have, or none that is left to train, or two words on one.
     """
     config, optimizer = recipe.config, recipe.optimizer
-    frozen, thawed, factors = config.model.frozen, config.model.thawed, config.optimizer.factors
-    frozen.check(names, "model.freeze")
-    config.model.new.check(names, "model.new_layers")
-    Layers(tuple(thawed)).check(names, "model.unfreeze")
-    Layers(tuple(factors)).check(names, "optimizer.rate_factors")
-    trained = [name for name in names if name not in frozen]
-    if not trained:
-        raise InputError(f"model.freeze={config.model.freeze}: no layer is left to train; leave one out")
-    for key, layers in (("model.unfreeze", thawed), ("optimizer.rate_factors", factors)):
-        for layer in layers:
-            if not any(begins(layer, name) for name in trained):
-                raise InputError(f"{key}: {layer!r} is frozen for good by model.freeze={config.model.freeze}")
+    trained, frozen, thawed = _trained(config, shapes), config.frozen, config.model.thawed
     sizes = {"num_examples": plan.num_examples, "batch_size": plan.batch_size, "total_steps": plan.total_steps}
     starts = {layer: duration.steps(**sizes) for layer, duration in thawed.items()}
     for layer, start in starts.items():
         if start >= plan.total_steps and is_first():
             _log.warning(f"model.unfreeze: {layer!r} begins at step {start}, and the run ends at {plan.total_steps}")
-    by_name = {name: _longest(factors, name, 1.0) for name in trained}
+    by_name = {name: longest(config.optimizer.rates, name, 1.0) for name in trained}
     if config.optimizer.layer_decay != 1:
         decay = _decay(recipe.model, trained, config.optimizer.layer_decay)
         by_name = {name: by_name[name] * decay[name] for name in trained}
@@ -52,15 +46,40 @@ def fine_tuned(recipe: Recipe, names: Sequence[str], plan: Plan) -> Recipe:
     if any(value != 1 for value in by_name.values()):
         optimizer = with_factors(optimizer, by_name)
     if any(starts.values()):
-        optimizer = thawing(optimizer, {name: int(_longest(starts, name, 0)) for name in trained})
-    model = with_settled_norms(recipe.model, config.model.settled)
+        optimizer = thawing(optimizer, {name: int(longest(starts, name, 0)) for name in trained})
+    model = with_settled_norms(recipe.model, config.settled)
     return dataclasses.replace(recipe, optimizer=optimizer, model=model)
 
 
-def _longest(values: Mapping[str, T], name: str, default: T) -> T:
-    """The value of the longest layer that begins a name."""
-    fitting = [layer for layer in values if begins(layer, name)]
-    return values[max(fitting, key=len)] if fitting else default
+def _trained(config: Config, shapes: Shapes) -> list[str]:
+    """The names of the parameters that are trained. Raises: InputError; as `fine_tuned`."""
+    names, groups = parameter_names(shapes), config.optimizer.own
+    keys = {
+        "model.unfreeze": config.model.thawed,
+        "optimizer.rate_factors": config.optimizer.factors,
+        "optimizer.groups": groups.rates | groups.decays,
+    }
+    config.model.frozen.check(names, "model.freeze")
+    config.model.new.check(names, "model.new_layers")
+    Layers(groups.frozen).check(names, "optimizer.groups")
+    for key, layers in keys.items():
+        Layers(tuple(layers)).check(names, key)
+    trained = [name for name in names if name not in config.frozen]
+    by = f"model.freeze={config.model.freeze}" if config.model.freeze else "optimizer.groups"
+    if not trained:
+        raise InputError(f"{by}: no layer is left to train; leave one out")
+    for key, layers in keys.items():
+        for layer in layers:
+            if not any(begins(layer, name) for name in trained):
+                frozen = [name for name in names if begins(layer, name) and name in config.model.frozen]
+                raise InputError(f"{key}: {layer!r} is frozen for good by {by if frozen else 'optimizer.groups'}")
+    for layer, decay in groups.decays.items():
+        its = [name for name in trained if begins(layer, name)]
+        if not any(is_kernel(name, len(shapes[PARAMS + name])) for name in its):
+            raise InputError(
+                f"optimizer.groups: {layer}:decay={decay:g}: batch norm and biases are never decayed; leave it out"
+            )
+    return trained
 
 
 def _decay(model: Model, names: Iterable[str], decay: float) -> dict[str, float]:

@@ -116,10 +116,9 @@ def _part(part: Part, state: TrainState) -> str:
         following, after = part.update(own, state, state, grads)
         judged = part.judge(following, state, after, jnp.array(True)) if part.judges else ()
         # Of a part that has none of these the digest is that of older releases.
-        factored = part.updates(own, state.params) if type(part).updates is not Part.updates else ()
-        metrics = {"val loss": jnp.float32(0)}
-        validated = (part.validated(own, metrics), part.rate_factor(own)) if part.follows else ()
-        return part.loss_scale(own), grads, following, after, judged, part.report(own, grads), factored, validated
+        validated = part.validated(own, {"val loss": jnp.float32(0)}) if part.follows else ()
+        told = part.report(own, grads)
+        return part.loss_scale(own), grads, following, after, judged, told, part.rate_factor(own), validated
 
     return f"{part.name} {_digest(all_of_it, state.parts[part.name], state)}"
 

@@ -13,11 +13,12 @@ from jaxddp.data.labels import is_multi_label
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.parts.schedule_free_average import with_average
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.fine_tuning import fine_tuned
 from jaxddp.experiment.image_sizes import check_sizes, growth_of, shapes_in_training
-from jaxddp.experiment.initial_weights import initial_weights, parameter_names, shapes_of
+from jaxddp.experiment.initial_weights import by_path, initial_weights, trees_of
 from jaxddp.experiment.programs import Programs, settings
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources
@@ -26,6 +27,7 @@ from jaxddp.job.membership import agree
 from jaxddp.measure.memory import named
 from jaxddp.models.adapt import for_platform
 from jaxddp.training.plan import Plan
+from jaxddp.weights.match import Shapes
 
 
 def prepare(recipe: Recipe, resources: Resources) -> RunSetup:
@@ -47,10 +49,9 @@ def initialize(
     travel = {"gradients come from": str(Gradients.of(recipe.config, topology))}
     agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
-    plan, shape = Plan.of(recipe.config, len(source)), source.image_shape(feed.data)
-    shapes = shapes_of(recipe.model, shape)
+    shape = source.image_shape(feed.data)
     check_sizes(recipe.config, source, recipe.model)
-    recipe = fine_tuned(recipe, parameter_names(shapes), plan)
+    recipe, shapes = completed(recipe, shape, len(source))
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
     elif (start := recipe.config.model.weights) is not None:
@@ -63,6 +64,15 @@ def initialize(
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     return RunSetup(recipe, resources, model, feed, preprocess, state, like, programs)
+
+
+def completed(recipe: Recipe, image_shape: tuple[int, int, int], num_examples: int) -> tuple[Recipe, Shapes]:
+    """The recipe with what follows from its network, and the shapes of that. Raises: as `fine_tuned`."""
+    trees = trees_of(recipe.model, image_shape)
+    shapes = {path: leaf.shape for path, leaf in by_path(*trees).items()}
+    recipe = fine_tuned(recipe, shapes, Plan.of(recipe.config, num_examples))
+    opt_state = jax.eval_shape(recipe.optimizer.init, trees[0])
+    return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), shapes
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:

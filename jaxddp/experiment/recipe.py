@@ -15,6 +15,7 @@ from jaxddp.data.source import Source, sample_images
 from jaxddp.engine.loss import ExampleLoss, example_loss
 from jaxddp.engine.objective import Metric, Objective, TrainObjective, supervised
 from jaxddp.engine.parts.configured import configured_parts
+from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
 from jaxddp.engine.state import Transform
@@ -28,6 +29,7 @@ from jaxddp.models.protocol import Model
 from jaxddp.overrides import checked
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.registry import MODELS, OBJECTIVES, OPTIMIZERS
+from jaxddp.schedules.peak import at_batch_size
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.events import MOMENTS
 from jaxddp.training.plan import Plan
@@ -91,8 +93,17 @@ class TrainingData:
         return len(self.class_counts)
 
 
-def recipe_of(file: RecipeFile, config: Config, data: TrainingData, topology: Topology) -> Recipe:
+def recipe_of(
+    file: RecipeFile,
+    config: Config,
+    data: TrainingData,
+    topology: Topology,
+    learning_rate: optax.Schedule | None = None,
+) -> Recipe:
     """The recipe of a config, the file's with what was overridden and settled, and of the hooks of its file.
+
+    Args:
+        learning_rate: what the optimizer follows in place of the config's schedule.
 
     Raises:
         InputError: a name that is unknown, a number out of range, or a hook that returns something else; names it.
@@ -101,11 +112,8 @@ def recipe_of(file: RecipeFile, config: Config, data: TrainingData, topology: To
     total = Plan.of(config, data.num_examples).total_steps
     sizes = {"num_examples": data.num_examples, "batch_size": config.train.batch_size, "total_steps": total}
     steps = Steps(total, config.optimizer.warmup.steps(**sizes))
-    learning_rate = make_schedule(config, steps)
-    if "get_optimizer" in hooks:
-        optimizer = check_optimizer(hooks["get_optimizer"](config, learning_rate), hooks["get_optimizer"].name)
-    else:
-        optimizer = OPTIMIZERS.get(config.optimizer.name)(config, learning_rate)
+    learning_rate = learning_rate or make_schedule(config, steps)
+    optimizer = _optimizer(hooks.get("get_optimizer"), at_batch_size(config), learning_rate)
     if "get_loss" in hooks:
         given = hooks["get_loss"](config)
         with about(hooks["get_loss"].name):
@@ -141,17 +149,25 @@ def model_of(file: RecipeFile, config: Config, num_classes: int) -> Model:
         return adapt(network)
 
 
-def check_optimizer(optimizer: Any, where: str) -> optax.GradientTransformation:
-    """Anything with optax's two functions. Raises: InputError; `where` says who gave it."""
+def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.GradientTransformation:
+    """Anything with optax's two functions. Raises: InputError; `where` says who gave it.
+
+    Or the config says something of layers that an object decides itself.
+    """
     functions = (getattr(optimizer, name, None) for name in ("init", "update"))
     if isinstance(optimizer, type) or not all(map(callable, functions)):
         raise InputError(f"{where}: {kind_of(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
+    for layer, decay in config.optimizer.own.decays.items():
+        raise InputError(
+            f"optimizer.groups: {layer}:decay={decay:g}: {where} gives an object, which has its own decay; leave it out"
+        )
     return optimizer
 
 
 def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tuple[Part, ...]:
     """Parts of the step, each with a name of its own, with those of the config among them: the guard leaves the arrays
-    of what comes before it as they were, and what judges, such as a `LossScale`, has to change its own.
+    of what comes before it as they were, and what judges, such as a `LossScale`, has to change its own. The averaged
+    gradient is clipped before others change it.
 
     Raises: InputError; `where` says who gave them.
     """
@@ -162,7 +178,8 @@ def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tu
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{where}: two parts are called {twice[0]!r}; give each another name")
     quiet, judging = ([part for part in given if part.judges is judges] for judges in (False, True))
-    return (*quiet, *configured, *judging)
+    first, others = ([part for part in configured if isinstance(part, GradientNorm) is norm] for norm in (True, False))
+    return (*first, *quiet, *others, *judging)
 
 
 def check_listeners(listeners: Any, where: str) -> list[Any]:
@@ -184,6 +201,12 @@ def _function(hook: Hook | None, of: str, *arguments: Any) -> Any:
     if not callable(found):
         raise InputError(f"{hook.name}: {kind_of(found)} was given; give a function of {of}")
     return found
+
+
+def _optimizer(hook: Hook | None, config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    if hook is None:
+        return OPTIMIZERS.get(config.optimizer.name)(config, learning_rate)
+    return check_optimizer(hook(config, learning_rate), hook.name, config)
 
 
 def _objective(hook: Hook | None, config: Config, topology: Topology) -> Callable[[Objective], TrainObjective]:

@@ -1,4 +1,4 @@
-"""SGD with momentum and AdamW, both with weight decay, and which parameters it applies to."""
+"""Weight decay: which parameters it applies to, and how strongly."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import optax
 
 from jaxddp.config import Config
-from jaxddp.registry import OPTIMIZERS
+from jaxddp.layers import longest
 
 _TABLES = ("cls_token", "pos_embed")
 """A ViT's class token and positions, which have more dimensions than one, but multiply nothing."""
@@ -17,27 +17,27 @@ def decayed(params: Any) -> Any:
 
     Nor for the tables of a ViT, as in timm.
     """
-
-    def is_kernel(path: Any, array: Any) -> bool:
-        return array.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in _TABLES
-
-    return jax.tree_util.tree_map_with_path(is_kernel, params)
+    return jax.tree_util.tree_map_with_path(lambda path, array: is_kernel(_name(path), array.ndim), params)
 
 
-@OPTIMIZERS.add("momentum")
-def momentum(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """SGD as the ResNets were trained: weight decay is added to the gradient."""
-    settings = config.optimizer
-    return optax.chain(
-        optax.add_decayed_weights(settings.weight_decay, mask=decayed),
-        optax.sgd(learning_rate, momentum=settings.momentum, nesterov=settings.nesterov),
-    )
+def is_kernel(name: str, ndim: int) -> bool:
+    """Whether a parameter of this name and so many dimensions is decayed."""
+    return ndim > 1 and name.rpartition("/")[2] not in _TABLES
 
 
-@OPTIMIZERS.add("adamw")
-def adamw(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv:1711.05101)."""
-    settings = config.optimizer
-    return optax.adamw(
-        learning_rate, b1=settings.momentum, b2=settings.beta2, weight_decay=settings.weight_decay, mask=decayed
-    )
+def add_decay(config: Config) -> optax.GradientTransformation:
+    """Adds to the updates of kernels their decay, `weight_decay` times the kernel, or what `groups` says of it."""
+    usual, own = config.optimizer.weight_decay, config.optimizer.own.decays
+    if not own:
+        return optax.add_decayed_weights(usual, mask=decayed)
+
+    def add(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
+        name = _name(path)
+        decay = longest(own, name, usual) if is_kernel(name, param.ndim) else 0.0
+        return update + decay * param if decay else update
+
+    return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(add, updates, params))
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,6 +1,6 @@
 """The part of a config that says which network is trained, and which weights it starts from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from jaxddp.batch_statistics import BatchStatistics
@@ -61,11 +61,6 @@ class ModelConfig:
     def frozen(self) -> Layers:
         """What `freeze` says. Raises: InputError; it says nothing."""
         return Layers.parse(self.freeze or "", "model.freeze")
-
-    @property
-    def settled(self) -> Layers:
-        """Whose batch norms keep their running statistics."""
-        return replace(self.frozen, also=tuple(self.thawed))
 
     @property
     def thawed(self) -> dict[str, Duration]:

@@ -1,23 +1,27 @@
 """The part of a config that says how parameters follow from gradients: the optimizer and its schedule."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.layers import assignments, factor
+from jaxddp.layers import Groups, assignments, factor
 from jaxddp.overrides import names_of
 from jaxddp.ranges import Range, Share
+from jaxddp.sections.training import BatchSize
 
 Decay = Annotated[float, Range(0, 1, below=True)]
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer and its schedule; batch norm and biases are never decayed."""
+    """The optimizer and its schedule; batch norm and biases are never decayed.
+
+    Which of these keys an optimizer or a schedule reads is said beside it, in jaxddp/optimizers and jaxddp/schedules.
+    """
 
     name: str = "momentum"
     learning_rate: Annotated[float, Range(0, 1_000_000)] = 0.1
-    """The peak, for the global batch size of this config."""
+    """The peak, for the global batch size of this config, or for `reference_batch`."""
     schedule: str = "cosine"
     warmup: Duration = field(default_factory=lambda: Duration.parse("5%"))
     momentum: Decay = 0.9
@@ -28,7 +32,7 @@ class OptimizerConfig:
     """Schedule "step": the shares of the run at which the rate is multiplied by step_factor."""
     step_factor: Share = 0.1
     end_factor: Share = 0.0
-    """Schedule "linear": the share of the peak at which the run ends; "plateau": the least share."""
+    """Schedules "linear", "polynomial" and "wsd": the share of the peak at which the run ends; "plateau": the least."""
     plateau_factor: Annotated[float, Range(0, 1, above=True, below=True)] = 0.1
     plateau_patience: Annotated[int, Range(1, 1_000_000)] = 10
     """Schedule "plateau": after so many validations without gain in the validation loss the rate is multiplied by
@@ -37,12 +41,42 @@ class OptimizerConfig:
     """What multiplies the learning rate of layers: "conv1=0.1,fc=10". Of several that begin a name, the longest."""
     layer_decay: Annotated[float, Range(0, 1, above=True)] = 1.0
     """Each layer's rate is this multiple of the next one's, the head's being the learning rate."""
+    epsilon: Share | None = None
+    """What keeps a division from one by zero; the optimizer's own where absent."""
+    trust_coefficient: Annotated[float, Range(0, 1, above=True)] = 0.001
+    """Optimizer "lars": the share of its norm by which a layer changes at a learning rate of 1."""
+    groups: tuple[str, ...] = ()
+    """What layers have of their own: "fc:rate=10,fc:decay=0,conv1:frozen=true", a multiple of the learning rate, a
+    weight decay in place of `weight_decay`, no training. Of several that begin a name, the longest."""
+    clip_norm: Annotated[float, Range(0, 1_000_000, above=True)] | None = None
+    """Scale the averaged gradient down to this norm, over all of its arrays, where it is longer."""
+    power: Annotated[float, Range(0, 100, above=True)] = 2.0
+    """Schedule "polynomial": 1 is a straight line."""
+    decay_share: Share = 0.2
+    """Schedule "wsd": the share of the run, at its end, over which the rate falls."""
+    reference_batch: BatchSize | None = None
+    """The global batch size for which `learning_rate` is given; this config's where absent."""
+    scaling: Literal["linear", "sqrt", "none"] = "linear"
+    """How the rate follows the batch size from `reference_batch`: by their quotient, its square root, or not at all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate_factors", names_of(self.rate_factors))
+        object.__setattr__(self, "groups", names_of(self.groups))
 
     @property
     def factors(self) -> dict[str, float]:
         """What `rate_factors` says. Raises: InputError; it says nothing."""
         found = assignments(self.rate_factors, "optimizer.rate_factors")
         return {layer: factor(value, f"optimizer.rate_factors: {layer}") for layer, value in found.items()}
+
+    @property
+    def own(self) -> Groups:
+        """What `groups` says. Raises: InputError; it says nothing, or a rate that `rate_factors` says too."""
+        found = Groups.parse(self.groups, "optimizer.groups")
+        found.check_apart(self.factors, "optimizer.rate_factors", "optimizer.groups")
+        return found
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """What multiplies the learning rate of layers, by either key. Raises: InputError; as `own`."""
+        return self.factors | self.own.rates

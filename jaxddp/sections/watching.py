@@ -40,8 +40,8 @@ class CheckpointConfig:
     """Which one is best, also for `train.stop_after`: "val" and a metric, "val loss", or "val_ema" and a metric of the
     parameters that `train.ema` averages."""
     best_is: Literal["min", "max"] | None = None
-    """Whether less of that metric is better, or more. Where absent, less of the loss and of the calibration error, and more of anything
-    else."""
+    """Whether less of that metric is better, or more. Where absent, less of the loss and of the calibration error, and
+    more of anything else."""
     best_smoothing: Smoothing = 0.0
     """Instead of the metric itself: its exponential mean over the validations so far, this share of which is the last
     one's, corrected for its begin."""
@@ -64,6 +64,8 @@ class LogConfig:
     images: ShownImages | None = None
     """Of how many validation images each evaluation's predictions are shown, by "wandb", "mlflow" and "tensorboard".
     Where absent, 16 if "wandb" or "mlflow" is named, and none otherwise."""
+    gradient_norm: bool = False
+    """Log the norm of the averaged gradient of each logged step, which a run with optimizer.clip_norm does anyway."""
     profile: Duration | None = None
     """Trace this much ("10 steps") for TensorBoard's profiler, from a few steps after the first on, into the work
     directory's profile/; nothing where absent."""

@@ -140,6 +140,29 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -
         axes.text(1.01, height, text, transform=axes.transAxes, color=_COLOURS[label], fontsize=10, va="center")
 
 
+def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray, chosen: float | None) -> Picture:
+    """The losses of a range test over its learning rates, each step thin and smoothed bold, with the chosen rate.
+
+    Losses of more than twice the first are outside of the picture.
+    """
+    picture = Picture(figsize=(7, 4.5), layout="constrained", facecolor="white")
+    axes = picture.add_subplot()
+    _style(axes, "loss")
+    axes.set_xlabel("learning rate", color=INK)
+    axes.set_xscale("log")
+    axes.plot(rates, losses, color=TRAIN, linewidth=0.8, alpha=0.4)
+    axes.plot(rates, smoothed, color=TRAIN, linewidth=1.8, solid_joinstyle="round")
+    shown = [loss for loss in (*losses, *smoothed) if loss <= 2 * losses[0]]
+    if shown:
+        margin = 0.05 * (max(shown) - min(shown)) or 1
+        axes.set_ylim(min(shown) - margin, max(shown) + margin)
+    if chosen is not None:
+        axes.axvline(chosen, color=VAL, linewidth=1.2)
+        place = {"xy": (chosen, 1), "xycoords": ("data", "axes fraction"), "xytext": (4, -4)}
+        axes.annotate(f"{chosen:.2g}", **place, textcoords="offset points", color=VAL, va="top", fontsize=10)
+    return picture
+
+
 def prediction_grid(predictions: Shown) -> Picture:
     """Each image under its predicted class and that class's probability; a wrong one coloured, with the right class."""
     colours = [VAL if wrong else INK for wrong in predictions.wrong]

@@ -4,6 +4,7 @@ import optax
 
 from jaxddp.config import Config
 from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.loss_scale import LossScale
@@ -16,7 +17,9 @@ def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
 
     The average is of what Lookahead leaves, and the guard leaves both as they were.
     """
-    settings, parts = config.train, list[Part]()
+    settings, clip, parts = config.train, config.optimizer.clip_norm, list[Part]()
+    if clip is not None or config.log.gradient_norm:
+        parts.append(GradientNorm(clip))
     if settings.lookahead is not None:
         parts.append(Lookahead(settings.lookahead, optax.constant_schedule(settings.lookahead_decay), total_steps))
     if settings.ema is not None:

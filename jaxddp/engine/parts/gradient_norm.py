@@ -1,4 +1,4 @@
-"""The norm of the averaged gradients, logged as `gradient_norm`."""
+"""The norm of the averaged gradients, logged as `gradient_norm`, and their clipping by it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,13 +8,31 @@ import jax
 import optax
 
 from jaxddp.engine.parts.part import Part
+from jaxddp.errors import InputError
+
+GRADIENT_NORM = "gradient_norm"
 
 
 @dataclass(frozen=True)
 class GradientNorm(Part):
-    """Reports the L2 norm of all gradients together; it changes nothing and keeps no arrays."""
+    """Reports the L2 norm of all gradients together, as they were averaged; it keeps no arrays.
 
-    name: str = "gradient_norm"
+    Attributes:
+        clip: gradients that are longer are scaled down to it (Pascanu et al. 2013, arXiv:1211.5063); None changes none.
+            What is not finite stays so, in at least one place. `InputError` where it is not above 0.
+    """
+
+    clip: float | None = None
+    name: str = GRADIENT_NORM
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(f"GradientNorm: clip={self.clip}; give a number above 0, or None")
+
+    def gradients(self, own: Any, grads: Any) -> Any:
+        if self.clip is None:
+            return grads
+        return optax.clip_by_global_norm(self.clip).update(grads, optax.EmptyState())[0]
 
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
-        return {self.name: optax.global_norm(grads)}
+        return {self.name: optax.tree.norm(grads)}

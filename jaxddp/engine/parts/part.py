@@ -48,13 +48,9 @@ class Part:
         """
         return grads
 
-    def updates(self, own: Any, updates: Any) -> Any:
-        """What is added to the parameters, of the optimizer's updates; None stands for a frozen parameter."""
-        return updates
-
-    def rate_factor(self, own: Any) -> jax.Array | float:
-        """What `updates` multiplies them by, float[], so that the learning rate that is logged says it."""
-        return 1.0
+    def rate_factor(self, own: Any) -> jax.Array | None:
+        """What multiplies the learning rate of the next step, whatever the optimizer, float[]; None for nothing."""
+        return None
 
     def validated(self, own: Any, metrics: Mapping[str, jax.Array]) -> Any:
         """Its next arrays, of the same types, after a validation, whose metrics are float32[] each: "val loss", ….
@@ -75,5 +71,8 @@ class Part:
         return own, after
 
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
-        """Scalars of this step, by name, which are logged beside its metrics."""
+        """Scalars of this step, by name, which are logged beside its metrics.
+
+        `grads` are the averaged ones, before any part changed them; `update` and `judge` see what the optimizer did.
+        """
         return {}

@@ -54,9 +54,6 @@ class Plateau(Part):
         # It begins with infinity, and a state that holds one is not saved.
         return {"rule": rule._replace(best_value=jnp.float32(jnp.finfo(jnp.float32).max))}
 
-    def updates(self, own: Any, updates: Any) -> Any:
-        return jax.tree.map(lambda update: update * own["rule"].scale.astype(update.dtype), updates)
-
     def rate_factor(self, own: Any) -> jax.Array:
         return own["rule"].scale
 

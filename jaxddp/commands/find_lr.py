@@ -1,0 +1,55 @@
+"""`jaxddp find-lr CONFIG`: a range test of the learning rate, its picture, and the rate that it suggests."""
+
+import shlex
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
+from jaxddp.ranges import Range
+
+Rate = Annotated[float, Range(0, 1_000_000, above=True)]
+_KEY = "--optimizer.learning-rate"
+
+
+@dataclass(frozen=True)
+class FindLr:
+    """Train a config for a few steps at rates that rise, and suggest one; no work directory is made or touched."""
+
+    config: ConfigOfRecipe
+    lowest: Rate = 1e-6
+    """The rate of the first step."""
+    highest: Rate = 10.0
+    """The rate of the last one."""
+    steps: Annotated[int, Range(10, 100_000)] = 100
+    """How many steps there are, unless the loss diverges before."""
+    out: Path = Path("find_lr.png")
+    """The picture to write."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.errors`."""
+    options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
+    import jaxddp.files as files
+    from jaxddp.experiment.rate_range import RateRange, find_rate, words_without
+    from jaxddp.job.membership import is_first
+    from jaxddp.schedules.peak import batch_factor
+    from jaxddp.training.pictures import png, rate_figure
+
+    out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)
+    test = find_rate(file, rates)
+    if not is_first():
+        return 0
+    rate, steepest, diverged = test.suggestion()
+    files.replace(out, png(rate_figure(test.tried, test.losses, test.smoothed, rate)))
+    ended = "does not diverge" if diverged is None else f"diverges at {diverged:.2g}"
+    print(f"{len(test.losses)} steps at rates from {rates.lowest:g} to {rates.highest:g}: {options.out}")
+    if rate is None:
+        print(f"the loss never falls, and {ended}; nothing is suggested: check the data, or try other rates")
+        return 0
+    print(f"the loss falls fastest at {steepest:.2g}, and {ended}; suggested: {rate:.2g}")
+    own = [f"--{field.name}" for field in fields(FindLr) if field.name != "config"]
+    words = words_without(arguments, [*own, _KEY])
+    # With a reference batch the key holds the rate for that one.
+    print(f"jaxddp train {shlex.join(words)} {_KEY} {rate / batch_factor(file.config):.2g}")
+    return 0

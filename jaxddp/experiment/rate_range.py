@@ -1,0 +1,161 @@
+"""A range test of the learning rate (Smith 2017, arXiv:1506.01186): a few steps at rising rates, and what they say."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxddp.config import Config
+from jaxddp.errors import InputError, NonFiniteError, Preempted
+from jaxddp.experiment.experiment import open_experiment
+from jaxddp.job.membership import agree, from_first
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.training.events import StepRecord
+from jaxddp.training.loop import fit
+
+_WORSE = 4
+"""So many times its least is a loss that diverges."""
+_SMOOTHED, _WINDOW = 1 / 20, 1 / 10
+"""Of the test, over which the loss is smoothed, and over which its fall is measured."""
+
+
+@dataclass(frozen=True)
+class RateRange:
+    """The rates of a test: from the lowest to the highest, each the same multiple of the one before."""
+
+    lowest: float
+    highest: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if not self.lowest < self.highest:
+            raise InputError(f"--lowest {self.lowest:g} and --highest {self.highest:g}: give a lower and a higher rate")
+
+    def schedule(self, step: jax.typing.ArrayLike) -> jax.Array:
+        """The rate of a step, 0 for the first."""
+        rise = math.log(self.highest / self.lowest) / (self.steps - 1)
+        return self.lowest * jnp.exp(rise * step)
+
+    def part(self, share: float) -> int:
+        """A share of the steps, at least 1."""
+        return max(1, round(share * self.steps))
+
+
+class Suggestion(NamedTuple):
+    """What a test says.
+
+    Attributes:
+        rate: None where the loss never fell.
+        steepest: where the loss fell fastest; None as well.
+        diverged: the rate of the step at which the test ended; None where it came to its highest rate.
+    """
+
+    rate: float | None
+    steepest: float | None
+    diverged: float | None
+
+
+@dataclass
+class RateTest:
+    """A listener that keeps the loss of each step and its rate, and knows when to stop."""
+
+    rates: RateRange
+    losses: list[float] = field(default_factory=list)
+    finite: bool = True
+
+    def step(self, record: StepRecord) -> None:
+        self.losses.append(record.metrics["loss"])
+
+    @property
+    def smoothed(self) -> np.ndarray:
+        """float64[steps]: the exponential mean of the losses, corrected for the nothing that it begins with."""
+        means, mean, keep = [], 0.0, 1 - 1 / self.rates.part(_SMOOTHED)
+        for step, loss in enumerate(self.losses, 1):
+            mean = keep * mean + (1 - keep) * loss
+            means.append(mean / (1 - keep**step))
+        return np.array(means)
+
+    @property
+    def tried(self) -> np.ndarray:
+        """float64[steps]: the rates of the losses."""
+        return np.asarray(self.rates.schedule(jnp.arange(len(self.losses))), np.float64)
+
+    @property
+    def diverges(self) -> bool:
+        """Whether the smoothed loss is more than four times its least."""
+        smoothed = self.smoothed
+        return bool(len(smoothed)) and bool(smoothed[-1] > _WORSE * smoothed.min())
+
+    def suggestion(self) -> Suggestion:
+        """The rate at which the loss falls fastest, but at most a tenth of that at which it diverges.
+
+        That is the first rate of the window, a tenth of the test, over which the least smoothed loss so far falls
+        most: to fall back from a rise counts for nothing.
+        """
+        least, tried, window = np.minimum.accumulate(self.smoothed), self.tried, self.rates.part(_WINDOW)
+        diverged = None
+        if not self.finite:
+            diverged = float(self.rates.schedule(len(self.losses)))
+        elif self.diverges:
+            diverged = float(tried[-1])
+        falls = least[:-window] - least[window:]
+        if not falls.size or falls.max() <= 0:
+            return Suggestion(None, None, diverged)
+        steepest = float(tried[falls.argmax()])
+        return Suggestion(min(steepest, math.inf if diverged is None else diverged / 10), steepest, diverged)
+
+
+def find_rate(file: RecipeFile, rates: RateRange) -> RateTest:
+    """Train a recipe from its beginning at rising rates, until its loss diverges. Nothing is written.
+
+    The recipe's optimizer follows the rates in place of its schedule. All processes of a job must ask alike; the first
+    has the losses.
+
+    Raises:
+        InputError: as `jaxddp.experiment.experiment.open_experiment`.
+    """
+    experiment = open_experiment(dataclasses.replace(file, config=_of_a_test(file.config, rates)), rates.schedule)
+    agree({"the rates to test": str(rates)})
+    test = RateTest(rates)
+
+    def stops(step: int) -> bool:
+        # The first process alone has a listener, and all have to stop at one step.
+        return from_first("whether the loss diverges", lambda: str(test.diverges)) == str(True)
+
+    run = experiment.setup().run(listeners=[test])
+    try:
+        fit(dataclasses.replace(run, should_stop=stops, suspects=lambda state, step: ""))
+    except NonFiniteError:
+        test.finite = False
+    except Preempted:
+        pass
+    return test
+
+
+def _of_a_test(config: Config, rates: RateRange) -> Config:
+    return config.replace(
+        # The first loss that is not finite ends it.
+        train={"duration": f"{rates.steps} steps", "max_bad_steps": 0},
+        log={"every": "1 step", "profile": None},
+        eval={"every": "0 steps"},
+        checkpoint={"every": "0 steps"},
+    )
+
+
+def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """A command's words without these options, such as "--out", and their values."""
+    left, skipped = list[str](), False
+    for word in words:
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if skipped:
+            skipped = False
+        elif name in options:
+            skipped = not equals
+        else:
+            left.append(word)
+    return left

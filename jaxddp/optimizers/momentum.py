@@ -1,0 +1,19 @@
+"""SGD with momentum."""
+
+import optax
+
+from jaxddp.config import Config
+from jaxddp.optimizers.decay import add_decay
+from jaxddp.registry import OPTIMIZERS
+
+
+@OPTIMIZERS.add("momentum")
+def momentum(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    """SGD as the ResNets were trained: weight decay is added to the gradient.
+
+    Of `optimizer` it reads `momentum`, `nesterov` and `weight_decay`.
+    """
+    settings = config.optimizer
+    return optax.chain(
+        add_decay(config), optax.sgd(learning_rate, momentum=settings.momentum, nesterov=settings.nesterov)
+    )

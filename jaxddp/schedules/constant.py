@@ -1,0 +1,13 @@
+"""A rate that stays."""
+
+import optax
+
+from jaxddp.config import Config
+from jaxddp.registry import SCHEDULES
+from jaxddp.schedules.warmup import Steps
+
+
+@SCHEDULES.add("constant")
+def constant(config: Config, steps: Steps) -> optax.Schedule:
+    """The peak at every step."""
+    return optax.constant_schedule(config.optimizer.learning_rate)

@@ -1,0 +1,187 @@
+"""The range test of the learning rate: its rates, what it suggests, and that nothing but the picture is written."""
+
+import os
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small import random_table, write_arrays
+
+from jaxddp.cli import main
+from jaxddp.errors import InputError
+from jaxddp.experiment.rate_range import RateRange, RateTest, words_without
+from jaxddp.training.events import StepRecord
+
+RECIPE = """
+import flax.linen as nn
+import optax
+from jaxddp.config import Config
+
+class Network(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.classes)(images.reshape(len(images), -1))
+
+def get_config():
+    return Config().replace(
+        data={"image_size": 6, "crop": "whole", "augment": {"flip": False}},
+        train={"batch_size": 8, "duration": "1 epoch", "precision": "float32"},
+        optimizer={"warmup": "40 epochs"},
+        eval={"batch_size": 8},
+    )
+
+def get_model(config, num_classes):
+    return Network(num_classes)
+"""
+HOOK = """
+def get_optimizer(config, learning_rate):
+    return optax.sgd(learning_rate)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("find_lr")
+    write_arrays(folder / "set.npz", random_table(200), random_table(9, seed=1))
+    (folder / "recipe.py").write_text(RECIPE)
+    (folder / "hook.py").write_text(RECIPE + HOOK)
+    return folder
+
+
+def find(place, monkeypatch, capfd, recipe: str, *words: str) -> tuple[int, str, str]:
+    monkeypatch.chdir(place)
+    code = main(["find-lr", recipe, "--data.path", "set.npz", *words])
+    return code, *capfd.readouterr()
+
+
+def after(losses, lowest=1e-4, highest=1.0, steps=None, finite=True) -> RateTest:
+    return RateTest(RateRange(lowest, highest, steps or len(losses)), list(losses), finite)
+
+
+@given(st.floats(1e-9, 1), st.floats(2, 1e6), st.integers(2, 500))
+def test_rates_rise_by_equal_factors_from_the_lowest_to_the_highest(lowest, times, steps):
+    rates = np.array([float(RateRange(lowest, lowest * times, steps).schedule(step)) for step in (0, 1, steps - 1)])
+    expected = lowest * times ** (np.array([0, 1, steps - 1]) / (steps - 1))
+    np.testing.assert_allclose(rates, expected, rtol=1e-4)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=60), st.integers(10, 400))
+def test_the_smoothed_loss_is_a_mean_with_weights_that_add_up_to_one(losses, steps):
+    test = after(losses, steps=steps)
+    smoothed, keep = test.smoothed, 1 - 1 / max(1, round(steps / 20))
+    for count in range(1, len(losses) + 1):
+        weights = keep ** np.arange(count)[::-1]
+        assert smoothed[count - 1] == pytest.approx((weights * losses[:count]).sum() / weights.sum())
+
+
+def descent(start: int, stop: int, steps: int = 100) -> np.ndarray:
+    """A loss of 2 that falls to 1 between two steps."""
+    return np.interp(np.arange(steps), [start, stop], [2.0, 1.0])
+
+
+def test_the_rate_of_the_steepest_descent_is_suggested():
+    test = after(descent(50, 60))
+    rate, steepest, diverged = test.suggestion()
+    assert rate == steepest and diverged is None and not test.diverges
+    # Smoothed, the fall begins a little later than it does.
+    assert float(test.rates.schedule(50)) <= rate <= float(test.rates.schedule(53))
+
+
+def test_a_fall_back_from_a_rise_counts_for_nothing():
+    spiked = descent(50, 60)
+    spiked[75:80] = 3.5
+    assert after(spiked).suggestion() == after(descent(50, 60)).suggestion()
+
+
+def test_it_is_at_most_a_tenth_of_the_rate_that_diverges():
+    losses = np.append(descent(80, 90, 91), [50.0])
+    test = after(losses, steps=100)
+    rate, steepest, diverged = test.suggestion()
+    assert (
+        test.diverges and diverged == pytest.approx(float(test.rates.schedule(91))) and rate == diverged / 10 < steepest
+    )
+    finite = after(losses[:-1], steps=100, finite=False)
+    assert not finite.diverges and finite.suggestion().diverged == pytest.approx(float(test.rates.schedule(91)))
+
+
+@pytest.mark.parametrize("losses", [[], [2.0], np.full(50, 2.0), np.linspace(2, 3, 50)])
+def test_where_the_loss_never_falls_nothing_is_suggested(losses):
+    assert after(losses, steps=50).suggestion()[:2] == (None, None)
+
+
+def test_a_lowest_rate_above_the_highest_is_one_line():
+    with pytest.raises(InputError, match="^--lowest 1 and --highest 0.1: give a lower and a higher rate"):
+        RateRange(1.0, 0.1, 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["digits", "--steps", "50", "--seed", "1"], ["digits", "--seed", "1"]),
+        (["digits", "--optimizer.learning_rate=3", "--out", "x.png"], ["digits"]),
+        (["digits", "--optimizer.learning-rate", "3", "--lowest=1"], ["digits"]),
+    ],
+)
+def test_the_words_that_the_suggestion_repeats(words, left):
+    assert words_without(words, ["--steps", "--out", "--lowest", "--optimizer.learning-rate"]) == left
+
+
+@pytest.mark.parametrize(("recipe", "devices"), [("recipe.py", "1"), ("hook.py", "4")])
+def test_a_recipe_is_tested_and_nothing_but_the_picture_is_written(place, monkeypatch, capfd, recipe, devices):
+    """Also where its warm-up is longer than the test, and where it brings an optimizer of its own."""
+    before = set(os.listdir(place)) - {"__pycache__"}
+    words = ("--parallel.devices", devices, "--steps", "40", "--out", f"{recipe}.png")
+    code, out, err = find(place, monkeypatch, capfd, recipe, *words)
+    assert code == 0, err
+    assert set(os.listdir(place)) - before - {"__pycache__"} == {f"{recipe}.png"}
+    assert (place / f"{recipe}.png").read_bytes().startswith(b"\x89PNG")
+    *_, said, command = out.splitlines()
+    assert said.startswith("the loss falls fastest at ") and "; suggested: " in said
+    given = shlex.split(command)
+    expected = ["jaxddp", "train", recipe, "--data.path", "set.npz", "--parallel.devices", devices]
+    assert given[:-1] == [*expected, "--optimizer.learning-rate"] and float(given[-1]) == float(said.split()[-1])
+    assert 1e-6 <= float(given[-1]) <= 10
+
+
+def test_with_a_reference_batch_the_key_is_for_that_batch(place, monkeypatch, capfd):
+    words = ("--steps", "20", "--out", "r.png", "--optimizer.reference-batch", "80", "--highest", "1")
+    code, out, _ = find(place, monkeypatch, capfd, "recipe.py", *words)
+    *_, said, command = out.splitlines()
+    assert code == 0 and float(command.split()[-1]) == pytest.approx(10 * float(said.split()[-1]), rel=0.1)
+
+
+def test_a_loss_that_is_not_finite_ends_it_with_what_there_is(place, monkeypatch, capfd):
+    words = ("--steps", "20", "--out", "n.png", "--highest", "1e6", "--lowest", "1e-3", "--optimizer.momentum", "0.99")
+    code, out, _ = find(place, monkeypatch, capfd, "recipe.py", *words)
+    steps = int(out.splitlines()[0].split()[0])
+    assert code == 0 and steps < 20 and (place / "n.png").exists()
+    assert "diverges at" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--steps", "5"), "jaxddp: --steps=5: expected 10 to 100,000"),
+        (("--lowest", "2", "--highest", "1"), "jaxddp: --lowest 2 and --highest 1: give a lower and a higher rate"),
+        (("--out", "no/x.png"), "jaxddp: no/x.png: cannot be written (No such file or directory); choose another"),
+    ],
+)
+def test_a_mistake_is_one_line(place, monkeypatch, capfd, words, message):
+    code, _, err = find(place, monkeypatch, capfd, "recipe.py", *words)
+    assert code == 2 and err.splitlines()[-1].startswith(message)
+
+
+def test_a_config_is_asked_for(capfd):
+    assert main(["find-lr"]) == 2
+    assert "find-lr: the first argument is the config; there are: " in capfd.readouterr().err
+
+
+def test_a_test_is_a_listener():
+    test = after([], steps=10)
+    test.step(StepRecord(1, 0.1, {"loss": 2.0}, None, 1.0, 0.0))
+    assert test.losses == [2.0] and test.tried.tolist() == pytest.approx([1e-4])
