@@ -31,6 +31,8 @@ from jaxddp.experiment.argument_kinds import (
     check_function,
     check_schedule,
     check_setup,
+    check_unlabelled,
+    objective_of,
 )
 from jaxddp.experiment.arguments import (
     Epochs,
@@ -145,6 +147,8 @@ def prepare_training(
     augmentation: Augmentation | None = None,
     initialize: Transform | None = None,
     parts: Sequence[Part] = (),
+    objective: Any = "supervised",
+    unlabelled: Source | None = None,
     **options: Any,
 ) -> RunSetup:
     """Lay a model, its data and its optimizer out over the devices.
@@ -168,10 +172,12 @@ def prepare_training(
         augmentation: a function of (key, image float32[H, W, C]) on the device, after those of `data`.
         initialize: a transform of the fresh (params, model_state), before any weights; see `make_init`.
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
+        objective: "fixmatch", or a function of the supervised objective to another; see `jaxddp.engine.objective`.
+        unlabelled: a second source, whose labels are not looked at, for objectives that take one.
         options: `accumulate`, `precision` (of the input; the network has its own, and "float16" scales the loss),
             `gradient_precision` and `max_bad_steps` of a config's `train`; `reproducible`, `buckets` and `xla_options`
             of its `parallel`; `weights`, `new_layers`, `freeze` and `unfreeze` of its `model`; `layer_decay` and
-            `rate_factors` of its `optimizer`. See `jaxddp.config`.
+            `rate_factors` of its `optimizer`; all of its `objective` but the name. See `jaxddp.config`.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets. Its `with_seed` has another seed.
@@ -194,12 +200,14 @@ def prepare_training(
         optimizer=check_optimizer(optimizer, "optimizer"),
         loss=loss,
         eval_loss=loss,
+        objective=objective_of(objective, config, topology),
         metrics=configured_metrics(config, classes) | check_metrics(metrics or {}, "metrics", classes),
         augmentation=check_function(augmentation, "augmentation", "(key, image)"),
         parts=check_parts(parts, "parts", configured_parts(config)),
         initialize=check_function(initialize, "initialize", "(params, model_state)"),
     )
-    return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
+    xla, others = step_options(config, topology), check_unlabelled(unlabelled)
+    return prepare(recipe, Resources(topology, table, None, xla, others))
 
 
 @words_of_arguments()

@@ -24,3 +24,6 @@ class Batch(NamedTuple):
     substituted: Any = None
     """float32[B], 1 where another example's image is substituted for one that cannot be used, in the epoch in which the
     batch begins; None where images are never substituted."""
+    unlabelled: Any = None
+    """A `Batch` from a second source, of a multiple of B examples, whose labels are -1; None where there is none. What
+    cuts a batch cuts both alike."""

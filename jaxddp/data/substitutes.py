@@ -32,8 +32,9 @@ class Substitutes:
         self._refused.add(row)
         substitute = self._substitute(row)
         if substitute in self._refused:
-            name = self._source.class_names[self._source.labels[row]]
-            raise InputError(f"{fault}; and no image of class {name} is left to substitute")
+            label = self._source.labels[row]
+            of_class = f" of class {self._source.class_names[label]}" if label >= 0 else ""
+            raise InputError(f"{fault}; and no image{of_class} is left to substitute")
         _log.warning("%s; its substitute is %s", fault, self._source.name(substitute))
 
     def _substitute(self, row: int) -> int:

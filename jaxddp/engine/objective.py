@@ -8,6 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxddp.augment.mixing import Mixing
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Views
 from jaxddp.data.batch import Batch
@@ -114,12 +115,14 @@ class Objective:
         images, mixing = self.preprocess(batch, train=train, key=image_key)
         if train:
             # Others are traced as if there were no such keys.
-            own = {"example_keys": _example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
+            own = {"example_keys": example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
             logits, model_state = self.model.apply(params, model_state, images, train=True, key=key, **own)
         else:
             logits = self.predict(params, model_state, images)
-        _check_logits(logits, (len(images), self.loss.num_classes))
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        return self.sums(wide_logits(logits, (len(images), self.loss.num_classes)), batch, mixing), model_state
+
+    def sums(self, logits: jax.Array, batch: Batch, mixing: Mixing | None) -> MetricSums:
+        """The sums over the examples of a batch that count, of their logits, float[B, K], and mixed labels."""
         columns = self._columns(logits, batch.label)
         if mixing is not None:
             others, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
@@ -134,7 +137,7 @@ class Objective:
             return jnp.where(batch.mask > 0, column * batch.mask, 0).sum()
 
         rows = [jnp.stack([total(values), total(weights)]) for values, weights in columns]
-        return MetricSums(jnp.stack(rows), names), model_state
+        return MetricSums(jnp.stack(rows), names)
 
     def predict(self, params: Any, model_state: Any, images: jax.Array) -> jax.Array:
         """The logits of evaluation, float[B, K], of normalized images [B, H, W, C]."""
@@ -157,15 +160,17 @@ def supervised(objective: Objective) -> TrainObjective:
     return objective
 
 
-def _example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:
+def example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:
     """Random keys [B], as those of augmentation a function of (seed, epoch, row); of seed 0 where there is no key."""
     stream = jax.random.fold_in(jax.random.key(0) if key is None else key, _EXAMPLES)
     fold = jax.vmap(lambda epoch, row: jax.random.fold_in(jax.random.fold_in(stream, epoch), row))
     return fold(batch.epoch, batch.row)
 
 
-def _check_logits(logits: Any, shape: tuple[int, int]) -> None:
+def wide_logits(logits: Any, shape: tuple[int, int]) -> jax.Array:
+    """What a model returned, in float32 or wider. Raises: InputError; it is something else than logits of a shape."""
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
         other = f"an object of type {type(logits).__name__}"
         found = f"{logits.dtype}{list(logits.shape)}" if hasattr(logits, "shape") else other
         raise InputError(f"the model returned {found} for {shape[0]} images; return logits, float{list(shape)}")
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

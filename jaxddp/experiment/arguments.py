@@ -24,6 +24,10 @@ _OPTIONS = {
     "optimizer": ("layer_decay", "rate_factors"),
     "train": ("accumulate", "gradient_precision", "max_bad_steps", "precision"),
     "parallel": ("buckets", "reproducible", "xla_options"),
+    "objective": (
+        *("strong_cutout", "strong_rand_augment", "strong_rand_magnitude", "threshold"),
+        *("unlabelled_ratio", "unlabelled_weight"),
+    ),
 }
 """What `prepare_training` takes of a config, by its section."""
 
@@ -46,7 +50,10 @@ _NAMES = {
     "parallel.devices": "devices",
     "model.batch_norm": "batch_norm",
     "model.name": "model",
+    "objective.name": "objective",
+    "data.unlabelled": "unlabelled",
     "fingerprint.train": "table.fingerprint",
+    "fingerprint.unlabelled": "unlabelled.fingerprint",
 }
 """What a key of a config is called among the arguments."""
 

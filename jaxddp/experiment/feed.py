@@ -11,10 +11,10 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import EvalOrder, SampleOrder, Shard
-from jaxddp.data.source import Source, image_dtype, stacked_columns
+from jaxddp.data.order import EvalOrder, SampleOrder, Shard, unlabelled_seed
+from jaxddp.data.source import Source, columns, image_dtype, stacked_columns
 from jaxddp.data.substitutes import Substitutes
-from jaxddp.engine.resident_steps import place_images
+from jaxddp.engine.resident_steps import Images, place_images
 from jaxddp.errors import InputError
 from jaxddp.job.membership import exchange
 from jaxddp.measure.memory import named, told
@@ -27,7 +27,7 @@ from jaxddp.wording import size
 LONGEST_CHUNK = 32
 """Steps in one dispatch, at most: enough for its cost to vanish, and few enough for SIGTERM to be answered soon."""
 
-TRAINING, VALIDATION = "training", "validation"
+TRAINING, VALIDATION, UNLABELLED = "training", "validation", "unlabelled"
 """What images are on the devices for."""
 
 _SMALLER = "lower data.image_size or data.limit, or set data.cache to none"
@@ -44,7 +44,10 @@ class Resident(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """A training source, its order and its config, over the devices; `substitutes` replace unusable images."""
+    """A training source, its order and its config, over the devices; `substitutes` replace unusable images.
+
+    A second source, `unlabelled`, has an order and substitutes of its own; each step takes a batch of both.
+    """
 
     source: Source
     order: SampleOrder
@@ -53,6 +56,7 @@ class Feed:
     substitutes: Substitutes | None = None
     resident: dict[str, Resident] = field(default_factory=dict, repr=False)
     """What lies on the devices already, by its use."""
+    unlabelled: "Feed | None" = None
 
     @property
     def shard(self) -> Shard:
@@ -61,18 +65,33 @@ class Feed:
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
-        steps = range(start, stop)
-        return self._placed(self.source.train_batches(self.order, self.data, steps, self.shard, self.substitutes))
+        return self._placed(self._read(range(start, stop)))
+
+    def with_seed(self, seed: int) -> "Feed":
+        """The same sources in the orders of another seed; what lies on the devices stays there."""
+        order, substitutes = replace(self.order, seed=seed), self.source.substitutes(self.data)
+        others = self.unlabelled and self.unlabelled.with_seed(unlabelled_seed(seed))
+        return replace(self, order=order, substitutes=substitutes, unlabelled=others)
+
+    def abstract_batch(self) -> Batch:
+        """The shapes of a global batch."""
+        batch = columns(self.source.labels, self.order, 0)
+        pixel = np.zeros((), image_dtype(self.source, self.data))
+        image = np.broadcast_to(pixel, (len(batch.row), *self.source.image_shape(self.data)))
+        batch = batch._replace(image=image, substituted=batch.mask if self.substitutes else None)
+        shapes = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype), batch)
+        return shapes._replace(unlabelled=self.unlabelled and self.unlabelled.abstract_batch())
 
     def eval_batches(self, source: Source, batch_size: int) -> Iterator[Batch]:
         """Placed batches that hold each example of another source once; the last is padded and masked."""
         return self._placed(source.eval_batches(EvalOrder(len(source), batch_size), self.data, self.shard))
 
     @property
-    def images(self) -> jax.Array:
-        """The source's images on every device, see `Resident`. Raises: as `place`."""
+    def images(self) -> Images:
+        """The images of the source, or of both, on every device, see `Resident`. Raises: as `place`."""
         self.place()
-        return self.resident[TRAINING].images
+        own = self.resident[TRAINING].images
+        return own if self.unlabelled is None else (own, self.resident[UNLABELLED].images)
 
     def place(self, val: Source | None = None) -> None:
         """Put the images to train on, and those of a set to validate on, on every device, unless they lie there.
@@ -97,8 +116,7 @@ class Feed:
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
         """What `make_resident_steps` takes for chunks of steps: images, columns and the run's key."""
         for steps in chunks:
-            columns = stacked_columns(self.source.labels, self.order, steps, self.shard)
-            yield Chunk(len(steps), (self.images, self.topology.place(columns), key))
+            yield Chunk(len(steps), (self.images, self.topology.place(self._stacked(steps)), key))
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
         """What `make_resident_eval` takes for each example of another source once, `longest` batches or fewer at once.
@@ -110,8 +128,22 @@ class Feed:
         for numbers in cut(range(order.num_batches), full_length(order.num_batches, longest)):
             yield images, self.topology.place(stacked_columns(source.labels, order, numbers, self.shard))
 
+    def _read(self, steps: range) -> Iterator[Batch]:
+        """This process's slices of the batches of some steps."""
+        own = self.source.train_batches(self.order, self.data, steps, self.shard, self.substitutes)
+        if self.unlabelled is None:
+            return own
+        pairs = zip(own, self.unlabelled._read(steps), strict=True)
+        return (batch._replace(unlabelled=others) for batch, others in pairs)
+
+    def _stacked(self, steps: range) -> Batch:
+        """The same without images, side by side; see `stacked_columns`."""
+        own = stacked_columns(self.source.labels, self.order, steps, self.shard)
+        return own._replace(unlabelled=self.unlabelled and self.unlabelled._stacked(steps))
+
     def _wanted(self, val: Source | None) -> dict[str, Source]:
-        return {TRAINING: self.source} | ({} if val is None else {VALIDATION: val})
+        others = {UNLABELLED: self.unlabelled and self.unlabelled.source, VALIDATION: val}
+        return {TRAINING: self.source} | {use: source for use, source in others.items() if source is not None}
 
     def _load_order(self, source: Source) -> EvalOrder:
         return EvalOrder(len(source), -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices)
@@ -136,11 +168,12 @@ class Feed:
 
         def counted() -> Iterator[np.ndarray]:
             nonlocal substituted
-            if use == TRAINING:
-                whole, steps = replace(self.data, crop="whole"), range(order.num_batches)
-                batches = source.train_batches(order, whole, steps, self.shard, self.substitutes)
-            else:
+            if use == VALIDATION:
                 batches = source.eval_batches(order, self.data, self.shard)
+            else:
+                whole, steps = replace(self.data, crop="whole"), range(order.num_batches)
+                feed = self.unlabelled if use == UNLABELLED and self.unlabelled else self
+                batches = source.train_batches(order, whole, steps, self.shard, feed.substitutes)
             for batch in batches:
                 substituted += 0 if batch.substituted is None else int(batch.substituted.sum())
                 yield batch.image

@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.data.batch import Batch
 from jaxddp.data.source import Source
+from jaxddp.engine.objective import Objective, supervised
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
 from jaxddp.errors import InputError
@@ -61,6 +64,20 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     if parts := [part for part in recipe.parts if part.name in state.parts]:
         found["parts"] = ", ".join(_part(part, state) for part in parts)
     return found
+
+
+def of_objective(recipe: Recipe, state: TrainState, preprocess: Preprocess, batch: Batch) -> dict[str, str]:
+    """Likewise what is minimized of a batch of these shapes, where that is not the loss alone."""
+    if recipe.objective is supervised:
+        return {}
+    minimized = recipe.objective(Objective(recipe.model, recipe.loss, preprocess))
+
+    def sums(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
+        return minimized(params, model_state, batch, train=True, key=key, image_key=key)
+
+    name = getattr(recipe.objective, "__qualname__", type(recipe.objective).__name__)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return {"objective": f"{name} {_digest(sums, state.params, state.model_state, batch, key)}"}
 
 
 def told(recipe: Recipe, val: Source | None) -> dict[str, Any]:

@@ -7,16 +7,17 @@ import jax
 
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
-from jaxddp.data.order import SampleOrder
+from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
-from jaxddp.errors import InputError
+from jaxddp.engine.objective import Objective, supervised
+from jaxddp.errors import InputError, about
 from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.fine_tuning import fine_tuned
 from jaxddp.experiment.initial_weights import initial_weights, parameter_names, shapes_of
 from jaxddp.experiment.programs import Programs, settings
 from jaxddp.experiment.recipe import Recipe
-from jaxddp.experiment.resources import Resources
+from jaxddp.experiment.resources import Resources, check_pixels
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import agree
 from jaxddp.measure.memory import named
@@ -38,7 +39,9 @@ def initialize(
     weights are of another network, or the processes hold different data.
     """
     order, source, topology = feed.order, feed.source, resources.topology
-    agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
+    sources = {"training data": source, "unlabelled data": resources.unlabelled}
+    held = {name: each.fingerprint for name, each in sources.items() if each is not None}
+    agree(held | {"batch size": str(order.batch_size), "seed": str(order.seed)})
     # A program of other types would wait for that of another process.
     travel = {"gradients come from": str(Gradients.of(recipe.config, topology))}
     agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
@@ -70,6 +73,19 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
     if config.data.cache == "device":
         source.check_resident(config.data)
     order = SampleOrder(len(source), config.train.batch_size, config.seed)
+    feed = Feed(source, order, config.data, resources.topology, source.substitutes(config.data))
+    return dataclasses.replace(feed, unlabelled=_unlabelled_feed(recipe, resources))
+
+
+def _unlabelled_feed(recipe: Recipe, resources: Resources) -> Feed | None:
+    """The second source; None where there is none, or nothing asks for it. Raises: InputError; it is too small."""
+    config, source = recipe.config, resources.unlabelled
+    if source is None or recipe.objective is supervised:
+        return None
+    check_pixels(source, resources.train, config.data, "unlabelled data")
+    ratio = config.objective.unlabelled_ratio
+    with about(f"data.unlabelled with objective.unlabelled_ratio={ratio}"):
+        order = SampleOrder(len(source), config.train.batch_size * ratio, unlabelled_seed(config.seed))
     return Feed(source, order, config.data, resources.topology, source.substitutes(config.data))
 
 
@@ -86,4 +102,8 @@ def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
     preprocess = Preprocess(data.mean, data.std, data.augment, dtype, recipe.augmentation)
     check_augmentation(preprocess, shape, image_dtype(resources.train, data))
     check_mixing(data.augment, config.train.batch_size, gradients.parts(resources.topology))
+    if (check := getattr(recipe.objective, "check", None)) is not None:
+        image = jax.ShapeDtypeStruct(shape, image_dtype(resources.train, data))
+        objective = Objective(recipe.model, recipe.loss, preprocess, recipe.metrics)
+        check(objective, image, unlabelled=resources.unlabelled is not None)
     return preprocess

@@ -68,7 +68,9 @@ def claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
     precision = told["train"]["precision"]
     config["train"]["precision"] = None if precision == "float32" else precision
     config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
-    return Claim(config, {"train": setup.table.fingerprint}, objects=objects)
+    splits = {"train": setup.table, "unlabelled": setup.resources.unlabelled}
+    fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
+    return Claim(config, fingerprints, objects=objects)
 
 
 def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:

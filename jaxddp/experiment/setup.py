@@ -24,7 +24,7 @@ from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
-from jaxddp.experiment.identity import checksums, identity
+from jaxddp.experiment.identity import checksums, identity, of_objective
 from jaxddp.experiment.programs import Programs, seeded_step
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources, check_comparable
@@ -138,9 +138,7 @@ class RunSetup:
         """
         config = self.recipe.config.replace(seed=seed)
         agree({"seed": str(seed)})
-        order, substitutes = dataclasses.replace(self.order, seed=seed), self.table.substitutes(self.data)
-        recipe = dataclasses.replace(self.recipe, config=config)
-        feed = dataclasses.replace(self.feed, order=order, substitutes=substitutes)
+        recipe, feed = dataclasses.replace(self.recipe, config=config), self.feed.with_seed(seed)
         init = self.programs.init(self.model, recipe, self.table.image_shape(self.data), self.topology)
         made = dataclasses.replace(self, recipe=recipe, feed=feed)
         return dataclasses.replace(made, state=init(made.key))
@@ -202,7 +200,8 @@ class RunSetup:
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
         shape = self.table.image_shape(self.data)
-        return identity(self.recipe, self.state, self.table.num_classes, shape)
+        found = identity(self.recipe, self.state, self.table.num_classes, shape)
+        return found | of_objective(self.recipe, self.state, self.preprocess, self.feed.abstract_batch())
 
     def run(
         self,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.ranges import Range
+from jaxddp.ranges import Range, Share
 
 BatchSize = Annotated[int, Range(1, 2**24)]
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -36,6 +36,17 @@ class ObjectiveConfig:
     """What a step minimizes, of which the loss is a part."""
 
     name: str = "supervised"
+    unlabelled_ratio: Annotated[int, Range(1, 1024)] = 7
+    """How many unlabelled images (`data.unlabelled`) a step takes for each labelled one."""
+    unlabelled_weight: Annotated[float, Range(0, 1_000_000)] = 1.0
+    """Of "fixmatch": what the loss of the unlabelled images is multiplied by."""
+    threshold: Share = 0.95
+    """Of "fixmatch": the probability from which on the class of a weakly augmented image is its pseudo-label."""
+    strong_rand_augment: Annotated[int, Range(0, 100)] = 2
+    strong_rand_magnitude: Annotated[float, Range(0, 10)] = 10.0
+    """Of "fixmatch": in the strongly augmented image, these take the place of what `data.augment` has."""
+    strong_cutout: Share = 0.5
+    """Of "fixmatch": the side of the black square in it, as a share of the image's shorter side; 0 none."""
 
 
 @dataclass(frozen=True)
