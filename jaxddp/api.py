@@ -158,8 +158,7 @@ def prepare_training(
     (`JAX_ENABLE_COMPILATION_CACHE=false`).
 
     Args:
-        model: a Linen or an NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`. It need
-            not know of devices or axes.
+        model: a Linen or an NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`.
         table: from `open_data` or `train_solutions`, an `ArrayTable` of images in memory, or anything else with the
             members of `jaxddp.data.source.Source`.
         devices: how many of this job's devices, or which; None for all.
@@ -174,10 +173,8 @@ def prepare_training(
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
         objective: "fixmatch", or a function of the supervised objective to another; see `jaxddp.engine.objective`.
         unlabelled: a second source, whose labels are not looked at, for objectives that take one.
-        options: `accumulate`, `precision` (of the input; the network has its own, and "float16" scales the loss),
-            `gradient_precision` and `max_bad_steps` of a config's `train`; `reproducible`, `buckets` and `xla_options`
-            of its `parallel`; `weights`, `new_layers`, `freeze` and `unfreeze` of its `model`; `layer_decay` and
-            `rate_factors` of its `optimizer`; all of its `objective` but the name. See `jaxddp.config`.
+        options: further keys of a config, such as `accumulate`; `jaxddp.experiment.arguments` lists them. `precision`
+            is that of the input; the network has its own, and "float16" scales the loss.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets. Its `with_seed` has another seed.
@@ -206,8 +203,8 @@ def prepare_training(
         parts=check_parts(parts, "parts", configured_parts(config)),
         initialize=check_function(initialize, "initialize", "(params, model_state)"),
     )
-    xla, others = step_options(config, topology), check_unlabelled(unlabelled)
-    return prepare(recipe, Resources(topology, table, None, xla, others))
+    others = check_unlabelled(unlabelled)
+    return prepare(recipe, Resources(topology, table, None, step_options(config, topology), others))
 
 
 @words_of_arguments()
