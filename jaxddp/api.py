@@ -153,14 +153,12 @@ def prepare_training(
 ) -> RunSetup:
     """Lay a model, its data and its optimizer out over the devices.
 
-    In a script that a launcher started, this also joins the job's processes: call it before anything else asks JAX for
-    its devices. What is compiled from here on is kept for the next start, unless JAX is set otherwise
-    (`JAX_ENABLE_COMPILATION_CACHE=false`).
+    In a script that a launcher started, this also joins the job: call it before anything else asks JAX for its devices.
+    What is compiled from here on is kept for the next start, unless `JAX_ENABLE_COMPILATION_CACHE` is false.
 
     Args:
         model: a Linen or an NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`.
-        table: from `open_data` or `train_solutions`, an `ArrayTable` of images in memory, or anything else with the
-            members of `jaxddp.data.source.Source`.
+        table: from `open_data`, an `ArrayTable` of images in memory, or any other `jaxddp.data.source.Source`.
         devices: how many of this job's devices, or which; None for all.
         optimizer: any optax optimizer.
         batch_size_per_device: of the global batch, each device's share.
@@ -203,8 +201,9 @@ def prepare_training(
         parts=check_parts(parts, "parts", configured_parts(config)),
         initialize=check_function(initialize, "initialize", "(params, model_state)"),
     )
-    others = check_unlabelled(unlabelled)
-    return prepare(recipe, Resources(topology, table, None, step_options(config, topology), others))
+    return prepare(
+        recipe, Resources(topology, table, None, step_options(config, topology), check_unlabelled(unlabelled))
+    )
 
 
 @words_of_arguments()
