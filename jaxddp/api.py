@@ -171,8 +171,7 @@ def prepare_training(
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
         objective: "fixmatch", or a function of the supervised objective to another; see `jaxddp.engine.objective`.
         unlabelled: a second source, whose labels are not looked at, for objectives that take one.
-        options: further keys of a config, such as `accumulate`; `jaxddp.experiment.arguments` lists them. `precision`
-            is that of the input; the network has its own, and "float16" scales the loss.
+        options: further keys of a config, see `jaxddp.experiment.arguments`; `precision` is that of the input alone.
 
     Returns:
         A `RunSetup`; printed, it shows which slice of a batch each device gets. Its `with_seed` has another seed.
@@ -201,9 +200,8 @@ def prepare_training(
         parts=check_parts(parts, "parts", configured_parts(config)),
         initialize=check_function(initialize, "initialize", "(params, model_state)"),
     )
-    return prepare(
-        recipe, Resources(topology, table, None, step_options(config, topology), check_unlabelled(unlabelled))
-    )
+    xla, others = step_options(config, topology), check_unlabelled(unlabelled)
+    return prepare(recipe, Resources(topology, table, None, xla, others))
 
 
 @words_of_arguments()

@@ -40,11 +40,10 @@ def few_labels(source: Source, per_class: int, seed: int = 0) -> Source:
     a part of a larger one. Examples without a label are left out. Raises: InputError; a class has fewer examples.
     """
     counts = np.bincount(source.labels[source.labels >= 0], minlength=source.num_classes)
-    fewest = int(counts.argmin())
-    if counts[fewest] < per_class:
-        has = f"class {show(source.class_ids[fewest])} has {counts[fewest]} example{'s' * (counts[fewest] != 1)}"
-        advice = f"give at most {counts[fewest]}" if counts[fewest] else "leave it out, by data.classes"
-        raise InputError(f"data.labels_per_class={per_class}: {has}; {advice}")
+    if (least := int(counts.min())) < per_class:
+        name = show(source.class_ids[int(counts.argmin())])
+        advice = f"give at most {least}" if least else "leave it out, by data.classes"
+        raise InputError(f"data.labels_per_class={per_class}: there are {least} examples of class {name}; {advice}")
     by_class = np.argsort(source.labels, kind="stable")[-counts.sum() :]
     ends = np.cumsum(counts)
     chosen = [
