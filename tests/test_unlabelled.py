@@ -54,7 +54,7 @@ def test_the_choice_of_a_class_follows_from_the_seed_and_the_class_alone():
     # Each seed, and each class, draws others. A change of these rows would change every such run.
     assert len({tuple(each) for each in rows}) == 4
     assert len({tuple(each) for each in rows[0].reshape(5, 4) % 20}) == 5
-    assert rows[0][:8].tolist() == [4, 7, 17, 18, 23, 27, 0, 0]
+    assert rows[0][:8].tolist() == [4, 7, 17, 18, 23, 27, 28, 38]
 
 
 def test_a_class_with_too_few_examples_is_named():
@@ -86,7 +86,7 @@ def test_the_two_orders_do_not_coincide(seed):
 
 
 def test_the_order_of_unlabelled_examples_is_pinned():
-    assert [unlabelled_seed(seed) for seed in (0, 1)] == [3113130522930662291, 0]
+    assert [unlabelled_seed(seed) for seed in (0, 1)] == [3113130522930662291, 287581856148813752]
 
 
 def feed_of(labelled, unlabelled, *, seed: int = 3, devices: int = 2) -> Feed:
@@ -122,8 +122,8 @@ def test_another_seed_gives_both_sources_other_orders():
 def test_what_a_batch_consists_of_is_known_without_reading_one():
     feed = feed_of(few_labels(TABLE, 2), TABLE.without_labels())
     abstract, batch = feed.abstract_batch(), next(feed.batches(0, 1))
-    for own, given in ((abstract, batch), (abstract.unlabelled, batch.unlabelled)):
-        for told, array in zip(own[:5], given[:5], strict=True):
+    for shapes, arrays in ((abstract, batch), (abstract.unlabelled, batch.unlabelled)):
+        for told, array in zip(shapes[:5], arrays[:5], strict=True):
             assert (told.shape, told.dtype) == (array.shape, array.dtype)
 
 

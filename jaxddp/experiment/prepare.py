@@ -7,8 +7,9 @@ import jax
 
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
+from jaxddp.config import DataConfig
 from jaxddp.data.order import SampleOrder, unlabelled_seed
-from jaxddp.data.source import check_labelled, image_dtype
+from jaxddp.data.source import Source, check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import Objective, supervised
 from jaxddp.errors import InputError, about
@@ -21,6 +22,7 @@ from jaxddp.experiment.resources import Resources, check_pixels
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import agree
 from jaxddp.measure.memory import named
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.training.plan import Plan
 
@@ -64,29 +66,30 @@ def initialize(
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:
-    """The training data over the devices. Raises: InputError; they cannot share a batch and its groups, or keep it."""
+    """The training data over the devices, with the second source where the objective may ask for it.
+
+    Raises: InputError; the devices cannot share a batch and its groups, or keep it, or a set is smaller than its batch.
+    """
     config, source = recipe.config, resources.train
     check_labelled(source, "training data")
     gradients, topology = Gradients.of(config, resources.topology), resources.topology
     gradients.check_batch_size(config.train.batch_size, topology)
     config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
-    if config.data.cache == "device":
-        source.check_resident(config.data)
-    order = SampleOrder(len(source), config.train.batch_size, config.seed)
-    feed = Feed(source, order, config.data, resources.topology, source.substitutes(config.data))
-    return dataclasses.replace(feed, unlabelled=_unlabelled_feed(recipe, resources))
-
-
-def _unlabelled_feed(recipe: Recipe, resources: Resources) -> Feed | None:
-    """The second source; None where there is none, or nothing asks for it. Raises: InputError; it is too small."""
-    config, source = recipe.config, resources.unlabelled
-    if source is None or recipe.objective is supervised:
-        return None
-    check_pixels(source, resources.train, config.data, "unlabelled data")
-    ratio = config.objective.unlabelled_ratio
+    feed = _feed_of(source, config.train.batch_size, config.seed, config.data, topology)
+    others, ratio = resources.unlabelled, config.objective.unlabelled_ratio
+    if others is None or recipe.objective is supervised:
+        return feed
+    check_pixels(others, source, config.data, "unlabelled data")
     with about(f"data.unlabelled with objective.unlabelled_ratio={ratio}"):
-        order = SampleOrder(len(source), config.train.batch_size * ratio, unlabelled_seed(config.seed))
-    return Feed(source, order, config.data, resources.topology, source.substitutes(config.data))
+        size, seed = config.train.batch_size * ratio, unlabelled_seed(config.seed)
+        return dataclasses.replace(feed, unlabelled=_feed_of(others, size, seed, config.data, topology))
+
+
+def _feed_of(source: Source, batch_size: int, seed: int, data: DataConfig, topology: Topology) -> Feed:
+    if data.cache == "device":
+        source.check_resident(data)
+    order = SampleOrder(len(source), batch_size, seed)
+    return Feed(source, order, data, topology, source.substitutes(data))
 
 
 def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:

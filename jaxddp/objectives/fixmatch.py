@@ -27,6 +27,7 @@ from jaxddp.sections.training import ObjectiveConfig
 MEASURED = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
 """What is measured beside the loss: its two parts, and the share of unlabelled images that had a pseudo-label."""
 
+_NEEDED = "objective.name=fixmatch needs images without labels; give data.unlabelled"
 # One stream of random numbers per view, of the run's key.
 _WEAK, _STRONG = 0x7765616B, 0x7374726F
 
@@ -57,7 +58,7 @@ class FixMatch:
     def check(self, supervised: Objective, image: jax.ShapeDtypeStruct, *, unlabelled: bool) -> None:
         """Raises: InputError; the objective cannot be made, there is no second source, or an image does not suit."""
         if not unlabelled:
-            raise InputError("objective.name=fixmatch needs images without labels; give data.unlabelled")
+            raise InputError(_NEEDED)
         minimized = _Minimized(supervised, self.settings)
         try:
             check_augmentation(minimized.strong(image.shape), image.shape, image.dtype)
@@ -98,6 +99,8 @@ class _Minimized:
     ) -> tuple[MetricSums, Any]:
         """Raises: InputError; the batch has no unlabelled one."""
         supervised, others = self.supervised, batch.unlabelled
+        if others is None:
+            raise InputError(_NEEDED)
         run_key = jax.random.key(0) if image_key is None else image_key
         views = [
             (supervised.preprocess, batch, image_key),
