@@ -32,7 +32,7 @@ from jaxddp.models.adapt import adapt
 from jaxddp.objectives.fixmatch import MEASURED, FixMatch
 from jaxddp.sections.training import ObjectiveConfig
 
-PLAIN, NORMED = SmallNet(dtype=jnp.float64), SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
+LINEAR, NORMED = linear_model(), SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 TABLE, VAL, OTHERS = random_table(50), random_table(20, seed=1), random_table(40, seed=2)
 SGD = optax.sgd(0.05)
@@ -57,7 +57,7 @@ def cross_entropies(logits, labels):
 @pytest.mark.parametrize("masked", [0, 2])
 def test_the_loss_is_the_paper_s(masked):
     """Of softmax regression without augmentation, where both views are the image; written down in NumPy."""
-    settings = ObjectiveConfig(threshold=0.4, unlabelled_weight=0.7, strong_rand_augment=0, strong_cutout=0.0)
+    settings = ObjectiveConfig(threshold=0.6, unlabelled_weight=0.7, strong_rand_augment=0, strong_cutout=0.0)
     batch = both(6, 3, masked=masked)
     with jax.enable_x64(True):
         preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
@@ -76,7 +76,7 @@ def test_the_loss_is_the_paper_s(masked):
     x, u = (image.reshape(len(image), -1)[rows] for image, rows in zip(images, real, strict=True))
     logits, others = x @ np.asarray(params["weight"]), u @ np.asarray(params["weight"])
     shares = np.exp(others) / np.exp(others).sum(-1, keepdims=True)
-    sure, guess = shares.max(-1) >= 0.4, shares.argmax(-1)
+    sure, guess = shares.max(-1) >= 0.6, shares.argmax(-1)
     assert 0.2 < sure.mean() < 0.9
     labelled = cross_entropies(logits, batch.label[real[0]]).mean()
     unlabelled = (sure * cross_entropies(others, guess)).sum() / len(u)
@@ -107,7 +107,8 @@ def test_the_strong_view_is_augmented_more_and_both_views_have_random_numbers_of
     def views(**settings):
         del seen[:]
         FixMatch(ObjectiveConfig(**settings))(supervised)(params, {}, batch, train=True, image_key=jax.random.key(3))
-        # Tracing by `adapt` leaves no others here.
+        # In one pass, so that batch norm sees all of them.
+        assert [len(images) for images in seen] == [30]
         return np.split(np.asarray(seen[-1]), [6, 18])
 
     labelled, weak, strong = views(strong_rand_augment=0, strong_cutout=0.0)
@@ -127,7 +128,7 @@ def test_the_strong_view_is_augmented_more_and_both_views_have_random_numbers_of
 # --- Devices ---
 
 # RandAugment, which takes long to compile, is shown to be the same on any device by a test of its own.
-SETTINGS = ObjectiveConfig(threshold=0.65, unlabelled_weight=2.0, strong_rand_augment=0, strong_cutout=0.3)
+SETTINGS = ObjectiveConfig(threshold=0.6, unlabelled_weight=2.0, strong_rand_augment=0, strong_cutout=0.3)
 
 
 @functools.cache
@@ -152,27 +153,24 @@ def trained(net, devices: int, gradients: Gradients, settings: ObjectiveConfig |
 @pytest.mark.parametrize(
     ("net", "devices", "gradients"),
     [
-        *((PLAIN, devices, Gradients()) for devices in (2, 8)),
-        (PLAIN, 2, Gradients(accumulate=2, for_cpu=True)),
-        (PLAIN, 1, Gradients(reproducible=True, for_cpu=True)),
+        *((LINEAR, devices, Gradients()) for devices in (2, 8)),
+        (LINEAR, 2, Gradients(accumulate=2, for_cpu=True)),
+        (LINEAR, 2, Gradients(reproducible=True, for_cpu=True)),
         (NORMED, 4, Gradients()),
     ],
 )
 def test_n_devices_equal_one(net, devices, gradients):
     one, several = trained(net, 1, Gradients()), trained(net, devices, gradients)
     assert largest_difference(one, several) < 1e-9
-    assert all(0.1 < each["pseudo_labels"] < 1 for each in one[2])
+    assert 0.3 < min(each["pseudo_labels"] for each in one[2]) < 1
 
 
 def test_without_weight_it_is_the_supervised_objective():
     without = dataclasses.replace(SETTINGS, unlabelled_weight=0.0)
-    params, _, means = trained(PLAIN, 2, Gradients(), without)
-    expected, _, supervised = trained(PLAIN, 2, Gradients(), None)
+    params, _, means = trained(LINEAR, 2, Gradients(), without)
+    expected, _, supervised = trained(LINEAR, 2, Gradients(), None)
     assert largest_difference(params, expected) < 1e-9
     assert [each["loss"] for each in means] == pytest.approx([each["loss"] for each in supervised], rel=1e-9)
-    # And batch norm sees the unlabelled images.
-    statistics = [trained(NORMED, 1, Gradients(), settings)[1] for settings in (without, None)]
-    assert largest_difference(*statistics) > 1e-3
 
 
 def test_random_keys_of_examples_are_those_of_all_views():
@@ -182,7 +180,7 @@ def test_random_keys_of_examples_are_those_of_all_views():
             return logits
         return logits + jax.vmap(lambda key: jax.random.normal(key, (CLASSES,)))(example_keys)
 
-    network = (linear_model()[0], apply)
+    network = (LINEAR[0], apply)
     one, several = trained(network, 1, Gradients()), trained(network, 4, Gradients())
     assert largest_difference(one, several) < 1e-9
 
