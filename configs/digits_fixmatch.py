@@ -5,7 +5,7 @@
 Top-1 of the 300 held-out images, of three draws of the 40 labels (`--data.labels-seed 0`, 1, 2):
 
     FixMatch                                             92.0%, 96.0%, 91.7%: mean 93.2%
-    the labelled images alone, as many steps and images  87.3%, 78.3%, 83.7%: mean 83.1%
+    the labelled images alone, in as many steps          87.3%, 78.3%, 83.7%: mean 83.1%
 
 The second line is `--objective.name supervised`. A run took 67 to 81 s of one core's time, and 14 to 27 s without the
 unlabelled images (BUILD_NOTES.md). Strength and rate were chosen on two other draws. Evaluation measures an average of

@@ -91,6 +91,7 @@ def test_the_loss_is_the_paper_s(masked):
     np.testing.assert_allclose(gradient["weight"], expected, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_strong_view_is_augmented_more_and_both_views_have_random_numbers_of_their_own():
     seen = []
 
@@ -215,6 +216,7 @@ def test_what_is_logged_and_what_is_validated(whole):
     assert {"loss", "top1"} <= history.val.keys() and not set(MEASURED) & history.val.keys()
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_it_ends_with_the_same_bits(whole, tmp_path):
     setup, state, _ = whole
 
@@ -353,6 +355,7 @@ def test_a_loss_that_is_divided_by_weights_is_refused(whole):
 # --- The terminal ---
 
 
+@pytest.mark.slow
 def test_from_the_terminal(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "set.npz", random_table(60, image=16), random_table(16, seed=1, image=16))
     words = [RECIPE, "--data.path", str(arrays), "--parallel.devices", "2", "--train.duration", "3 steps"]
@@ -375,6 +378,5 @@ def test_from_the_terminal(tmp_path, capfd):
     assert "objective.name was 'fixmatch' and is now 'supervised'; a resumed run" in capfd.readouterr().err
     # The second source is there, and nothing asks for it.
     assert main(["train", *words, "--workdir", str(tmp_path / "supervised")]) == 0
-    assert main(["data", "show", *words, *fixmatch, "--out", str(tmp_path / "show.png")]) == 0
     assert main(["doctor", *words, *work, *fixmatch, "--objective.threshold", "0.2"]) == 0
     assert "10 rows to train, 16 to validate, 60 without labels" in " ".join(capfd.readouterr().out.split())
