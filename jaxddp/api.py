@@ -6,7 +6,7 @@ history
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.loss import Loss, example_loss
-from jaxddp.engine.objective import Metric, Objective, TrainObjective
+from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
@@ -31,7 +31,9 @@ from jaxddp.experiment.argument_kinds import (
     check_evaluators,
     check_schedule,
     check_setup,
+    check_unlabelled,
     checked_objects,
+    objective_of,
 )
 from jaxddp.experiment.arguments import (
     Epochs,
@@ -148,20 +150,18 @@ def prepare_training(
     augmentation: Augmentation | None = None,
     initialize: Transform | None = None,
     parts: Sequence[Part] = (),
-    objective: Callable[[Objective], TrainObjective] | None = None,
+    objective: Any = "supervised",
+    unlabelled: Source | None = None,
     **options: Any,
 ) -> RunSetup:
     """Lay a model, its data and its optimizer out over the devices.
 
-    In a script that a launcher started, this also joins the job's processes: call it before anything else asks JAX for
-    its devices. What is compiled from here on is kept for the next start, unless JAX is set otherwise
-    (`JAX_ENABLE_COMPILATION_CACHE=false`).
+    In a script that a launcher started, this also joins the job: call it before anything else asks JAX for its devices.
+    What is compiled from here on is kept for the next start, unless `JAX_ENABLE_COMPILATION_CACHE` is false.
 
     Args:
-        model: a Linen or an NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`. It need
-            not know of devices or axes.
-        table: from `open_data` or `train_solutions`, an `ArrayTable` of images in memory, or anything else with the
-            members of `jaxddp.data.source.Source`.
+        model: a Linen or an NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`.
+        table: from `open_data`, an `ArrayTable` of images in memory, or any other `jaxddp.data.source.Source`.
         devices: how many of this job's devices, or which; None for all.
         optimizer: any optax optimizer.
         batch_size_per_device: of the global batch, each device's share.
@@ -172,7 +172,9 @@ def prepare_training(
         augmentation: a function of (key, image float32[H, W, C]) on the device, after those of `data`.
         initialize: a transform of the fresh (params, model_state), before any weights; see `make_init`.
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
-        objective: a function of the supervised objective to what a step minimizes, such as `distillation(teacher)`.
+        objective: "fixmatch", "distillation", or a function of the supervised objective, such as `distillation(run)`;
+            see `jaxddp.engine.objective`.
+        unlabelled: a second source, whose labels are not looked at, for objectives that take one.
         options: further keys of a config by their names alone, such as `accumulate=4`: those of `train`, `checkpoint`,
             `parallel`, `model` and `optimizer` that docs/extending.md lists; see `jaxddp.config`. `precision` is that
             of the input; the network has its own, and "float16" scales the loss.
@@ -195,16 +197,18 @@ def prepare_training(
     several = is_multi_label(table)
     usual = sigmoid_cross_entropy if several else softmax_cross_entropy
     loss, objects = example_loss(usual, table.num_classes, multi_label=several), {"metrics": metrics, "parts": parts}
-    objects |= {"augmentation": augmentation, "initialize": initialize, "objective": objective}
+    objects |= {"augmentation": augmentation, "initialize": initialize}
     recipe = Recipe(
         config=config,
         model=adapt(model),
         optimizer=check_optimizer(optimizer, "optimizer", config),
         loss=loss,
         eval_loss=loss,
+        objective=objective_of(objective, config, topology),
         **checked_objects(config, table, objects),
     )
-    return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
+    xla, others = step_options(config, topology), check_unlabelled(unlabelled)
+    return prepare(recipe, Resources(topology, table, None, xla, others))
 
 
 @words_of_arguments()

@@ -67,7 +67,9 @@ METRICS = Registry("eval.metrics", "jaxddp.metrics")
 OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers")
 """`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
 OBJECTIVES = Registry("objective.name", "jaxddp.objectives")
-"""`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.objective`."""
+"""`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.objective`. The function that
+takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
+anything is compiled: of the shape and dtype of an image, and whether there is a second source."""
 SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules")
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.warmup.Steps`."""
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")

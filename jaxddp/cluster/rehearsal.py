@@ -4,14 +4,14 @@ import time
 from itertools import islice
 
 import jax
-import numpy as np
 
 from jaxddp.cluster.checks import Finding
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.source import Source, columns, image_dtype
+from jaxddp.data.source import Source
+from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.state import TrainState
 from jaxddp.experiment.experiment import open_experiment
 from jaxddp.experiment.setup import RunSetup
@@ -26,9 +26,12 @@ _SAMPLE_BATCH = 16
 
 def data(config: Config) -> Finding:
     """Open the data and check that every image exists; the value is the two tables."""
-    tables = train_table, val_table = open_tables(config.data)
-    counts = f"{len(train_table):,} rows to train, {len(val_table):,} to validate"
-    return Finding(f"{counts}, {train_table.num_classes} classes; every image is there", tables)
+    train_table, val_table = open_tables(config.data)
+    train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
+    more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
+    counts = f"{len(train_table):,} rows to train, {len(val_table):,} to validate{more}"
+    found = f"{counts}, {train_table.num_classes} classes; every image is there"
+    return Finding(found, (train_table, val_table))
 
 
 def images(config: Config, tables: tuple[Source, Source], process: int) -> Finding:
@@ -75,11 +78,7 @@ def step(setup: RunSetup) -> Finding:
 
 def abstract_batch(setup: RunSetup) -> Batch:
     """The shape of a placed training batch, without its memory."""
-    batch = columns(setup.table.labels, setup.order, 0)
-    pixel = np.zeros((), image_dtype(setup.table, setup.data))
-    image = np.broadcast_to(pixel, (len(batch.row), *setup.table.image_shape(setup.data)))
-    batch = batch._replace(image=image, substituted=batch.mask if setup.feed.substitutes else None)
-    sharded = setup.topology.sharded
+    batch, sharded = setup.feed.abstract_batch(), setup.topology.sharded
     return jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=sharded), batch)
 
 

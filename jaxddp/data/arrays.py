@@ -89,9 +89,13 @@ class ArrayTable:
 
     def take(self, limit: int) -> "ArrayTable":
         rows = balanced_rows(label_codes(self.labels), limit)
-        if len(rows) == len(self):
-            return self
+        return self if len(rows) == len(self) else self.rows(rows)
+
+    def rows(self, rows: np.ndarray) -> "ArrayTable":
         return ArrayTable(self.images[rows], self.labels[rows], self.class_names)
+
+    def without_labels(self) -> "ArrayTable":
+        return ArrayTable(self.images, np.full(len(self), -1), ())
 
     def default_data(self) -> DataConfig:
         """Without flips: images in memory are often small ones, such as digits, which must not be mirrored."""

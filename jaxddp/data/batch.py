@@ -27,3 +27,6 @@ class Batch(NamedTuple):
     side: Any = None
     """`jaxddp.augment.resize.Side`, of which no array is: what training resizes the images to on the device; None where
     they keep their size."""
+    unlabelled: Any = None
+    """A `Batch` from a second source, of a multiple of B examples, whose labels are -1; None where there is none. What
+    cuts a batch cuts both alike."""

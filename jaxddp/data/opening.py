@@ -10,6 +10,7 @@ from jaxddp.config import DataConfig
 from jaxddp.data import catalog
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.held_out import held_out
+from jaxddp.data.inputs import open_inputs
 from jaxddp.data.multi_label import with_several_labels
 from jaxddp.data.source import Source, Split
 from jaxddp.data.storage.home import nearest_beside, permitted
@@ -50,6 +51,19 @@ def open_splits(data: DataConfig) -> dict[str, Source]:
             f"{where}: has no validation split; give data.val_share, such as 0.1 to hold out a tenth of each class"
         )
     return {**held_out(cast(ExampleTable, known.open(place, "train")), data.val_share, str(where))}
+
+
+@permitted()
+def open_images(path: str, data: DataConfig) -> Source:
+    """The images of another path, of whatever classes: those to train on of a data set, else all that lie there.
+
+    No image is checked. Raises: InputError; there are none, or whatever is wrong with the data.
+    """
+    elsewhere = {"path": path, "name": None, "train": None, "val": None, "classes": None}
+    place = Place(path, dataclasses.replace(data, **elsewhere))
+    certain = any(FORMATS.get(name).match(place) >= Match.WHOLE for name in FORMATS.names())
+    # A CSV file that lists images may list labels or not.
+    return _format_of(place).open(place, "train") if certain and not path.endswith(".csv") else open_inputs([path])
 
 
 def _place(data: DataConfig) -> Place:

@@ -39,6 +39,8 @@ class Shard(NamedTuple):
 
 WHOLE = Shard()
 """The global batch, uncut."""
+# Where an order has an epoch's number, and beyond all of them.
+_UNLABELLED = 0x756E6C6162656C
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,11 @@ def permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
     rows = np.argsort(words, kind="stable")
     rows.flags.writeable = False
     return rows
+
+
+def unlabelled_seed(seed: int) -> int:
+    """The seed of a run's second source, whose order, crops and augmentation are not those of the first."""
+    return int(np.random.Philox(key=np.array([seed, _UNLABELLED], np.uint64)).random_raw()) >> 1
 
 
 def positions(step: int, batch_size: int) -> np.ndarray:

@@ -86,6 +86,14 @@ class Source(Protocol):
         """At most `limit` examples (from 1), in their order, in each class its share of them; see `balanced_rows`."""
         ...
 
+    def rows(self, rows: np.ndarray) -> "Source":
+        """The examples of int[n] rows, in that order."""
+        ...
+
+    def without_labels(self) -> "Source":
+        """The same images, of no classes, with labels of -1."""
+        ...
+
     # --- A config and these images ---
 
     def default_data(self) -> DataConfig:

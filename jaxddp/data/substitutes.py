@@ -36,7 +36,7 @@ class Substitutes:
         substitute = self._substitute(row)
         if substitute in self._refused:
             names = ", ".join(self._source.class_names[each] for each in np.flatnonzero(classes_of(self._source, row)))
-            raise InputError(f"{fault}; and no image of class {names} is left to substitute")
+            raise InputError(f"{fault}; and no image{names and f' of class {names}'} is left to substitute")
         _log.warning("%s; its substitute is %s", fault, self._source.name(substitute))
 
     def _substitute(self, row: int) -> int:

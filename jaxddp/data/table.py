@@ -196,5 +196,9 @@ class ExampleTable:
         columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
         return replace(self, **columns, offset=offset, label_sets=sets)
 
+    def without_labels(self) -> "ExampleTable":
+        nowhere = np.full(len(self), -1, np.int32)
+        return replace(self, labels=nowhere, class_ids=(), class_names=(), class_indices=(), label_sets=None)
+
     def _place(self, row: int) -> tuple[bytes, int]:
         return bytes(self.path[row]), 0 if self.offset is None else int(self.offset[row])

@@ -138,12 +138,11 @@ class Objective:
         """float[B, K], in float32 or wider, of a batch's images as `preprocess` made them, and the new model state."""
         if train:
             # Others are traced as if there were no such keys.
-            own = {"example_keys": _example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
+            own = {"example_keys": example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
             logits, model_state = self.model.apply(params, model_state, images, train=True, key=key, **own)
         else:
             logits = self.predict(params, model_state, images)
-        _check_logits(logits, (len(images), self.loss.num_classes))
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), model_state
+        return wide_logits(logits, (len(images), self.loss.num_classes)), model_state
 
     def columns(self, logits: jax.Array, batch: Batch, mixing: Mixing | None) -> list[tuple[jax.Array, jax.Array]]:
         """The loss, then each metric, as the value and the weight of each example, float[B] each."""
@@ -194,7 +193,7 @@ def supervised(objective: Objective) -> TrainObjective:
     return objective
 
 
-def _example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:
+def example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:
     """Random keys [B], as those of augmentation a function of (seed, epoch, row); of seed 0 where there is no key."""
     stream = jax.random.fold_in(jax.random.key(0) if key is None else key, _EXAMPLES)
     fold = jax.vmap(lambda epoch, row: jax.random.fold_in(jax.random.fold_in(stream, epoch), row))
@@ -206,8 +205,10 @@ def targets(labels: jax.Array, logits: jax.Array) -> jax.Array:
     return labels if labels.ndim == 1 else labels.astype(logits.dtype)
 
 
-def _check_logits(logits: Any, shape: tuple[int, int]) -> None:
+def wide_logits(logits: Any, shape: tuple[int, int]) -> jax.Array:
+    """What a model returned, in float32 or wider. Raises: InputError; it is something else than logits of a shape."""
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
         other = f"an object of type {type(logits).__name__}"
         found = f"{logits.dtype}{list(logits.shape)}" if hasattr(logits, "shape") else other
         raise InputError(f"the model returned {found} for {shape[0]} images; return logits, float{list(shape)}")
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

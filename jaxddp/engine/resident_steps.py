@@ -17,6 +17,8 @@ from jaxddp.engine.step import EvalStep, TrainStep
 from jaxddp.mesh import AXIS, Topology
 
 Carry = TypeVar("Carry")
+Images = jax.Array | tuple[jax.Array, jax.Array]
+"""All images of a source, [N, H, W, C], replicated; where there is a second, unlabelled one, a pair."""
 
 
 def make_resident_steps(
@@ -24,14 +26,14 @@ def make_resident_steps(
 ) -> Callable[..., tuple[TrainState, MetricSums]]:
     """Compile (on first use, for each number of steps) optimizer steps, of `make_local_step`, as one program.
 
-    The result takes a replicated state, which it consumes; the images of `place_images`; the columns of
+    The result takes a replicated state, which it consumes; the images of `place_images`, of each source; the columns of
     `jaxddp.data.source.stacked_columns`, placed; and the run's key. It takes as many steps as there are columns: their
     number is a shape, so that XLA knows how often its loop turns. Of one step there is no loop. It returns the next
     state and the sums of each step, [steps, metrics, 2].
     """
 
     def local_steps(
-        state: TrainState, images: jax.Array, columns: Batch, key: jax.Array | None = None
+        state: TrainState, images: Images, columns: Batch, key: jax.Array | None = None
     ) -> tuple[TrainState, MetricSums]:
         def take_step(number: jax.Array | int, state: TrainState) -> tuple[TrainState, MetricSums]:
             return local_step(state, gathered(images, columns, number), key)
@@ -42,7 +44,7 @@ def make_resident_steps(
 
     @functools.wraps(local_steps)
     def steps(
-        state: TrainState, images: jax.Array, columns: Batch, key: jax.Array | None = None
+        state: TrainState, images: Images, columns: Batch, key: jax.Array | None = None
     ) -> tuple[TrainState, MetricSums]:
         return sharded(state, images, columns, key)
 
@@ -66,13 +68,16 @@ def make_resident_eval(local_step: EvalStep, topology: Topology) -> Callable[...
     return jax.jit(jax.shard_map(local_batches, mesh=topology.mesh, in_specs=specs, out_specs=P()))
 
 
-def steps_in(images: jax.Array, columns: Batch, key: jax.Array | None = None) -> int:
+def steps_in(images: Images, columns: Batch, key: jax.Array | None = None) -> int:
     """How many batches there are columns of."""
     return columns.row.shape[1]
 
 
-def gathered(images: jax.Array, columns: Batch, number: jax.Array | int) -> Batch:
+def gathered(images: Images, columns: Batch, number: jax.Array | int) -> Batch:
     """A device's slice of one batch: its columns, and its images from among all."""
+    if isinstance(images, tuple):
+        images, others = images[0], gathered(images[1], columns.unlabelled, number)
+        return gathered(images, columns._replace(unlabelled=None), number)._replace(unlabelled=others)
     own = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
     # Rows come from the order and are never out of bounds.
     return own._replace(image=images.at[own.row].get(mode="promise_in_bounds"))

@@ -136,10 +136,13 @@ class SelfTest:
             of_devices = column.reshape(devices, -1, *column.shape[1:])[:, :count]
             return of_devices.reshape(-1, *column.shape[1:])
 
-        few = jax.tree.map(first, batch)
-        counts = np.isin(np.arange(devices), self._counting).repeat(len(few.mask) // devices)
-        # Images are resized in training, and this is none.
-        return few._replace(mask=jnp.where(counts, few.mask, 0), side=None)
+        def counted(few: Batch) -> Batch:
+            counts = np.isin(np.arange(devices), self._counting).repeat(len(few.mask) // devices)
+            others = None if few.unlabelled is None else counted(few.unlabelled)
+            # Images are resized in training, and this is none.
+            return few._replace(mask=jnp.where(counts, few.mask, 0), side=None, unlabelled=others)
+
+        return counted(jax.tree.map(first, batch))
 
     def _gradient(self) -> Any:
         """A jitted function of a state and a sharded batch."""

@@ -10,14 +10,16 @@ import optax
 
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.labels import is_multi_label
-from jaxddp.data.source import Source
-from jaxddp.engine.objective import supervised
+from jaxddp.data.source import Source, check_source
+from jaxddp.engine.objective import Objective, TrainObjective
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.errors import InputError
 from jaxddp.experiment.chosen_metrics import check_metrics, check_name, configured_metrics
 from jaxddp.experiment.recipe import check_parts
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.mesh import Topology
+from jaxddp.registry import OBJECTIVES
 from jaxddp.training.plan import Plan
 from jaxddp.wording import first_line, refusal
 
@@ -28,7 +30,31 @@ def check_data(data: Any) -> DataConfig | None:
     """The argument `data`. Raises: InputError; it is something else."""
     if data is not None and not isinstance(data, DataConfig):
         raise InputError(refusal("data", data, "give a jaxddp.DataConfig, such as DataConfig(image_size=64)"))
+    if data is not None and data.labels_per_class is not None:
+        advice = "from Python, give the table that jaxddp.data.unlabelled.few_labels makes"
+        raise InputError(f"data.labels_per_class={data.labels_per_class}: {advice}")
+    if data is not None and data.unlabelled is not None:
+        raise InputError(f"data.unlabelled={show(data.unlabelled)}: from Python, give a table as unlabelled")
     return data
+
+
+def check_unlabelled(source: Any) -> Source | None:
+    """The argument `unlabelled`, whose labels are not looked at, or None. Raises: InputError; it is something else."""
+    if source is None:
+        return None
+    if not hasattr(check_source(source, "unlabelled"), "without_labels"):
+        raise InputError(refusal("unlabelled", source, "it has no without_labels; see jaxddp.data.source.Source"))
+    return source.without_labels()
+
+
+def objective_of(objective: Any, config: Config, topology: Topology) -> Callable[[Objective], TrainObjective]:
+    """The argument `objective`: a function of the supervised objective, or what a name stands for. Raises: InputError;
+    it is something else."""
+    if isinstance(objective, str):
+        return OBJECTIVES.get(objective)(config, topology)
+    if check_function(objective, "objective", "the supervised objective, or a name") is None:
+        raise InputError("objective=None: give a function of the supervised objective, or a name")
+    return objective
 
 
 def check_function(function: Any, name: str, of: str) -> Any:
@@ -42,14 +68,12 @@ def checked_objects(config: Config, table: Source, given: Mapping[str, Any]) -> 
     """The fields of a `Recipe` that are optional arguments: functions, metrics and parts. Raises: InputError."""
     functions = {"augmentation": "(key, image)", "initialize": "(params, model_state)"}
     found = {name: check_function(given[name], name, of) for name, of in functions.items()}
-    objective = check_function(given["objective"], "objective", "the supervised objective")
     classes, several = table.num_classes, is_multi_label(table)
     metrics = check_metrics(given["metrics"] or {}, "metrics", classes, multi_label=several)
     steps = Plan.of(config, len(table)).total_steps
     named = config.replace(eval={"metrics": ("map",)}) if several else config
     return {
         **found,
-        "objective": objective or supervised,
         "metrics": configured_metrics(named, classes, multi_label=several) | metrics,
         "parts": check_parts(given["parts"], "parts", configured_parts(config, steps)),
     }

@@ -29,6 +29,10 @@ _OPTIONS = {
     "checkpoint": ("best", "best_is", "best_smoothing"),
     "parallel": ("buckets", "reproducible", "xla_options"),
     "log": ("gradient_norm",),
+    "objective": (
+        *("strong_cutout", "strong_rand_augment", "strong_rand_magnitude", "threshold"),
+        *("teacher", "teacher_share", "temperature", "unlabelled_ratio", "unlabelled_weight"),
+    ),
 }
 """What `prepare_training` takes of a config, by its section."""
 
@@ -51,7 +55,10 @@ _NAMES = {
     "parallel.devices": "devices",
     "model.batch_norm": "batch_norm",
     "model.name": "model",
+    "objective.name": "objective",
+    "data.unlabelled": "unlabelled",
     "fingerprint.train": "table.fingerprint",
+    "fingerprint.unlabelled": "unlabelled.fingerprint",
 }
 """What a key of a config is called among the arguments."""
 

@@ -90,7 +90,8 @@ def train(
     """
     config, file = experiment.config, experiment.file
     loggers = make_loggers(config, directory)
-    splits = {"train": experiment.resources.train, "val": experiment.resources.val}
+    resources = experiment.resources
+    splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
     fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
     fingerprints |= objective_fingerprints(experiment.recipe, experiment.resources)
     with session(directory, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:

@@ -14,10 +14,10 @@ from jaxddp.augment.resize import Side
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.growth import Growth
-from jaxddp.data.order import EvalOrder, SampleOrder, Shard
-from jaxddp.data.source import Source, image_dtype, stacked_columns
+from jaxddp.data.order import EvalOrder, SampleOrder, Shard, unlabelled_seed
+from jaxddp.data.source import Source, columns, image_dtype, stacked_columns
 from jaxddp.data.substitutes import Substitutes
-from jaxddp.engine.resident_steps import place_images
+from jaxddp.engine.resident_steps import Images, place_images
 from jaxddp.errors import InputError
 from jaxddp.job.membership import exchange
 from jaxddp.measure.memory import named, told
@@ -30,7 +30,7 @@ from jaxddp.wording import size
 LONGEST_CHUNK = 32
 """Steps in one dispatch, at most: enough for its cost to vanish, and few enough for SIGTERM to be answered soon."""
 
-TRAINING, VALIDATION = "training", "validation"
+TRAINING, VALIDATION, UNLABELLED = "training", "validation", "unlabelled"
 """What images are on the devices for."""
 
 _SMALLER = "lower data.image_size or data.limit, or set data.cache to none"
@@ -51,6 +51,7 @@ class Feed:
 
     Where images grow, a step's are decoded to the side of the step, or, where the source or the devices keep images of
     one size, resized by the step.
+    A second source, `unlabelled`, has an order and substitutes of its own; each step takes a batch of both.
     """
 
     source: Source
@@ -61,6 +62,7 @@ class Feed:
     growth: Growth | None = None
     resident: dict[str, Resident] = field(default_factory=dict, repr=False)
     """What lies on the devices already, by its use."""
+    unlabelled: "Feed | None" = None
 
     @property
     def shard(self) -> Shard:
@@ -69,11 +71,22 @@ class Feed:
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
-        steps = range(start, stop)
-        stretches = iter([(steps, None)] if self.growth is None else self.growth.segments(steps))
-        # The work on the first begins at once, and on each of the others when those before it are used up.
-        parts = itertools.starmap(self._batches_of_side, stretches)
-        return self._placed(itertools.chain(next(parts, ()), itertools.chain.from_iterable(parts)))
+        return self._placed(self._read(range(start, stop)))
+
+    def with_seed(self, seed: int) -> "Feed":
+        """The same sources in the orders of another seed; what lies on the devices stays there."""
+        order, substitutes = replace(self.order, seed=seed), self.source.substitutes(self.data)
+        others = self.unlabelled and self.unlabelled.with_seed(unlabelled_seed(seed))
+        return replace(self, order=order, substitutes=substitutes, unlabelled=others)
+
+    def abstract_batch(self) -> Batch:
+        """The shapes of a global batch."""
+        batch = columns(self.source.labels, self.order, 0)
+        pixel = np.zeros((), image_dtype(self.source, self.data))
+        image = np.broadcast_to(pixel, (len(batch.row), *self.source.image_shape(self.data)))
+        batch = batch._replace(image=image, substituted=batch.mask if self.substitutes else None)
+        shapes = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype), batch)
+        return shapes._replace(unlabelled=self.unlabelled and self.unlabelled.abstract_batch())
 
     def eval_batches(self, source: Source, batch_size: int) -> Iterator[Batch]:
         """Placed batches that hold each example of another source once; the last is padded and masked."""
@@ -96,7 +109,8 @@ class Feed:
             if image is not None:
                 shape = len(image), *self.source.image_shape(data)
                 image = jax.ShapeDtypeStruct(shape, image.dtype, sharding=image.sharding)
-            return part._replace(image=image, side=resizing)
+            others = None if part.unlabelled is None else changed(part.unlabelled)
+            return part._replace(image=image, side=resizing, unlabelled=others)
 
         return tuple(map(changed, fed))
 
@@ -108,10 +122,11 @@ class Feed:
         return Growing(self.growth.side, lambda fed: self.with_side(fed, largest))
 
     @property
-    def images(self) -> jax.Array:
-        """The source's images on every device, see `Resident`. Raises: as `place`."""
+    def images(self) -> Images:
+        """The images of the source, or of both, on every device, see `Resident`. Raises: as `place`."""
         self.place()
-        return self.resident[TRAINING].images
+        own = self.resident[TRAINING].images
+        return own if self.unlabelled is None else (own, self.resident[UNLABELLED].images)
 
     def place(self, val: Source | None = None) -> None:
         """Put the images to train on, and those of a set to validate on, on every device, unless they lie there.
@@ -136,10 +151,7 @@ class Feed:
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
         """What `make_resident_steps` takes for chunks of steps, each of one side: images, columns and the run's key."""
         for steps in chunks:
-            columns = stacked_columns(self.source.labels, self.order, steps, self.shard)
-            if self.growth is not None:
-                columns = columns._replace(side=self.images_of(self.growth.side(steps[0]))[1])
-            yield Chunk(len(steps), (self.images, self.topology.place(columns), key))
+            yield Chunk(len(steps), (self.images, self.topology.place(self._stacked(steps)), key))
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
         """What `make_resident_eval` takes for each example of another source once, `longest` batches or fewer at once.
@@ -151,18 +163,36 @@ class Feed:
         for numbers in cut(range(order.num_batches), full_length(order.num_batches, longest)):
             yield images, self.topology.place(stacked_columns(source.labels, order, numbers, self.shard))
 
-    def _batches_of_side(self, steps: range, side: int | None) -> Iterator[Batch]:
-        """The training batches of steps whose images have a side, on the host; None where no images grow."""
+    def _read(self, steps: range) -> Iterator[Batch]:
+        """This process's slices of the batches of some steps."""
+        stretches = iter([(steps, None)] if self.growth is None else self.growth.segments(steps))
+        # The work on the first begins at once, and on each of the others when those before it are used up.
+        parts = itertools.starmap(self._read_side, stretches)
+        own = itertools.chain(next(parts, ()), itertools.chain.from_iterable(parts))
+        if self.unlabelled is None:
+            return own
+        pairs = zip(own, self.unlabelled._read(steps), strict=True)
+        return (batch._replace(unlabelled=others) for batch, others in pairs)
+
+    def _read_side(self, steps: range, side: int | None) -> Iterator[Batch]:
+        """The same of steps whose images have a side; None where no images grow."""
         data, resizing = (self.data, None) if side is None else self.images_of(side)
         batches = self.source.train_batches(self.order, data, steps, self.shard, self.substitutes)
         return batches if resizing is None else (batch._replace(side=resizing) for batch in batches)
 
+    def _stacked(self, steps: range) -> Batch:
+        """The same without images, side by side; see `stacked_columns`."""
+        own = stacked_columns(self.source.labels, self.order, steps, self.shard)
+        side = None if self.growth is None else self.images_of(self.growth.side(steps[0]))[1]
+        return own._replace(side=side, unlabelled=self.unlabelled and self.unlabelled._stacked(steps))
+
     def _data_for(self, use: str) -> DataConfig:
         """The config of the images that lie on the devices."""
-        return replace(self.data, crop="whole") if use == TRAINING else self.data.of_evaluation
+        return self.data.of_evaluation if use == VALIDATION else replace(self.data, crop="whole")
 
     def _wanted(self, val: Source | None) -> dict[str, Source]:
-        return {TRAINING: self.source} | ({} if val is None else {VALIDATION: val})
+        others = {UNLABELLED: self.unlabelled and self.unlabelled.source, VALIDATION: val}
+        return {TRAINING: self.source} | {use: source for use, source in others.items() if source is not None}
 
     def _load_order(self, source: Source) -> EvalOrder:
         return EvalOrder(len(source), -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices)
@@ -187,11 +217,11 @@ class Feed:
 
         def counted() -> Iterator[np.ndarray]:
             nonlocal substituted
-            if use == TRAINING:
-                steps = range(order.num_batches)
-                batches = source.train_batches(order, data, steps, self.shard, self.substitutes)
-            else:
+            if use == VALIDATION:
                 batches = source.eval_batches(order, data, self.shard)
+            else:
+                feed = self.unlabelled if use == UNLABELLED and self.unlabelled else self
+                batches = source.train_batches(order, data, range(order.num_batches), self.shard, feed.substitutes)
             for batch in batches:
                 substituted += 0 if batch.substituted is None else int(batch.substituted.sum())
                 yield batch.image

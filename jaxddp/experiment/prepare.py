@@ -1,6 +1,7 @@
 """A recipe is laid out over its resources: what contradicts is said first, and the network is initialized last."""
 
 import dataclasses
+import inspect
 from pathlib import Path
 
 import jax
@@ -10,21 +11,23 @@ from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import Config
 from jaxddp.data.balanced_order import BalancedOrder
 from jaxddp.data.labels import is_multi_label
-from jaxddp.data.order import SampleOrder
+from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled, image_dtype
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.objective import Objective, supervised
 from jaxddp.engine.parts.schedule_free_average import with_average
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
 from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.fine_tuning import fine_tuned
 from jaxddp.experiment.image_sizes import check_sizes, growth_of, shapes_in_training
 from jaxddp.experiment.initial_weights import by_path, initial_weights, trees_of
 from jaxddp.experiment.programs import Programs, settings
 from jaxddp.experiment.recipe import Recipe
-from jaxddp.experiment.resources import Resources
+from jaxddp.experiment.resources import Resources, check_pixels
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import agree
 from jaxddp.measure.memory import named
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.training.plan import Plan
 from jaxddp.weights.match import Shapes
@@ -44,7 +47,9 @@ def initialize(
     weights are of another network, or the processes hold different data.
     """
     order, source, topology = feed.order, feed.source, resources.topology
-    agree({"training data": source.fingerprint, "batch size": str(order.batch_size), "seed": str(order.seed)})
+    sources = {"training data": source, "unlabelled data": resources.unlabelled}
+    held = {name: each.fingerprint for name, each in sources.items() if each is not None}
+    agree(held | {"batch size": str(order.batch_size), "seed": str(order.seed)})
     # A program of other types would wait for that of another process.
     travel = {"gradients come from": str(Gradients.of(recipe.config, topology))}
     agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
@@ -76,16 +81,29 @@ def completed(recipe: Recipe, image_shape: tuple[int, int, int], num_examples: i
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:
-    """The training data over the devices. Raises: InputError; they cannot share a batch and its groups, or keep it."""
+    """The training data over the devices, with the second source where the objective may ask for it.
+
+    Raises: InputError; the devices cannot share a batch and its groups, or keep it, or a set is smaller than its batch.
+    """
     config, source = recipe.config, resources.train
     check_labelled(source, "training data")
     gradients, topology = Gradients.of(config, resources.topology), resources.topology
     gradients.check_batch_size(config.train.batch_size, topology)
     config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
+    feed = _feed_of(source, make_order(source, config), config, topology)
+    others, ratio = resources.unlabelled, config.objective.unlabelled_ratio
+    if others is None or recipe.objective is supervised:
+        return feed
+    check_pixels(others, source, config.data, "unlabelled data")
+    with about(f"data.unlabelled with objective.unlabelled_ratio={ratio}"):
+        order = SampleOrder(len(others), config.train.batch_size * ratio, unlabelled_seed(config.seed))
+        return dataclasses.replace(feed, unlabelled=_feed_of(others, order, config, topology))
+
+
+def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topology) -> Feed:
     if config.data.cache == "device":
         source.check_resident(config.data)
-    order, substitutes = make_order(source, config), source.substitutes(config.data)
-    return Feed(source, order, config.data, resources.topology, substitutes, growth_of(config, source))
+    return Feed(source, order, config.data, topology, source.substitutes(config.data), growth_of(config, source))
 
 
 def make_order(source: Source, config: Config) -> SampleOrder:
@@ -111,4 +129,8 @@ def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
     for size in shapes_in_training(config, resources.train):
         check_augmentation(preprocess, size, image_dtype(resources.train, data))
     check_mixing(data.augment, config.train.batch_size, gradients.parts(resources.topology))
+    if (check := getattr(inspect.unwrap(recipe.objective), "check", None)) is not None:
+        image = jax.ShapeDtypeStruct(shape, image_dtype(resources.train, data))
+        objective = Objective(recipe.model, recipe.loss, preprocess, recipe.metrics)
+        check(objective, image, unlabelled=resources.unlabelled is not None)
     return preprocess

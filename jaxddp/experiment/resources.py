@@ -8,6 +8,7 @@ from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.data.labels import is_multi_label
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source, image_dtype
+from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.program_cache import keep_compiled_programs
@@ -20,12 +21,16 @@ from jaxddp.overrides import flatten
 
 @dataclass(frozen=True)
 class Resources:
-    """The devices of all processes, what is trained and validated on, and XLA's options for the training step."""
+    """The devices of all processes, what is trained and validated on, and XLA's options for the training step.
+
+    `unlabelled` is a second source to train on, for objectives that take images without labels.
+    """
 
     topology: Topology
     train: Source
     val: Source | None = None
     compiler_options: Mapping[str, str] = field(default_factory=dict)
+    unlabelled: Source | None = None
 
 
 def join_with(config: Config, digest: str | None = None) -> Topology:
@@ -55,7 +60,8 @@ def open_resources(config: Config, topology: Topology) -> Resources:
     train, val = open_tables(config.data)
     agree({"validation data": val.fingerprint})
     check_comparable(val, train, config.data)
-    return Resources(topology, train, val, options)
+    train, unlabelled = labelled_and_unlabelled(train, config.data)
+    return Resources(topology, train, val, options, unlabelled)
 
 
 def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
@@ -70,10 +76,15 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
         there, here = ("several", "one") if is_multi_label(source) else ("one", "several")
         raise InputError(f"validation data: {there} label an image, and {here} in the training data; give both alike")
     data = data.of_evaluation
+    check_pixels(source, trained, data, "validation data")
+    source.check_evaluation(data)
+
+
+def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -> None:
+    """See that a source, `what`, has images like those that a model is trained on. Raises: InputError."""
     if source.image_shape(data) != trained.image_shape(data):
         shapes = f"{source.image_shape(data)}, and {trained.image_shape(data)} in the training data"
-        raise InputError(f"validation data: images of {shapes}; give both the same shape")
+        raise InputError(f"{what}: images of {shapes}; give both the same shape")
     if image_dtype(source, data) != image_dtype(trained, data):
         dtypes = f"{image_dtype(source, data)}, and {image_dtype(trained, data)} in the training data"
-        raise InputError(f"validation data: pixels of {dtypes}; give both the same")
-    source.check_evaluation(data)
+        raise InputError(f"{what}: pixels of {dtypes}; give both the same")

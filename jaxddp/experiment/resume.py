@@ -69,7 +69,9 @@ def claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
     precision = told["train"]["precision"]
     config["train"]["precision"] = None if precision == "float32" else precision
     config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
-    fingerprints = {"train": setup.table.fingerprint, **objective_fingerprints(setup.recipe, setup.resources)}
+    splits = {"train": setup.table, "unlabelled": setup.resources.unlabelled}
+    fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
+    fingerprints |= objective_fingerprints(setup.recipe, setup.resources)
     return Claim(config, fingerprints, objects=objects)
 
 

@@ -141,9 +141,7 @@ class RunSetup:
         """
         config = self.recipe.config.replace(seed=seed)
         agree({"seed": str(seed)})
-        order, substitutes = dataclasses.replace(self.order, seed=seed), self.table.substitutes(self.data)
-        recipe = dataclasses.replace(self.recipe, config=config)
-        feed = dataclasses.replace(self.feed, order=order, substitutes=substitutes)
+        recipe, feed = dataclasses.replace(self.recipe, config=config), self.feed.with_seed(seed)
         init = self.programs.init(self.model, recipe, self.table.image_shape(self.data), self.topology)
         made = dataclasses.replace(self, recipe=recipe, feed=feed)
         return dataclasses.replace(made, state=init(made.key))
@@ -208,8 +206,8 @@ class RunSetup:
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
         shape = self.table.image_shape(self.data)
-        known = identity(self.recipe, self.state, self.table.num_classes, shape)
-        return known | objective_identity(self.recipe, self.objective, self.state, self.resources)
+        found = identity(self.recipe, self.state, self.table.num_classes, shape)
+        return found | objective_identity(self.recipe, self.objective, self.state, self.feed.abstract_batch())
 
     def run(
         self,

@@ -67,6 +67,13 @@ class DataConfig:
     """A range of the synset mapping ("0:200") or synset names ("n01440764,n01443537"); all where absent."""
     limit: Annotated[int, Range(1, 2**31 - 1)] | None = None
     """Train on this many examples only."""
+    labels_per_class: Annotated[int, Range(1, 2**31 - 1)] | None = None
+    """Use the labels of this many examples of each class only: they are the training set."""
+    labels_seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    """Which examples these are."""
+    unlabelled: str | None = None
+    """Images for objectives that take some without labels: "train", all training images, or where they lie: a folder of
+    images, or what `path` takes. Their labels are not looked at."""
     bad_images: Literal["fail", "substitute"] = "fail"
     """A training image that cannot be used ends the run, or is substituted by another of its class, and counted."""
     max_bad_images: Share = 0.001

@@ -64,6 +64,17 @@ class ObjectiveConfig:
     """Distillation: what the logits of both are divided by before they are compared."""
     teacher_share: Share = 0.9
     """Distillation: what the teacher's part of the loss is multiplied by; that of the labels has the rest."""
+    unlabelled_ratio: Annotated[int, Range(1, 1024)] = 7
+    """How many unlabelled images (`data.unlabelled`) a step takes for each labelled one."""
+    unlabelled_weight: Annotated[float, Range(0, 1_000_000)] = 1.0
+    """Of "fixmatch": what the loss of the unlabelled images is multiplied by."""
+    threshold: Share = 0.95
+    """Of "fixmatch": the probability from which on the class of a weakly augmented image is its pseudo-label."""
+    strong_rand_augment: Annotated[int, Range(0, 100)] = 2
+    strong_rand_magnitude: Annotated[float, Range(0, 10)] = 10.0
+    """Of "fixmatch": in the strongly augmented image, these take the place of what `data.augment` has."""
+    strong_cutout: Share = 0.5
+    """Of "fixmatch": the side of the black square in it, as a share of the image's shorter side; 0 none."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,58 @@
+"""Labels for some images only: the examples that keep theirs, and a second source whose labels nobody looks at."""
+
+import hashlib
+
+import numpy as np
+
+from jaxddp.config import DataConfig
+from jaxddp.data.opening import open_images
+from jaxddp.data.order import permutation
+from jaxddp.data.source import Source
+from jaxddp.errors import InputError, about
+from jaxddp.wording import show
+
+TRAIN = "train"
+"""What `data.unlabelled` calls the training images themselves."""
+
+
+def labelled_and_unlabelled(train: Source, data: DataConfig) -> tuple[Source, Source | None]:
+    """What is trained on with labels and, where `data.unlabelled` names it, without; both are checked.
+
+    The second has all training images, those that keep their labels too. Raises: InputError; as `few_labels`, or there
+    are no such images.
+    """
+    unlabelled = None
+    if data.unlabelled is not None:
+        with about("data.unlabelled"):
+            images = train if data.unlabelled == TRAIN else open_images(data.unlabelled, data)
+            unlabelled = images.without_labels()
+            unlabelled.check(data)
+    if data.labels_per_class is not None:
+        train = few_labels(train, data.labels_per_class, data.labels_seed)
+        train.check(data)
+    return train, unlabelled
+
+
+def few_labels(source: Source, per_class: int, seed: int = 0) -> Source:
+    """So many examples of each class, in their order.
+
+    Of a class, the choice depends on the seed, the class's id and its number of examples alone, and a smaller choice is
+    a part of a larger one. Examples without a label are left out. Raises: InputError; a class has fewer examples.
+    """
+    counts = np.bincount(source.labels[source.labels >= 0], minlength=source.num_classes)
+    if (least := int(counts.min())) < per_class:
+        name = show(source.class_ids[int(counts.argmin())])
+        advice = f"give at most {least}" if least else "leave it out, by data.classes"
+        raise InputError(f"data.labels_per_class={per_class}: there are {least} examples of class {name}; {advice}")
+    by_class = np.argsort(source.labels, kind="stable")[-counts.sum() :]
+    ends = np.cumsum(counts)
+    chosen = [
+        by_class[end - count : end][permutation(int(count), seed, _word(class_id))[:per_class]]
+        for class_id, count, end in zip(source.class_ids, counts, ends, strict=True)
+    ]
+    return source.rows(np.sort(np.concatenate(chosen)))
+
+
+def _word(text: str) -> int:
+    """64 bits of a text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])

@@ -1,0 +1,382 @@
+"""FixMatch: its loss is the paper's, on any number of devices; its labels are the network's own."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from made import changed
+from small import CLASSES, SmallNet, largest_difference, linear_model, random_batch, random_table, write_arrays
+from test_step import fresh_state, objective_of
+
+import jaxddp
+from jaxddp import ArrayTable, DataConfig, InputError, prepare_training
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.cli import main
+from jaxddp.config import AugmentConfig
+from jaxddp.data.batch import Batch
+from jaxddp.data.unlabelled import few_labels
+from jaxddp.engine import self_test
+from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt
+from jaxddp.objectives.fixmatch import MEASURED, FixMatch
+from jaxddp.sections.training import ObjectiveConfig
+
+LINEAR, NORMED = linear_model(), SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
+RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
+TABLE, VAL, OTHERS = random_table(50), random_table(20, seed=1), random_table(40, seed=2)
+SGD = optax.sgd(0.05)
+
+
+def both(size: int, ratio: int, *, seed: int = 0, masked: int = 0) -> Batch:
+    """A batch, and an unlabelled one of several colours beside it; the last examples of both are padding."""
+    others, rng = random_batch(size * ratio, seed=100 + seed, masked=masked * ratio), np.random.default_rng(seed)
+    image = (others.image * rng.random((size * ratio, 1, 1, 3))).astype(np.uint8)
+    others = others._replace(image=image, label=np.full(size * ratio, -1, np.int32))
+    return random_batch(size, seed=seed, masked=masked)._replace(unlabelled=others)
+
+
+# --- The loss ---
+
+
+def cross_entropies(logits, labels):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(labels)), labels]
+
+
+@pytest.mark.parametrize("masked", [0, 2])
+def test_the_loss_is_the_paper_s(masked):
+    """Of softmax regression without augmentation, where both views are the image; written down in NumPy."""
+    settings = ObjectiveConfig(threshold=0.6, unlabelled_weight=0.7, strong_rand_augment=0, strong_cutout=0.0)
+    batch = both(6, 3, masked=masked)
+    with jax.enable_x64(True):
+        preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
+        loss = example_loss(cross_entropy(), CLASSES)
+        supervised = Objective(adapt(linear_model()), loss, preprocess)
+        params = {"weight": jax.random.normal(jax.random.key(1), (108, CLASSES), jnp.float64) / 8}
+        minimized = FixMatch(settings)(supervised)
+
+        def mean(params):
+            sums, _ = minimized(params, {}, batch, train=True, key=jax.random.key(0))
+            return sums.values[0, 0] / sums.values[0, 1], sums
+
+        (found, sums), gradient = jax.value_and_grad(mean, has_aux=True)(params)
+        images = [np.asarray(preprocess(each, train=False).images) for each in (batch, batch.unlabelled)]
+    real = [slice(None, 6 - masked), slice(None, 18 - 3 * masked)]
+    x, u = (image.reshape(len(image), -1)[rows] for image, rows in zip(images, real, strict=True))
+    logits, others = x @ np.asarray(params["weight"]), u @ np.asarray(params["weight"])
+    shares = np.exp(others) / np.exp(others).sum(-1, keepdims=True)
+    sure, guess = shares.max(-1) >= 0.6, shares.argmax(-1)
+    assert 0.2 < sure.mean() < 0.9
+    labelled = cross_entropies(logits, batch.label[real[0]]).mean()
+    unlabelled = (sure * cross_entropies(others, guess)).sum() / len(u)
+    assert sums.names == ("loss", *MEASURED)
+    means = sums.means()
+    np.testing.assert_allclose([means[name] for name in MEASURED], [labelled, unlabelled, sure.mean()], rtol=1e-9)
+    np.testing.assert_allclose([found, means["loss"]], labelled + 0.7 * unlabelled, rtol=1e-9)
+    # The labels are constants: the gradient is that of the strong view alone.
+    own = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) - np.eye(CLASSES)[batch.label[real[0]]]
+    pseudo = (shares - np.eye(CLASSES)[guess]) * sure[:, None]
+    expected = x.T @ own / len(x) + 0.7 * u.T @ pseudo / len(u)
+    np.testing.assert_allclose(gradient["weight"], expected, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_the_strong_view_is_augmented_more_and_both_views_have_random_numbers_of_their_own():
+    seen = []
+
+    def apply(params, images):
+        seen.append(images)
+        return images.reshape(len(images), -1) @ params["weight"]
+
+    augment = AugmentConfig(flip=False, pad=2, mixup=1.0)
+    preprocess = Preprocess((0.0,), (1.0,), augment)
+    supervised = Objective(adapt((linear_model()[0], apply)), example_loss(cross_entropy(), CLASSES), preprocess)
+    params, batch = linear_model()[0](jax.random.key(0), jnp.zeros((1, 6, 6, 3))), both(6, 2)
+    batch = batch._replace(unlabelled=batch.unlabelled._replace(image=np.full((12, 6, 6, 3), 200, np.uint8)))
+
+    def views(**settings):
+        del seen[:]
+        FixMatch(ObjectiveConfig(**settings))(supervised)(params, {}, batch, train=True, image_key=jax.random.key(3))
+        # In one pass, so that batch norm sees all of them.
+        assert [len(images) for images in seen] == [30]
+        return np.split(np.asarray(seen[-1]), [6, 18])
+
+    labelled, weak, strong = views(strong_rand_augment=0, strong_cutout=0.0)
+    np.testing.assert_array_equal(labelled, preprocess(batch, train=True, key=jax.random.key(3)).images)
+    # Padded crops of one gray, which show where each was cut; nothing is mixed, as there is no label to mix.
+    assert set(np.unique(weak.round(3))) == set(np.unique(strong.round(3))) == {0, np.float32(0.784)}
+    assert (weak != strong).any((1, 2, 3)).sum() > 6
+    _, same, cut = views(strong_rand_augment=0, strong_cutout=0.5)
+    np.testing.assert_array_equal(same, weak)
+    lost = (cut != strong)[..., 0]
+    assert not cut[lost].any() and 0 < lost.sum((1, 2)).max() <= 9
+    _, same, changed = views(strong_rand_magnitude=8.0, strong_cutout=0.0)
+    np.testing.assert_array_equal(same, weak)
+    assert len(np.unique(changed)) > 4
+
+
+# --- Devices ---
+
+# RandAugment, which takes long to compile, is shown to be the same on any device by a test of its own.
+SETTINGS = ObjectiveConfig(threshold=0.6, unlabelled_weight=2.0, strong_rand_augment=0, strong_cutout=0.3)
+
+
+@functools.cache
+def trained(net, devices: int, gradients: Gradients, settings: ObjectiveConfig | None = SETTINGS):
+    """Parameters, statistics and sums after three steps of plain SGD in float64; None is the supervised objective."""
+    with jax.enable_x64(True):
+        objective, topology = objective_of(net), Topology.create(devices)
+        minimized = objective if settings is None else FixMatch(settings)(objective)
+        optimizer = optax.sgd(0.1)
+        state = fresh_state(objective, optimizer, topology)
+        before, found = jax.device_get(state.params), []
+        step = make_train_step(make_local_step(minimized, optimizer, topology, gradients=gradients), topology)
+        for number in range(3):
+            state, sums = step(state, topology.place(both(8, 3, seed=number)), jax.random.key(4))
+            found.append(sums.means())
+        after = jax.device_get(state)
+        pairs = zip(*map(jax.tree.leaves, (before, after.params)), strict=True)
+        assert all(np.abs(a - b).max() > 1e-6 for a, b in pairs)
+        return after.params, after.model_state, found
+
+
+@pytest.mark.parametrize(
+    ("net", "devices", "gradients"),
+    [
+        *((LINEAR, devices, Gradients()) for devices in (2, 8)),
+        (LINEAR, 2, Gradients(accumulate=2, for_cpu=True)),
+        (LINEAR, 2, Gradients(reproducible=True, for_cpu=True)),
+        (NORMED, 4, Gradients()),
+    ],
+)
+def test_n_devices_equal_one(net, devices, gradients):
+    one, several = trained(net, 1, Gradients()), trained(net, devices, gradients)
+    assert largest_difference(one, several) < 1e-9
+    assert 0.3 < min(each["pseudo_labels"] for each in one[2]) < 1
+
+
+def test_without_weight_it_is_the_supervised_objective():
+    without = dataclasses.replace(SETTINGS, unlabelled_weight=0.0)
+    params, _, means = trained(LINEAR, 2, Gradients(), without)
+    expected, _, supervised = trained(LINEAR, 2, Gradients(), None)
+    assert largest_difference(params, expected) < 1e-9
+    assert [each["loss"] for each in means] == pytest.approx([each["loss"] for each in supervised], rel=1e-9)
+
+
+def test_random_keys_of_examples_are_those_of_all_views():
+    def apply(params, images, example_keys=None):
+        logits = images.reshape(len(images), -1) @ params["weight"]
+        if example_keys is None:
+            return logits
+        return logits + jax.vmap(lambda key: jax.random.normal(key, (CLASSES,)))(example_keys)
+
+    network = (LINEAR[0], apply)
+    one, several = trained(network, 1, Gradients()), trained(network, 4, Gradients())
+    assert largest_difference(one, several) < 1e-9
+
+
+# --- A run ---
+
+
+def made(table=None, unlabelled=OTHERS, devices: int = 2, **more):
+    settings = {"threshold": 0.22, "unlabelled_ratio": 3, "objective": "fixmatch", **more}
+    table = few_labels(TABLE, 4) if table is None else table
+    settings |= {"epochs": 3, "unlabelled": unlabelled}
+    return prepare_training(linear_model(), table, devices, SGD, 8 // devices, **settings)
+
+
+def run(setup, **more):
+    return jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step", **more)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """A setup, the state at the end of its eight steps, and the history."""
+    setup = made()
+    return setup, *run(setup, val=VAL)
+
+
+def test_what_is_logged_and_what_is_validated(whole):
+    _, state, history = whole
+    assert int(state.step) == 8
+    parts = history.train["supervised_loss"] + history.train["unlabelled_loss"]
+    np.testing.assert_allclose(history.train["loss"], parts, rtol=1e-5)
+    assert (history.train["pseudo_labels"] > 0).any() and (history.train["pseudo_labels"] <= 1).all()
+    assert {"loss", "top1"} <= history.val.keys() and not set(MEASURED) & history.val.keys()
+
+
+@pytest.mark.slow
+def test_interrupted_and_resumed_it_ends_with_the_same_bits(whole, tmp_path):
+    setup, state, _ = whole
+
+    class Interrupt(jaxddp.History):
+        def step(self, record):
+            if record.step == 5:
+                raise KeyboardInterrupt
+
+    settings = {"workdir": tmp_path, "save_every": "3 steps", "log_every": "1 step"}
+    with pytest.raises(KeyboardInterrupt):
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[Interrupt()], **settings)
+    # From step 3 on, by another process that reads nothing of what was.
+    resumed, _ = jaxddp.train(jaxddp.softmax_cross_entropy, made(), listeners=(), **settings)
+    assert largest_difference(resumed, state) == 0
+    for other, key in (
+        (made(threshold=0.3), "objective"),
+        (made(objective="supervised"), "objective"),
+        (made(unlabelled_ratio=2), "objective"),
+        (made(unlabelled=TABLE), "unlabelled.fingerprint"),
+    ):
+        with pytest.raises(InputError, match=f"config.json: {key} was '.*' and is now .*; a resumed run keeps its"):
+            run(other, workdir=tmp_path)
+
+
+def test_labels_of_the_second_source_never_reach_the_step(whole):
+    renamed = ArrayTable(OTHERS.images, (OTHERS.labels + 2) % CLASSES, OTHERS.class_names)
+    state, history = run(made(unlabelled=renamed))
+    assert largest_difference(state, whole[1]) == 0
+    assert (history.train["loss"] == whole[2].train["loss"]).all()
+    other, _ = run(made(unlabelled=TABLE))
+    assert largest_difference(other, whole[1]) > 1e-4
+
+
+def test_images_on_the_devices_give_the_same_steps(whole):
+    setup = made(data=DataConfig(augment=AugmentConfig(flip=False), cache="device"))
+    state, history = run(setup)
+    np.testing.assert_allclose(history.train["loss"], whole[2].train["loss"], rtol=1e-5)
+    assert largest_difference(state, whole[1]) < 1e-5
+
+
+def test_another_seed_of_a_setup_is_a_run_of_that_seed(whole):
+    state, _ = run(whole[0].with_seed(5))
+    assert largest_difference(state, run(made(seed=5))[0]) == 0
+    assert largest_difference(state, whole[1]) > 1e-4
+
+
+def test_the_self_test_masks_both_sources(whole, monkeypatch):
+    monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
+    test = changed(made(devices=8), {"parallel": {"self_test": "always"}}, VAL).run()
+    assert test.self_test is not None
+    # At weights by which there are pseudo-labels without training.
+    state = test.state.replace(params=jax.tree.map(lambda leaf: 3 * leaf, test.state.params))
+    test.self_test(state, *next(test.chunks(0)).feed)
+    assert list(test.self_test._counting) == [0, 3, 6] and test.self_test._averaged is not None
+
+
+def test_a_function_from_python_sees_the_second_source():
+    def mean_of_pixels(supervised):
+        def objective(params, model_state, batch, **options):
+            sums, model_state = supervised(params, model_state, batch, **options)
+            mean = batch.unlabelled.image.astype(jnp.float32).mean((1, 2, 3)).sum()
+            return sums.with_scalars({"seen": mean / len(batch.unlabelled.mask)}), model_state
+
+        return objective
+
+    _, history = run(made(objective=mean_of_pixels, devices=1))
+    # 8 steps of 24 are more than four epochs of 40.
+    assert history.train["seen"][:5].mean() == pytest.approx(OTHERS.images.mean(), rel=1e-3)
+
+
+# --- What is wrong ---
+
+
+def line(**more) -> str:
+    with pytest.raises(InputError) as caught:
+        made(**more)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class NoSource:
+    """Has the members of a source but one."""
+
+    def __getattr__(self, name):
+        if name == "without_labels":
+            raise AttributeError(name)
+        return getattr(OTHERS, name)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"threshold": 1.01}, "threshold=1.01: expected 0 to 1"),
+        ({"unlabelled_weight": -1}, "unlabelled_weight=-1.0: expected 0 to 1,000,000"),
+        ({"unlabelled_ratio": 0}, "unlabelled_ratio=0: expected 1 to 1,024"),
+        ({"unlabelled_ratio": 6}, "unlabelled with unlabelled_ratio=6: batch size 48: the batch is larger than the "
+         "data set of 40 examples; use at most 40"),
+        ({"unlabelled": None}, "objective=fixmatch needs images without labels; give unlabelled"),
+        ({"unlabelled": 3}, "unlabelled=3: give a table of open_data(PATH), an ArrayTable(images, labels, class_names) "
+         "or another source"),
+        ({"unlabelled": NoSource()}, "unlabelled: an object of type NoSource was given; it has no without_labels; "
+         "see jaxddp.data.source.Source"),
+        ({"unlabelled": random_table(40, image=8)}, "unlabelled data: images of (8, 8, 3), and (6, 6, 3) in the "
+         "training data; give both the same shape"),
+        ({"objective": "fixmatsch"}, "objective='fixmatsch' is unknown; did you mean 'fixmatch'? there are: "
+         "fixmatch, supervised"),
+        ({"objective": 3}, "objective=3: give a function of the supervised objective, or a name"),
+        ({"objective": None}, "objective=None: give a function of the supervised objective, or a name"),
+        ({"metrics": {"pseudo_labels": lambda logits, labels: logits[:, 0]}}, "objective=fixmatch measures "
+         "pseudo_labels itself; give the metric another name"),
+        ({"data": DataConfig(labels_per_class=4)}, "data.labels_per_class=4: from Python, give the table that "
+         "jaxddp.data.unlabelled.few_labels makes"),
+        ({"data": DataConfig(unlabelled="train")}, "unlabelled='train': from Python, give a table as unlabelled"),
+    ],
+)  # fmt: skip
+def test_one_line_says_what_is_wrong(given, expected):
+    assert line(**given) == expected
+
+
+def test_images_that_rand_augment_does_not_take_are_refused_before_anything_is_compiled():
+    gray = [ArrayTable(np.zeros((40, 6, 6, 4), np.uint8), np.arange(40) % 5, tuple("abcde")) for _ in range(2)]
+    given = {"table": gray[0], "unlabelled": gray[1], "data": DataConfig(mean=(0.5,), std=(0.5,))}
+    expected = "strong_rand_augment=2: its colours are defined for 1 or 3 channels, and the images have 4; give 0"
+    assert line(**given) == expected
+    made(**given, strong_rand_augment=0)
+
+
+def test_a_loss_that_is_divided_by_weights_is_refused(whole):
+    def weighted(logits, labels):
+        return jaxddp.softmax_cross_entropy(logits, labels).sum(), jnp.float32(len(labels))
+
+    with pytest.raises(InputError, match="^objective=fixmatch adds up means over examples, and this loss is"):
+        jaxddp.train(weighted, whole[0], listeners=())
+
+
+# --- The terminal ---
+
+
+@pytest.mark.slow
+def test_from_the_terminal(tmp_path, capfd):
+    arrays = write_arrays(tmp_path / "set.npz", random_table(60, image=16), random_table(16, seed=1, image=16))
+    words = [RECIPE, "--data.path", str(arrays), "--parallel.devices", "2", "--train.duration", "3 steps"]
+    words += ["--data.labels-per-class", "2", "--objective.unlabelled-ratio", "2"]
+    fixmatch = ["--objective.name", "fixmatch"]
+    work = ["--workdir", str(tmp_path / "run")]
+    # Before there is a work directory.
+    assert main(["train", *words, *work, *fixmatch]) == 2
+    assert capfd.readouterr().err.endswith(
+        "jaxddp: objective.name=fixmatch needs images without labels; give data.unlabelled\n"
+    )
+    assert not (tmp_path / "run").exists()
+    words += ["--data.unlabelled", "train"]
+    assert main(["train", *words, *work, *fixmatch, "--objective.threshold", "0.2"]) == 0
+    lines = [json.loads(each) for each in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {*MEASURED} <= lines[0].keys() and lines[-1]["split"] == "val" and lines[-1]["count"] == 16
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["fingerprint"]
+    assert len({kept[split] for split in ("train", "val", "unlabelled")}) == 3
+    assert main(["train", *words, *work]) == 2
+    assert "objective.name was 'fixmatch' and is now 'supervised'; a resumed run" in capfd.readouterr().err
+    # The second source is there, and nothing asks for it.
+    assert main(["train", *words, "--workdir", str(tmp_path / "supervised")]) == 0
+    assert main(["doctor", *words, *work, *fixmatch, "--objective.threshold", "0.2"]) == 0
+    assert "10 rows to train, 16 to validate, 60 without labels" in " ".join(capfd.readouterr().out.split())

@@ -1,0 +1,199 @@
+"""Labels for some images only: which examples keep theirs, and a second source in an order of its own."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from small import random_table, write_arrays
+
+from jaxddp.config import DataConfig
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.opening import open_tables
+from jaxddp.data.order import SampleOrder, Shard, permutation, unlabelled_seed
+from jaxddp.data.table import ExampleTable
+from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
+from jaxddp.errors import InputError
+from jaxddp.experiment.feed import Feed
+from jaxddp.mesh import Topology
+
+NAMES = tuple("abcde")
+SEEDS = st.integers(0, 2**63 - 1)
+TABLE = random_table(50)
+
+
+def table_of(labels) -> ArrayTable:
+    """Images that each hold the number of their row."""
+    images = np.arange(len(labels), dtype=np.uint16).reshape(-1, 1, 1, 1)
+    return ArrayTable(images, np.array(labels), NAMES)
+
+
+# --- Which examples keep their labels ---
+
+
+@given(st.lists(st.integers(-1, 4), min_size=5, max_size=60), SEEDS, st.data())
+def test_each_class_keeps_as_many_labels_and_a_smaller_choice_is_a_part_of_a_larger(labels, seed, data):
+    labels += [*range(5)]
+    table, fewest = table_of(labels), int(np.bincount(np.array(labels) + 1, minlength=6)[1:].min())
+    count = data.draw(st.integers(1, fewest))
+    few, fewer = few_labels(table, count, seed), few_labels(table, data.draw(st.integers(1, count)), seed)
+    assert np.bincount(few.labels).tolist() == [count] * 5
+    rows = few.images.ravel()
+    assert (np.diff(rows.astype(int)) > 0).all() and (table.labels[rows] == few.labels).all()
+    assert set(fewer.images.ravel()) <= set(rows)
+
+
+def test_the_choice_of_a_class_follows_from_the_seed_and_the_class_alone():
+    labels = np.repeat(np.arange(5), 20)
+    rows = [few_labels(table_of(labels), 4, seed).images.ravel() for seed in range(4)]
+    # The examples of other classes, and which classes there are, change nothing.
+    more = few_labels(table_of(np.concatenate([np.repeat([1, 3], 20), np.repeat([0, 0, 2, 4], 20)])), 4, 2)
+    assert (more.images.ravel()[:8] == np.concatenate([rows[2][4:8] - 20, rows[2][12:16] - 40])).all()
+    alone = few_labels(table_of(labels).select("1:3"), 4, 2)
+    assert (alone.images.ravel() == rows[2][4:12]).all()
+    # Each seed, and each class, draws others. A change of these rows would change every such run.
+    assert len({tuple(each) for each in rows}) == 4
+    assert len({tuple(each) for each in rows[0].reshape(5, 4) % 20}) == 5
+    assert rows[0][:8].tolist() == [4, 7, 17, 18, 23, 27, 28, 38]
+
+
+def test_a_class_with_too_few_examples_is_named():
+    with pytest.raises(InputError, match="data.labels_per_class=3: there are 2 examples of class 'b'; give at most 2$"):
+        few_labels(table_of([0] * 5 + [1] * 2 + [2, 3, 4] * 3), 3)
+    with pytest.raises(InputError, match="there are 0 examples of class 'c'; leave it out, by data.classes$"):
+        few_labels(table_of([0, 1, 3, 4]), 1)
+
+
+# --- The orders of both sources ---
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 40), SEEDS, st.sampled_from([1, 2, 3]))
+def test_each_unlabelled_example_comes_once_an_epoch_on_any_number_of_processes(size, ratio, more, seed, shards):
+    batch = shards * size * ratio
+    order = SampleOrder(batch + more, batch, unlabelled_seed(seed))
+    rows = np.concatenate([order.rows(step) for step in range(order.steps(2))])
+    for epoch in np.split(rows[: 2 * order.num_examples], 2):
+        assert sorted(epoch) == [*range(order.num_examples)]
+    parts = [Shard(index, shards).of(order.rows(1)) for index in range(shards)]
+    assert (np.concatenate(parts) == order.rows(1)).all()
+
+
+@given(SEEDS)
+def test_the_two_orders_do_not_coincide(seed):
+    other = unlabelled_seed(seed)
+    assert other != seed and 0 <= other < 2**63
+    assert all((permutation(50, seed, epoch) != permutation(50, other, epoch)).any() for epoch in range(3))
+
+
+def test_the_order_of_unlabelled_examples_is_pinned():
+    assert [unlabelled_seed(seed) for seed in (0, 1)] == [3113130522930662291, 287581856148813752]
+
+
+def feed_of(labelled, unlabelled, *, seed: int = 3, devices: int = 2) -> Feed:
+    """Batches of 4 labelled and 12 unlabelled examples."""
+    data, topology = labelled.default_data(), Topology.create(devices)
+    others = Feed(unlabelled, SampleOrder(len(unlabelled), 12, unlabelled_seed(seed)), data, topology)
+    return Feed(labelled, SampleOrder(len(labelled), 4, seed), data, topology, unlabelled=others)
+
+
+def test_a_batch_holds_both_and_no_label_of_the_second():
+    feed = feed_of(few_labels(TABLE, 2), TABLE.without_labels())
+    batches = [*feed.batches(0, 13)]
+    rows = np.concatenate([batch.unlabelled.row for batch in batches])
+    assert {len(batch.row) for batch in batches} == {4} and {len(batch.unlabelled.row) for batch in batches} == {12}
+    for epoch in np.split(rows[:150], 3):
+        assert sorted(epoch) == [*range(50)]
+    for batch in batches:
+        assert (np.asarray(batch.unlabelled.label) == -1).all() and batch.unlabelled.mask.all()
+        assert (np.asarray(batch.unlabelled.image) == TABLE.images[np.asarray(batch.unlabelled.row)]).all()
+    # What goes on at a step reads the same batches.
+    for batch, again in zip(batches[7:], feed.batches(7, 13), strict=True):
+        assert (batch.unlabelled.row == again.unlabelled.row).all() and (batch.row == again.row).all()
+
+
+def test_another_seed_gives_both_sources_other_orders():
+    feed = feed_of(few_labels(TABLE, 2), TABLE.without_labels())
+    other, same = next(feed.with_seed(4).batches(0, 1)), next(feed_of(feed.source, TABLE, seed=4).batches(0, 1))
+    first = next(feed.batches(0, 1))
+    assert (other.unlabelled.row == same.unlabelled.row).all() and (other.row == same.row).all()
+    assert (other.unlabelled.row != first.unlabelled.row).any() and (other.row != first.row).any()
+
+
+def test_what_a_batch_consists_of_is_known_without_reading_one():
+    feed = feed_of(few_labels(TABLE, 2), TABLE.without_labels())
+    abstract, batch = feed.abstract_batch(), next(feed.batches(0, 1))
+    for shapes, arrays in ((abstract, batch), (abstract.unlabelled, batch.unlabelled)):
+        for told, array in zip(shapes[:5], arrays[:5], strict=True):
+            assert (told.shape, told.dtype) == (array.shape, array.dtype)
+
+
+# --- Opening them ---
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory):
+    return write_arrays(tmp_path_factory.mktemp("arrays") / "set.npz", TABLE, random_table(9, seed=1))
+
+
+def opened(path, **more):
+    data = DataConfig(path=str(path), image_size=6, resize=6, crop="whole", **more)
+    return labelled_and_unlabelled(open_tables(data)[0], data)
+
+
+def test_the_training_images_themselves(arrays):
+    train, unlabelled = opened(arrays, labels_per_class=2, unlabelled="train")
+    assert isinstance(unlabelled, ArrayTable)
+    assert (len(train), len(unlabelled), unlabelled.num_classes) == (10, 50, 0)
+    assert (unlabelled.images == TABLE.images).all() and (unlabelled.labels == -1).all()
+    assert opened(arrays)[1] is None and len(opened(arrays)[0]) == 50
+    other, _ = opened(arrays, labels_per_class=2, labels_seed=1)
+    assert train.fingerprint != other.fingerprint
+
+
+def test_a_folder_a_list_or_a_data_set_of_whatever_classes(arrays, tmp_path):
+    for row, name in enumerate(("a.png", "few/b.png", "few/more/c.png")):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(TABLE.images[row]).save(tmp_path / "images" / name)
+    (tmp_path / "images" / "list.csv").write_text("path,label\na.png,cat;dog\nfew/b.png,eel\n")
+    files = tmp_path / "images"
+
+    def images(place, **more) -> ExampleTable:
+        _, found = opened(arrays, unlabelled=str(place), **more)
+        assert isinstance(found, ExampleTable) and found.num_classes == 0 and (found.labels == -1).all()
+        return found
+
+    assert [images(files).record(row).id for row in range(3)] == ["a.png", "few/b.png", "few/more/c.png"]
+    assert len(images(files / "list.csv")) == 2
+    # A set of other classes, some of which are selected in the labelled one; with its own split only what is to train.
+    for place in ("train/x", "train/y", "val/x"):
+        (tmp_path / "set" / place).mkdir(parents=True)
+        Image.fromarray(TABLE.images[0]).save(tmp_path / "set" / place / "a.png")
+    assert len(images(tmp_path / "set", classes="0:2")) == 2
+    assert len(opened(arrays, unlabelled=str(arrays), classes="0:2")[1]) == 50
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"unlabelled": "nowhere"}, "data.unlabelled: nowhere: no such file or folder; check the path"),
+        ({"unlabelled": "{tmp}"}, "data.unlabelled: {tmp}: no image is below this folder; check the path"),
+        (
+            {"unlabelled": "{tmp}/b.npz"},
+            "data.unlabelled: data.image_size=6: these images are 8x8 and, in memory, stay",
+        ),
+        ({"labels_per_class": 40}, "data.labels_per_class=40: there are 6 examples of class "),
+    ],
+)
+def test_what_cannot_be_opened_is_one_line(arrays, tmp_path, given, line):
+    if "b.npz" in str(given):
+        write_arrays(tmp_path / "b.npz", random_table(9, image=8), random_table(5, image=8))
+    given = {key: value.format(tmp=tmp_path) if isinstance(value, str) else value for key, value in given.items()}
+    with pytest.raises(InputError) as caught:
+        opened(arrays, **given)
+    assert str(caught.value).startswith(line.format(tmp=tmp_path))
+
+
+def test_labels_that_are_not_looked_at_are_no_part_of_the_fingerprint(tmp_path):
+    renamed = ArrayTable(TABLE.images, (TABLE.labels + 1) % 5, tuple("vwxyz"))
+    assert renamed.fingerprint != TABLE.fingerprint
+    assert renamed.without_labels().fingerprint == TABLE.without_labels().fingerprint
