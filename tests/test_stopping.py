@@ -196,6 +196,7 @@ def test_killed_at_any_moment_and_resumed_it_is_the_run_that_was_not(moment, set
     assert kept[0] == kept[1]
 
 
+@pytest.mark.slow
 def test_a_run_without_gain_stops_and_stays_stopped_until_it_is_asked_for_more(tmp_path):
     def result() -> dict:
         return json.loads((tmp_path / "result.json").read_text())
