@@ -11,12 +11,15 @@ import optax
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.labels import is_multi_label
 from jaxddp.data.source import Source
+from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import supervised
 from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.errors import InputError
 from jaxddp.experiment.chosen_metrics import check_metrics, check_name, configured_metrics
 from jaxddp.experiment.recipe import check_parts, configured_parts
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.losses.bce import sigmoid_cross_entropy
+from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.wording import first_line, refusal
 
 Measure = Callable[[TrainState], Mapping[str, float]]
@@ -37,15 +40,22 @@ def check_function(function: Any, name: str, of: str) -> Any:
 
 
 def checked_objects(config: Config, table: Source, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Recipe` that are optional arguments: functions, metrics and parts. Raises: InputError."""
+    """The fields of a `Recipe` that are optional arguments: functions, metrics and parts. Raises: InputError.
+
+    The loss is the usual one of such labels, until `train` is given another.
+    """
     functions = {"augmentation": "(key, image)", "initialize": "(params, model_state)"}
     found = {name: check_function(given[name], name, of) for name, of in functions.items()}
     objective = check_function(given["objective"], "objective", "the supervised objective")
     classes, several = table.num_classes, is_multi_label(table)
     metrics = check_metrics(given["metrics"] or {}, "metrics", classes, multi_label=several)
+    usual = sigmoid_cross_entropy if several else softmax_cross_entropy
+    loss = example_loss(usual, classes, multi_label=several)
     named = config.replace(eval={"metrics": ("map",)}) if several else config
     return {
         **found,
+        "loss": loss,
+        "eval_loss": loss,
         "objective": objective or supervised,
         "metrics": configured_metrics(named, classes, multi_label=several) | metrics,
         "parts": check_parts(given["parts"], "parts", configured_parts(config)),
