@@ -71,10 +71,11 @@ def test_a_step_is_the_same_on_any_number_of_devices(weights):
             assert largest_difference(others, after) < 1e-9 and other == pytest.approx(value, abs=1e-9)
 
 
-def test_the_loss_is_the_one_of_the_formula():
-    """With NumPy alone, from pixels on: (1 - a) CE + a T^2 KL, over the examples that count."""
+@pytest.mark.parametrize("weights", (None, (1.0, 4.0, 0.5, 2.0, 3.0)))
+def test_the_loss_is_the_one_of_the_formula(weights):
+    """With NumPy alone, from pixels on: (1 - a) CE + a T^2 KL, over the examples that count, by their weights."""
     with jax.enable_x64(True):
-        params, _, value, teacher = step_in_float64(4, cross_entropy(), pad=0)
+        params, _, value, teacher = step_in_float64(4, cross_entropy(0.0, weights), pad=0)
         batch, real = random_batch(24, masked=5), 19
         pixels = batch.image[:real] / 255
 
@@ -86,9 +87,10 @@ def test_the_loss_is_the_one_of_the_formula():
 
         student = logits(params["weight"], (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
         other = log_softmax(logits(teacher.state.params["weight"], MEAN, STD) / 3)
-        hard = -log_softmax(student)[np.arange(real), batch.label[:real]].mean()
-        soft = (np.exp(other) * (other - log_softmax(student / 3))).sum(1).mean()
-    assert value == pytest.approx(0.3 * hard + 0.7 * 9 * soft, abs=1e-6)
+        hard = -log_softmax(student)[np.arange(real), batch.label[:real]]
+        soft = (np.exp(other) * (other - log_softmax(student / 3))).sum(1)
+    counts = np.array(weights or (1.0,) * 5)[batch.label[:real]]
+    assert value == pytest.approx(np.average(0.3 * hard + 0.7 * 9 * soft, weights=counts), abs=1e-6)
 
 
 def test_the_divergence_is_that_of_pytorch():
