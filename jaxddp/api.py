@@ -16,11 +16,10 @@ from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
-from jaxddp.data.labels import is_multi_label
 from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.compiler_options import step_options
-from jaxddp.engine.loss import Loss, example_loss
+from jaxddp.engine.loss import Loss
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, Transform
@@ -193,17 +192,11 @@ def prepare_training(
     join_job(find_job(), config.parallel)
     topology = Topology.create(devices)
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
-    # `train` brings another.
-    several = is_multi_label(table)
-    usual = sigmoid_cross_entropy if several else softmax_cross_entropy
-    loss, objects = example_loss(usual, table.num_classes, multi_label=several), {"metrics": metrics, "parts": parts}
-    objects |= {"augmentation": augmentation, "initialize": initialize}
+    objects = {"augmentation": augmentation, "initialize": initialize, "metrics": metrics, "parts": parts}
     recipe = Recipe(
         config=config,
         model=adapt(model),
         optimizer=check_optimizer(optimizer, "optimizer", config),
-        loss=loss,
-        eval_loss=loss,
         objective=objective_of(objective, config, topology),
         **checked_objects(config, table, objects),
     )

@@ -71,10 +71,11 @@ def test_a_step_is_the_same_on_any_number_of_devices(weights):
             assert largest_difference(others, after) < 1e-9 and other == pytest.approx(value, abs=1e-9)
 
 
-def test_the_loss_is_the_one_of_the_formula():
-    """With NumPy alone, from pixels on: (1 - a) CE + a T^2 KL, over the examples that count."""
+@pytest.mark.parametrize("weights", (None, (1.0, 4.0, 0.5, 2.0, 3.0)))
+def test_the_loss_is_the_one_of_the_formula(weights):
+    """With NumPy alone, from pixels on: (1 - a) CE + a T^2 KL, over the examples that count, by their weights."""
     with jax.enable_x64(True):
-        params, _, value, teacher = step_in_float64(4, cross_entropy(), pad=0)
+        params, _, value, teacher = step_in_float64(4, cross_entropy(0.0, weights), pad=0)
         batch, real = random_batch(24, masked=5), 19
         pixels = batch.image[:real] / 255
 
@@ -86,9 +87,10 @@ def test_the_loss_is_the_one_of_the_formula():
 
         student = logits(params["weight"], (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
         other = log_softmax(logits(teacher.state.params["weight"], MEAN, STD) / 3)
-        hard = -log_softmax(student)[np.arange(real), batch.label[:real]].mean()
-        soft = (np.exp(other) * (other - log_softmax(student / 3))).sum(1).mean()
-    assert value == pytest.approx(0.3 * hard + 0.7 * 9 * soft, abs=1e-6)
+        hard = -log_softmax(student)[np.arange(real), batch.label[:real]]
+        soft = (np.exp(other) * (other - log_softmax(student / 3))).sum(1)
+    counts = np.array(weights or (1.0,) * 5)[batch.label[:real]]
+    assert value == pytest.approx(np.average(0.3 * hard + 0.7 * 9 * soft, weights=counts), abs=1e-6)
 
 
 def test_the_divergence_is_that_of_pytorch():
@@ -115,9 +117,8 @@ def test_without_a_share_of_the_teacher_it_is_supervised():
 def test_the_self_test_of_the_gradient_takes_a_teacher_too():
     config = Config().replace(parallel={"self_test": "always"})
     setup = setup_of(linear_model(), optax.sgd(0.1), devices=4, config=config)
-    train(
-        changed(setup, {}, objective=jaxddp.distillation(teacher_of(setup.topology))), {"train": {"duration": "1 step"}}
-    )
+    distilled = changed(setup, {}, objective=jaxddp.distillation(teacher_of(setup.topology)))
+    assert int(train(distilled, {"train": {"duration": "1 step"}}).step) == 1
 
 
 @pytest.mark.parametrize(

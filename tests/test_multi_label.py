@@ -53,10 +53,8 @@ def test_a_table_of_arrays_keeps_rows_of_labels():
     assert class_counts(TABLE).tolist() == TABLE.labels.sum(0).tolist()
     assert classes_of(TABLE, 3).tolist() == TABLE.labels[3].astype(bool).tolist()
     some = TABLE.select("b,e")
-    assert (
-        some.class_names == ("b", "e")
-        and (some.labels == TABLE.labels[TABLE.labels[:, [1, 4]].any(1)][:, [1, 4]]).all()
-    )
+    own = TABLE.labels[:, [1, 4]]
+    assert some.class_names == ("b", "e") and some.labels.tolist() == own[own.any(1)].tolist()
     few = TABLE.take(20)
     assert len(few) == 20 and few.fingerprint != TABLE.fingerprint
     flipped = jaxddp.ArrayTable(TABLE.images, 1 - TABLE.labels, NAMES)
@@ -69,7 +67,7 @@ def test_a_table_of_arrays_keeps_rows_of_labels():
     [
         (
             np.zeros((50, 4), int),
-            r"labels of shape \(50, 4\) for 50 images: give one label per image, or, .*, a row of 5",
+            r"labels of shape \(50, 4\) for 50 images: give one label per image, or.* a row of 5",
         ),
         (np.full((50, 5), 2), "label 2 of row 0, class 0: give 1 if it is of it, else 0"),
         (np.full((50, 5), 0.5), "label 0.5 of row 0, class 0: give 1"),

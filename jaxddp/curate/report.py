@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.curate.look import Look
+from jaxddp.data.labels import class_counts, classes_of
 from jaxddp.data.source import Source
 
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
@@ -56,14 +57,14 @@ class CheckedSplit:
         return f"{self.name} {name}" if self.source.record(row).path is None else name
 
     def class_of(self, row: int) -> str | None:
-        """The id of a row's class, its name where classes have no ids; None where it is unknown."""
-        label = int(self.source.labels[row])
-        return None if label < 0 else self.source.class_ids[label]
+        """The id of a row's class, its name where classes have no ids; None where it is unknown. Of several, all."""
+        own = np.flatnonzero(classes_of(self.source, row))
+        return ";".join(self.source.class_ids[each] for each in own) or None
 
     @property
     def per_class(self) -> np.ndarray:
         """Images a class, int64[K], faulty ones among them."""
-        return np.bincount(self.source.labels[self.source.labels >= 0], minlength=self.source.num_classes)
+        return class_counts(self.source)
 
 
 class CheckReport:

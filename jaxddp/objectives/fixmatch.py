@@ -118,7 +118,7 @@ class _Minimized:
             logits = supervised.predict(params, model_state, images)
         logits = wide_logits(logits, (len(images), supervised.loss.num_classes))
         labelled, weak, strong = jnp.split(logits, [len(batch.mask), len(batch.mask) + len(others.mask)])
-        sums = supervised.sums(labelled, batch, inputs[0].mixing)
+        sums = supervised.sums(supervised.columns(labelled, batch, inputs[0].mixing), batch)
         return self._with_unlabelled(sums, weak, strong, others.mask, len(batch.mask)), model_state
 
     def _with_unlabelled(

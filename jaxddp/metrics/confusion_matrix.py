@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxddp.registry import METRICS
 
 
-class Confusion:
+class ConfusionMatrix:
     """How many examples of each class were taken for each class; one with a logit that is not finite has no part."""
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
@@ -22,4 +22,4 @@ class Confusion:
         return {}
 
 
-METRICS.add("confusion")(Confusion())
+METRICS.add("confusion")(ConfusionMatrix())
