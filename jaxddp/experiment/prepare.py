@@ -46,7 +46,6 @@ def initialize(
     topology.connect()
     plan, shape = Plan.of(recipe.config, len(source)), source.image_shape(feed.data)
     shapes = shapes_of(recipe.model, shape)
-    check_sizes(recipe.config, source, recipe.model)
     recipe = fine_tuned(recipe, parameter_names(shapes), plan)
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
@@ -63,7 +62,10 @@ def initialize(
 
 
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:
-    """The training data over the devices. Raises: InputError; they cannot share a batch and its groups, or keep it."""
+    """The training data over the devices.
+
+    Raises: InputError; they cannot share a batch and its groups, or keep it, or the network does not take its sizes.
+    """
     config, source = recipe.config, resources.train
     check_labelled(source, "training data")
     gradients, topology = Gradients.of(config, resources.topology), resources.topology
@@ -73,6 +75,7 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
         source.check_resident(config.data)
     order = SampleOrder(len(source), config.train.batch_size, config.seed)
     substitutes, growth = source.substitutes(config.data), growth_of(config, source)
+    check_sizes(config, source, recipe.model)
     return Feed(source, order, config.data, resources.topology, substitutes, growth)
 
 
