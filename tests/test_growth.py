@@ -4,8 +4,10 @@ import dataclasses
 import itertools
 import json
 import re
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,7 @@ import jaxddp
 from jaxddp.augment.resize import Side, resized
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.data.batch import Batch
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.growth import Growth
 from jaxddp.data.order import EvalOrder
@@ -36,6 +39,8 @@ from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology
 from jaxddp.registry import MODELS
 from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.events import StepRecord
+from jaxddp.training.rows import step_row
 
 # --- The side of a step ---
 
@@ -155,8 +160,7 @@ def test_a_pixel_does_not_depend_on_the_company_of_its_image(side):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", [4, 5, 6])
-def test_devices_agree_on_the_step_of_each_side(side):
+def test_devices_agree_on_a_step_that_resizes():
     """Two steps of plain SGD in float64, with padded crops and flips of the resized images, and sync batch norm."""
     with jax.enable_x64(True):
         objective = objective_of(
@@ -169,7 +173,7 @@ def test_devices_agree_on_the_step_of_each_side(side):
             before, losses = jax.device_get(state.params), []
             step = make_train_step(make_local_step(objective, optimizer, topology), topology)
             for number in range(2):
-                batch = random_batch(8, masked=number, seed=number)._replace(side=Side(side))
+                batch = random_batch(8, masked=number, seed=number)._replace(side=Side(4))
                 state, sums = step(state, topology.place(batch))
                 losses.append(sums.means())
             found[devices] = jax.device_get((state.params, state.model_state)), losses
@@ -221,33 +225,67 @@ def again(setup):
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
+class Whole(NamedTuple):
+    """A setup, with a run of it that nothing interrupted and the sides of the images that it was compiled for."""
+
+    setup: Any
+    state: Any
+    recorder: Recorder
+    compiled: list[int]
+
+
 @pytest.fixture(scope="module")
 def runs():
-    """A setup whose images are streamed, and one whose images lie on the devices, each with its whole run."""
-    setups = {cache: setup_of(cache=cache) for cache in CACHES}
-    return {cache: (setup, *run(again(setup))) for cache, setup in setups.items()}
+    """Of images that are streamed, and of images that lie on the devices."""
+    found = {}
+    for cache in CACHES:
+        setup, compiled = setup_of(cache=cache), []
+
+        def compiling(function, state, *feed, compiled=compiled):
+            (batch,) = (part for part in feed if isinstance(part, Batch))
+            compiled.append(12 if batch.side is None else batch.side.pixels)
+            return compile_with_cost(function, state, *feed)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("jaxddp.engine.step.compile_with_cost", compiling)
+            found[cache] = Whole(setup, *run(again(setup)), compiled)
+            run(again(setup))
+    return found
 
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_each_step_has_its_side_and_says_so(runs, cache):
-    _, _, recorder = runs[cache]
+    recorder = runs[cache].recorder
     assert [record.image_size for record in recorder.steps] == SIDES
     assert all(np.isfinite(record.metrics["loss"]) for record in recorder.steps)
 
 
+@pytest.mark.parametrize("cache", CACHES)
+def test_each_size_is_compiled_once_and_the_largest_before_the_first_step(runs, cache):
+    assert runs[cache].compiled == [6, 12, 9]
+
+
+def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(runs):
+    """Resizing counts, and images of the last side are not resized."""
+    recorder = runs["none"].recorder
+    each = [record.used.flops_per_step for record in recorder.steps]
+    of_side = dict(zip(SIDES, each, strict=True))
+    assert each == [of_side[side] for side in SIDES] and len(set(each)) == 3
+    assert recorder.ends[0].used.flops_per_step == sum(each) // STEPS
+
+
 def test_what_lies_on_the_devices_is_trained_on_as_what_is_streamed(runs):
     """Bit for bit, and where several steps are one dispatch, too."""
-    _, state, recorder = runs["none"]
-    records = {record.step: record.metrics for record in recorder.steps}
-    for log in ("1 step", "6 steps"):
-        found, recorder = run(again(runs["device"][0]), log=log)
-        assert largest_difference(found, state) == 0
+    records = {record.step: record.metrics for record in runs["none"].recorder.steps}
+    several = run(again(runs["device"].setup), log="6 steps")
+    for state, recorder in (runs["device"][1:3], several):
+        assert largest_difference(state, runs["none"].state) == 0
         assert [record.metrics for record in recorder.steps] == [records[record.step] for record in recorder.steps]
 
 
 @pytest.mark.parametrize(("cache", "stop"), [("none", 6), ("none", 7), ("none", 8), ("device", 7), ("device", 14)])
 def test_interrupted_around_a_change_and_resumed_is_the_same_run_bit_for_bit(runs, cache, stop, tmp_path):
-    setup, state, uninterrupted = runs[cache]
+    setup, state, uninterrupted, _ = runs[cache]
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
         run(again(setup), checkpoints=checkpoints, should_stop=lambda step: step == stop)
@@ -260,10 +298,10 @@ def test_interrupted_around_a_change_and_resumed_is_the_same_run_bit_for_bit(run
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("cache", CACHES)
-def test_devices_agree_on_the_run(runs, cache):
-    state, _ = run(setup_of(devices=4, cache=cache))
-    assert largest_difference(state.params, runs[cache][1].params) < 1e-5
+@pytest.mark.slow
+def test_devices_agree_on_the_run(runs):
+    state, _ = run(setup_of(devices=4, cache="device"))
+    assert largest_difference(state.params, runs["device"].state.params) < 1e-5
 
 
 def test_a_chunk_has_one_side():
@@ -289,8 +327,8 @@ def test_the_order_of_examples_is_that_of_a_run_that_does_not_grow():
 def test_a_run_that_does_not_grow_has_no_side_and_says_nothing():
     setup = setup_of(grow_from=None)
     assert all(batch.side is None for batch in setup.batches(0, 3))
-    _, recorder = run(setup)
-    assert {record.image_size for record in recorder.steps} == {None}
+    assert setup.feed.growth is setup.run().growing is None
+    assert "image_size" not in step_row(StepRecord(1, 0.1, {"loss": 1.0}, None, 1.0, 0.0))
 
 
 def test_what_does_not_fit_once_it_has_grown_is_said_before_the_first_step(monkeypatch):
@@ -305,27 +343,10 @@ def test_what_does_not_fit_once_it_has_grown_is_said_before_the_first_step(monke
     assert needs[0] < needs[1] - 1 and missing > 0
     for free, fits in ((missing, True), (missing - 1, False)):
         monkeypatch.setattr(Topology, "free_memory", lambda _, free=free: free)
-        if fits:
-            assert int(run(again(setup))[0].step) == STEPS
-        else:
-            recorder = Recorder()
-            with pytest.raises(InputError, match="the step needs "):
-                made.train(again(setup), {"log": {"every": "1 step"}}, listeners=[recorder])
-            assert recorder.steps == []
-
-
-def test_each_size_is_compiled_once_and_none_while_the_clock_runs(monkeypatch):
-    compiled, setup = [], setup_of()
-
-    def compiling(function, state, batch, *more):
-        compiled.append(12 if batch.side is None else batch.side.pixels)
-        return compile_with_cost(function, state, batch, *more)
-
-    monkeypatch.setattr("jaxddp.engine.step.compile_with_cost", compiling)
-    for _ in range(2):
-        run(again(setup))
-    # The largest before the first step, to be looked at.
-    assert compiled == [6, 12, 9]
+        recorder = Recorder()
+        with nullcontext() if fits else pytest.raises(InputError, match="the step needs "):
+            made.train(again(setup), {"log": {"every": "1 step"}}, listeners=[recorder])
+        assert len(recorder.steps) == (STEPS if fits else 0)
 
 
 def test_costs_are_those_of_the_sizes_that_ran():
@@ -338,15 +359,6 @@ def test_costs_are_those_of_the_sizes_that_ran():
     assert mean is not None and (mean.flops, mean.memory) == (20, 50)
 
 
-def test_a_run_reports_the_mean_cost_of_its_steps():
-    setup = setup_of(net=SmallNet())
-    _, recorder = run(setup)
-    each = [record.used.flops_per_step for record in recorder.steps]
-    of_side = dict(zip(SIDES, each, strict=True))
-    assert each == [of_side[side] for side in SIDES] and of_side[6] < of_side[9] < of_side[12]
-    assert recorder.ends[0].used.flops_per_step == sum(each) // STEPS
-
-
 # --- Files ---
 
 
@@ -355,35 +367,29 @@ def tree(tmp_path_factory) -> Path:
     return write_tree(tmp_path_factory.mktemp("ilsvrc"), images=8, val=7, size=(40, 52))
 
 
-FILES = {**GROWING, "grow_by": 6, "image_size": 18, "resize": 20}
+FILES = {**GROWING, "grow_by": 6, "image_size": 18, "resize": 20, "grow_start": "1 step", "grow_end": "5 steps"}
+OF_FILES = [6, 6, 12, 12, 18, 18]
 
 
+@pytest.mark.slow
 def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tree):
     """Each example once an epoch, and pixels those of a run whose images have that side from the first step on."""
     setup = setup_of(table=train_solutions(tree), **FILES)
-    batches = list(setup.batches(0, 24))
-    growth = setup.feed.growth
-    sides = [growth.side(step) for step in range(24)]
-    assert [batch.image.shape[1:] for batch in batches] == [(side, side, 3) for side in sides]
-    assert set(sides) == {6, 12, 18} and all(batch.side is None for batch in batches)
+    batches = list(setup.batches(0, 6))
+    assert [batch.image.shape[1:] for batch in batches] == [(side, side, 3) for side in OF_FILES]
+    assert all(batch.side is None for batch in batches)
     rows = np.concatenate([np.asarray(batch.row) for batch in batches])
-    assert all(sorted(epoch) == list(range(24)) for epoch in rows.reshape(8, 24).tolist())
-    for side in (12, 18):
-        fixed = setup_of(table=train_solutions(tree), **{**FILES, "grow_from": None, "image_size": side, "resize": 20})
-        at = sides.index(side)
-        for batch, expected in zip(batches[at : at + 2], fixed.batches(at, at + 2), strict=True):
-            np.testing.assert_array_equal(batch.image, expected.image)
+    assert all(sorted(epoch) == list(range(24)) for epoch in rows.reshape(2, 24).tolist())
+    fixed = setup_of(table=train_solutions(tree), **{**FILES, "grow_from": None, "image_size": 12})
+    for batch, expected in zip(batches[2:4], fixed.batches(2, 4), strict=True):
+        np.testing.assert_array_equal(batch.image, expected.image)
+    # A resumed run begins within a side.
+    for batch, expected in zip(setup.batches(3, 6), batches[3:], strict=True):
+        for column, other in zip(batch[:5], expected[:5], strict=True):
+            np.testing.assert_array_equal(column, other)
 
 
-def test_resuming_reads_the_side_of_the_step_that_it_begins_with(tree):
-    setup = setup_of(table=train_solutions(tree), **FILES)
-    whole = list(setup.batches(0, 24))
-    for start in (7, 23):
-        for batch, expected in zip(setup.batches(start, 24), whole[start:], strict=True):
-            for column, other in zip(batch[:5], expected[:5], strict=True):
-                np.testing.assert_array_equal(column, other)
-
-
+@pytest.mark.slow
 def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree):
     data = {**FILES, "crop": "whole"}
     there = setup_of(table=train_solutions(tree), cache="device", **data)
@@ -398,17 +404,19 @@ def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree)
     assert 0 < difference.mean() < 12
 
 
+@pytest.mark.slow
 def test_the_self_test_sees_the_images_that_a_run_begins_with(tree):
     """Of a run that is resumed they have another shape, and its setup has tested the first ones."""
     setup = setup_of(table=train_solutions(tree), **FILES)
-    run = made.changed(setup, {"parallel": {"self_test": "always"}}).run()
-    for step in (0, 23):
+    run = made.changed(setup, {"parallel": {"self_test": "always"}, "train": {"duration": "6 steps"}}).run()
+    for step in (0, 5):
         run.self_test(run.state, *next(run.chunks(step)).feed)
 
 
 # --- Evaluation's own size ---
 
 
+@pytest.mark.slow
 def test_evaluation_has_its_size_and_training_keeps_its_own(tree):
     data = {"grow_from": None, "image_size": 12, "resize": 20, "eval_size": 20}
     setup, val = setup_of(table=train_solutions(tree), net=SmallNet(classes=3), **data), val_solutions(tree)
@@ -471,6 +479,21 @@ def test_a_run_that_ends_before_its_images_have_grown_says_so(caplog):
 
 # --- From Python and at the terminal ---
 
+FLAT = """
+from jaxddp.config import load
+
+
+def get_config():
+    return load("digits").replace(data={"image_size": 16, "resize": 16})
+
+
+def get_model(config, num_classes):
+    import jax.numpy as jnp
+
+    init = lambda key, example: jnp.zeros((example[0].size, num_classes))
+    return init, lambda weight, images: images.reshape(len(images), -1) @ weight
+"""
+
 
 def test_a_share_of_a_run_whose_length_was_changed_since_is_refused():
     data = DataConfig(**{**GROWING, "grow_end": "80%"})
@@ -483,7 +506,7 @@ def test_a_share_of_a_run_whose_length_was_changed_since_is_refused():
 
 
 @pytest.mark.slow
-def test_a_recipe_grows_is_resumed_evaluated_and_shown(tmp_path, capfd):
+def test_a_recipe_grows_and_is_shown_and_refused_with_other_sizes(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, seed=1, image=16))
     keys = ["--data.grow-from", "8", "--data.grow-by", "4", "--data.grow-end", "80%"]
     recipe, workdir = [RECIPE, "--data.path", str(arrays), *keys], tmp_path / "run"
@@ -497,6 +520,15 @@ def test_a_recipe_grows_is_resumed_evaluated_and_shown(tmp_path, capfd):
         == 0
     )
     assert "12x12 pixels" in capfd.readouterr().out
-    assert main(["eval", str(workdir / "config.json")]) == 0
     message = fails(["train", *recipe, "--workdir", str(workdir), "--data.grow-by", "8"], capfd)
     assert re.search("data.grow_by was 4 and is now 8", message)
+
+
+def test_what_no_network_takes_is_said_before_there_is_a_work_directory(tmp_path, capfd):
+    arrays = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, seed=1, image=16))
+    recipe = tmp_path / "flat.py"
+    recipe.write_text(FLAT)
+    options = ["--data.path", str(arrays), "--data.grow-from", "8", "--data.grow-by", "4"]
+    message = fails(["train", str(recipe), *options, "--workdir", str(tmp_path / "run")], capfd)
+    assert "data.grow_from=8: the network that is made for 16x16 pixels does not take 8x8 (" in message
+    assert not (tmp_path / "run").exists()

@@ -1,7 +1,6 @@
 """A run whose images have several sizes, those that training grows through and evaluation's: a network takes all."""
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -55,26 +54,22 @@ def check_sizes(config: Config, source: Source, model: Model) -> None:
         _log.warning(
             f'data.grow_end="{config.data.grow_end}": the run ends before, at {grown[-1][0]} pixels of {whole[0]}'
         )
-    wanted = {f"data.grow_from={config.data.grow_from}": grown}
-    wanted[f"data.eval_size={config.data.eval_size}"] = [source.image_shape(config.data.of_evaluation)]
-    trees, expected = None, None
-    for key, shape in _other(wanted, whole):
-        if trees is None:
-            trees = trees_of(model, whole)
-            expected = _logits(model, trees, whole)
+    wanted = {"grow_from": grown, "eval_size": [source.image_shape(config.data.of_evaluation)]}
+    others = [(key, shape) for key, shapes in wanted.items() for shape in shapes if shape != whole]
+    if not others:
+        return
+    trees = trees_of(model, whole)
+    expected = _logits(model, trees, whole)
+    for key, shape in others:
         try:
             fits, why = _logits(model, trees, shape) == expected, "its output has another shape"
         except Exception as error:
             fits, why = False, first_line(error)
         if not fits:
             raise InputError(
-                f"{key}: the network that is made for {whole[0]}x{whole[1]} pixels does not take {shape[0]}x{shape[1]} "
-                f"({why}); leave it out, or choose another network"
+                f"data.{key}={getattr(config.data, key)}: the network that is made for {whole[0]}x{whole[1]} pixels "
+                f"does not take {shape[0]}x{shape[1]} ({why}); leave data.{key} out, or choose another network"
             )
-
-
-def _other(wanted: dict[str, list[tuple[int, int, int]]], whole: tuple[int, int, int]) -> Iterator[tuple[str, Any]]:
-    return ((key, shape) for key, shapes in wanted.items() for shape in shapes if shape != whole)
 
 
 def _logits(model: Model, trees: Any, shape: tuple[int, int, int]) -> Any:

@@ -55,7 +55,6 @@ def initialize(
     agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
     shape = source.image_shape(feed.data)
-    check_sizes(recipe.config, source, recipe.model)
     recipe, shapes = completed(recipe, shape, len(source))
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
@@ -83,13 +82,15 @@ def completed(recipe: Recipe, image_shape: tuple[int, int, int], num_examples: i
 def make_feed(recipe: Recipe, resources: Resources) -> Feed:
     """The training data over the devices, with the second source where the objective may ask for it.
 
-    Raises: InputError; the devices cannot share a batch and its groups, or keep it, or a set is smaller than its batch.
+    Raises: InputError; the devices cannot share a batch and its groups, or keep it, a set is smaller than its batch, or
+        the network does not take all sizes.
     """
     config, source = recipe.config, resources.train
     check_labelled(source, "training data")
     gradients, topology = Gradients.of(config, resources.topology), resources.topology
     gradients.check_batch_size(config.train.batch_size, topology)
     config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
+    check_sizes(config, source, recipe.model)
     feed = _feed_of(source, make_order(source, config), config, topology)
     others, ratio = resources.unlabelled, config.objective.unlabelled_ratio
     if others is None or recipe.objective is supervised:
