@@ -29,7 +29,7 @@ def get_config() -> Config:
             "cache": "device",
         },
         model={"name": "resnet10"},
-        train={"batch_size": 32, "duration": "600 steps"},
+        train={"duration": "600 steps"},
         objective={"name": "fixmatch", "strong_rand_magnitude": 5.0, "strong_cutout": 0.25},
         optimizer={"learning_rate": 0.003},
         eval={"every": "200 steps"},

@@ -386,6 +386,7 @@ def test_every_config_takes_a_step(name, pictures):
         data={"path": str(pictures), "image_size": 32, "resize": 32},
         model={"name": "resnet10", "width": 8, "drop_path": 0.0},
         train={"batch_size": 4, "duration": "1 step"},
+        objective={"unlabelled_ratio": 2},
         eval={"batch_size": 4},
         parallel={"devices": 2},
     )
@@ -402,7 +403,11 @@ def test_every_config_takes_a_step(name, pictures):
 @pytest.mark.parametrize("name", config_names())
 def test_the_network_of_every_config_has_an_output_for_each_class(name, pictures):
     config = load(name).replace(
-        data={"path": str(pictures)}, train={"batch_size": 8}, eval={"batch_size": 8}, parallel={"devices": 2}
+        data={"path": str(pictures)},
+        train={"batch_size": 8},
+        objective={"unlabelled_ratio": 1},
+        eval={"batch_size": 8},
+        parallel={"devices": 2},
     )
     model, size = experiment_of(config).recipe.model, config.data.image_size
     images = jax.ShapeDtypeStruct((2, size, size, 3), np.float32)
