@@ -30,9 +30,6 @@ from jaxddp.experiment.argument_kinds import (
     check_evaluators,
     check_schedule,
     check_setup,
-    check_unlabelled,
-    checked_objects,
-    objective_of,
 )
 from jaxddp.experiment.arguments import (
     Epochs,
@@ -45,15 +42,14 @@ from jaxddp.experiment.arguments import (
 )
 from jaxddp.experiment.exported_weights import export_weights
 from jaxddp.experiment.fit_setup import fit_setup
+from jaxddp.experiment.given import check_unlabelled, recipe_of_objects
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.inputs_seen import show_inputs
 from jaxddp.experiment.loaded import load_run
 from jaxddp.experiment.opened import open_data
 from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (
-    Recipe,
     check_listeners,
-    check_optimizer,
 )
 from jaxddp.experiment.resources import Resources, join_job
 from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
@@ -192,14 +188,9 @@ def prepare_training(
     join_job(find_job(), config.parallel)
     topology = Topology.create(devices)
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
-    objects = {"augmentation": augmentation, "initialize": initialize, "metrics": metrics, "parts": parts}
-    recipe = Recipe(
-        config=config,
-        model=adapt(model),
-        optimizer=check_optimizer(optimizer, "optimizer", config),
-        objective=objective_of(objective, config, topology),
-        **checked_objects(config, table, objects),
-    )
+    objects = {"model": model, "optimizer": optimizer, "objective": objective, "initialize": initialize}
+    objects |= {"augmentation": augmentation, "metrics": metrics, "parts": parts}
+    recipe = recipe_of_objects(config, table, topology, objects)
     xla, others = step_options(config, topology), check_unlabelled(unlabelled)
     return prepare(recipe, Resources(topology, table, None, xla, others))
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 from jaxddp.layers import Layers
 from jaxddp.overrides import check_values, plain, replaced
 from jaxddp.ranges import Range
-from jaxddp.sections.data import AugmentConfig as AugmentConfig
-from jaxddp.sections.data import DataConfig
+from jaxddp.sections.examples import AugmentConfig as AugmentConfig
+from jaxddp.sections.examples import DataConfig
 from jaxddp.sections.model import ModelConfig
 from jaxddp.sections.optimizer import OptimizerConfig
 from jaxddp.sections.parallel import ParallelConfig

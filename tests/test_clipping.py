@@ -14,12 +14,14 @@ from test_parts import Records
 
 import jaxddp
 from jaxddp.config import Config
+from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.errors import InputError
-from jaxddp.experiment.recipe import check_name, check_parts, configured_parts
+from jaxddp.experiment.chosen_metrics import check_name
+from jaxddp.experiment.recipe import check_parts
 
 TABLE = random_table(50)
 CLIP = 0.25
@@ -75,7 +77,7 @@ class Doubled(Part):
 
 def test_a_norm_is_that_before_any_part_changed_the_gradient():
     config = Config().replace(optimizer={"clip_norm": CLIP}, train={"max_bad_steps": 0})
-    parts = check_parts([Doubled()], "parts", configured_parts(config))
+    parts = check_parts([Doubled()], "parts", configured_parts(config, 10))
     assert parts == (GradientNorm(CLIP), parts[1])
     setups = [setup_of(linear_model(), optax.sgd(1.0), TABLE, parts=given) for given in (parts, (GradientNorm(),))]
     before = jax.device_get(setups[0].state.params["weight"])
@@ -95,7 +97,7 @@ def test_which_parts_a_config_asks_for():
             (GradientNorm(2.0), Guard(), LossScale(8)),
         ),
     ):
-        assert configured_parts(Config().replace(**changes)) == expected
+        assert configured_parts(Config().replace(**changes), 10) == expected
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_all_the_same():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ilsvrc import write_tree
 from made import experiment_of
 
-from jaxddp.config import CheckpointConfig, Config, ModelConfig, OptimizerConfig, load
+from jaxddp.config import CheckpointConfig, Config, LossConfig, ModelConfig, OptimizerConfig, load
 from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
 from jaxddp.models.protocol import takes_example_keys
@@ -172,6 +172,8 @@ def values(hint: typing.Any) -> st.SearchStrategy:
     if hint is OptimizerConfig:
         groups = layers_with("2", layers=("bn1:rate", "conv1:decay", "layer1.0:rate"))
         return fields_of(hint, rate_factors=layers_with("0", "0.5", "10", layers=("conv1", "fc")), groups=groups)
+    if hint is LossConfig:
+        return fields_of(hint, class_weights=st.sampled_from([None, "balanced", "1,2.5"]))
     if hint is CheckpointConfig:
         return fields_of(hint, best=st.sampled_from(["val top1", "val_ema loss"]))
     if hint is str:

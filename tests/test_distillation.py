@@ -146,7 +146,7 @@ def student(tmp_path, share=0.5, epochs=2, teacher=None, workdir="student"):
     setup = jaxddp.prepare_training(
         *(linear_model(), random_table(50), 2, optax.sgd(0.1), 4),
         epochs=epochs,
-        objective=None if teacher is None else jaxddp.distillation(teacher, teacher_share=share),
+        objective="supervised" if teacher is None else jaxddp.distillation(teacher, teacher_share=share),
     )
     state, _ = jaxddp.train(
         *(jaxddp.softmax_cross_entropy, setup), listeners=(), workdir=tmp_path / workdir, self_test="never"

@@ -11,7 +11,7 @@ from jaxddp.curate.pack import Packing, pack
 from jaxddp.errors import InputError
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import config_names
-from jaxddp.sections.data import DataConfig, HeldOut
+from jaxddp.sections.examples import DataConfig, HeldOut
 from jaxddp.wording import choices
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from jaxddp.data.source import Source
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError, about
 from jaxddp.ranges import Range
-from jaxddp.sections.data import Pixels
+from jaxddp.sections.examples import Pixels
 
 SHARD_BYTES = 1 << 30
 _RECORD_OVERHEAD = 16

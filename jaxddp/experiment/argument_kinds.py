@@ -8,22 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.config import Config, DataConfig
-from jaxddp.data.labels import is_multi_label
-from jaxddp.data.source import Source, check_source
-from jaxddp.engine.loss import example_loss
-from jaxddp.engine.objective import Objective, TrainObjective
-from jaxddp.engine.parts.configured import configured_parts
+from jaxddp.config import DataConfig
 from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.errors import InputError
-from jaxddp.experiment.chosen_metrics import check_metrics, check_name, configured_metrics
-from jaxddp.experiment.recipe import check_parts
+from jaxddp.experiment.chosen_metrics import check_name
 from jaxddp.experiment.setup import RunSetup
-from jaxddp.losses.bce import sigmoid_cross_entropy
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
-from jaxddp.mesh import Topology
-from jaxddp.registry import OBJECTIVES
-from jaxddp.training.plan import Plan
 from jaxddp.wording import first_line, refusal, show
 
 Measure = Callable[[TrainState], Mapping[str, float]]
@@ -41,52 +30,11 @@ def check_data(data: Any) -> DataConfig | None:
     return data
 
 
-def check_unlabelled(source: Any) -> Source | None:
-    """The argument `unlabelled`, whose labels are not looked at, or None. Raises: InputError; it is something else."""
-    if source is None:
-        return None
-    if not hasattr(check_source(source, "unlabelled"), "without_labels"):
-        raise InputError(refusal("unlabelled", source, "it has no without_labels; see jaxddp.data.source.Source"))
-    return source.without_labels()
-
-
-def objective_of(objective: Any, config: Config, topology: Topology) -> Callable[[Objective], TrainObjective]:
-    """The argument `objective`: a function of the supervised objective, or what a name stands for. Raises: InputError;
-    it is something else."""
-    if isinstance(objective, str):
-        return OBJECTIVES.get(objective)(config, topology)
-    if check_function(objective, "objective", "the supervised objective, or a name") is None:
-        raise InputError("objective=None: give a function of the supervised objective, or a name")
-    return objective
-
-
 def check_function(function: Any, name: str, of: str) -> Any:
     """An argument that is a function `of` these arguments, or None. Raises: InputError; it is something else."""
     if function is not None and (isinstance(function, type) or not callable(function)):
         raise InputError(refusal(name, function, f"give a function of {of}"))
     return function
-
-
-def checked_objects(config: Config, table: Source, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Recipe` that are optional arguments: functions, metrics and parts. Raises: InputError.
-
-    The loss is the usual one of such labels, until `train` is given another.
-    """
-    functions = {"augmentation": "(key, image)", "initialize": "(params, model_state)"}
-    found = {name: check_function(given[name], name, of) for name, of in functions.items()}
-    classes, several = table.num_classes, is_multi_label(table)
-    metrics = check_metrics(given["metrics"] or {}, "metrics", classes, multi_label=several)
-    usual = sigmoid_cross_entropy if several else softmax_cross_entropy
-    loss = example_loss(usual, classes, multi_label=several)
-    steps = Plan.of(config, len(table)).total_steps
-    named = config.replace(eval={"metrics": ("map",)}) if several else config
-    return {
-        **found,
-        "loss": loss,
-        "eval_loss": loss,
-        "metrics": configured_metrics(named, classes, multi_label=several) | metrics,
-        "parts": check_parts(given["parts"], "parts", configured_parts(config, steps)),
-    }
 
 
 def check_setup(setup: Any) -> None:

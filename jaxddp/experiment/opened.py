@@ -9,7 +9,7 @@ from jaxddp.data.source import Source
 from jaxddp.experiment.arguments import words_of_arguments
 from jaxddp.files import check_path
 from jaxddp.overrides import checked
-from jaxddp.sections.data import HeldOut
+from jaxddp.sections.examples import HeldOut
 
 
 @words_of_arguments({"data.path": "path", "data.val_share": "val_share", "data.classes": "classes"})

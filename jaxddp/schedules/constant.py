@@ -7,6 +7,8 @@ from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.warmup import Steps
 
 
+# Of "plateau", `jaxddp.engine.parts.plateau.Plateau` lowers it as validations tell it.
+@SCHEDULES.add("plateau")
 @SCHEDULES.add("constant")
 def constant(config: Config, steps: Steps) -> optax.Schedule:
     """The peak at every step."""
