@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ilsvrc import write_tree
 from made import experiment_of
 
-from jaxddp.config import Config, ModelConfig, OptimizerConfig, load
+from jaxddp.config import Config, LossConfig, ModelConfig, OptimizerConfig, load
 from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
 from jaxddp.models.protocol import takes_example_keys
@@ -171,6 +171,8 @@ def values(hint: typing.Any) -> st.SearchStrategy:
         )
     if hint is OptimizerConfig:
         return fields_of(hint, rate_factors=layers_with("0", "0.5", "10"))
+    if hint is LossConfig:
+        return fields_of(hint, class_weights=st.sampled_from([None, "balanced", "1,4,0.5"]))
     if hint is str:
         return st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1)
     if dataclasses.is_dataclass(hint):
