@@ -22,7 +22,8 @@ from jaxddp.sections.model import ModelConfig
 from jaxddp.sections.optimizer import OptimizerConfig
 from jaxddp.sections.parallel import ParallelConfig
 from jaxddp.sections.training import BatchSize as BatchSize
-from jaxddp.sections.training import LossConfig, ObjectiveConfig, TrainConfig
+from jaxddp.sections.training import LossConfig as LossConfig
+from jaxddp.sections.training import ObjectiveConfig, TrainConfig
 from jaxddp.sections.training import Precision as Precision
 from jaxddp.sections.watching import CheckpointConfig, EvalConfig, LogConfig
 from jaxddp.sections.watching import ShownImages as ShownImages

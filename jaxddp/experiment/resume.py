@@ -23,13 +23,14 @@ from jaxddp.wording import show
 _MEND = "restore it, or start in another --workdir"
 _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
 
-# What a resumed run may change, by how keys begin: how long, how often, on what, what is kept, and how it is measured.
-# All else is the recipe. A teacher may have been moved, by its fingerprint.
+# What a resumed run may change: how long, how often, on what, what is kept, and how it is measured. All else is the
+# recipe. A teacher may have been moved, by its fingerprint.
 _MOVED = ("data.path", "data.name")
 _FREE = (
     *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
     *("log.profile", "log.to", "log.images", "eval.batch_size", "eval.views", "checkpoint.keep", "recipe.file"),
-    *("train.stop_after", "train.stop_min_gain", "checkpoint.best", "objects.jax", "objective.teacher"),
+    *("train.stop_after", "train.stop_min_gain", "checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
+    *("objects.jax", "objective.teacher"),
     *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
     *("data.max_bad_images", "data.local_cache", "data.data_dir", *_MOVED),
 )
