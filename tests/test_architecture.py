@@ -59,6 +59,7 @@ DOOR = "__init__"
 FILES = {
     "configs/cifar10_fast.py": "jax optax",
     "configs/cifar10_fast_sgd.py": "jax optax",
+    "configs/imagenet_resnet50_mild.py": "jax optax",
     "jaxddp/cluster/allreduce.py": "jax",
     "jaxddp/cluster/rehearsal.py": "jax",
     "jaxddp/curate/pack.py": "PIL",

@@ -380,17 +380,31 @@ def pictures(tmp_path_factory):
     return write_tree(tmp_path_factory.mktemp("ilsvrc"), classes=3, images=4, val=2, size=40)
 
 
+def in_small(name: str, pictures, images: int) -> Config:
+    """A config for as many images of a step on each of two devices, with everything else as it has it."""
+    config = load(name)
+    grouped = "ghost" in config.model.batch_norm
+    return config.replace(
+        data={"path": str(pictures)},
+        model={"batch_norm": f"ghost:{images}"} if grouped else {},
+        train={"batch_size": 2 * images},
+        optimizer={"warmup": "0 steps"},
+        eval={"batch_size": 2 * images},
+        parallel={"devices": 2},
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", config_names())
 def test_every_config_takes_a_step(name, pictures):
-    """Of a shallow network on 32 pixels, with everything else as the config has it."""
-    config = load(name).replace(
-        data={"path": str(pictures), "image_size": 32, "resize": 32},
+    """Of a shallow network on 32 pixels."""
+    config = in_small(name, pictures, images=2)
+    sizes = {"grow_from": config.data.grow_from and 16, "grow_by": 4, "eval_size": config.data.eval_size and 40}
+    config = config.replace(
+        data={"image_size": 32, "resize": 40, **sizes},
         model={"name": "resnet10", "width": 8, "drop_path": 0.0},
-        train={"batch_size": 4, "duration": "1 step"},
+        train={"duration": "1 step"},
         objective={"unlabelled_ratio": 2},
-        eval={"batch_size": 4},
-        parallel={"devices": 2},
     )
     setup = experiment_of(config).setup()
     before = jax.device_get(setup.state.params)
@@ -404,17 +418,11 @@ def test_every_config_takes_a_step(name, pictures):
 
 @pytest.mark.parametrize("name", config_names())
 def test_the_network_of_every_config_has_an_output_for_each_class(name, pictures):
-    config = load(name).replace(
-        data={"path": str(pictures)},
-        train={"batch_size": 8},
-        objective={"unlabelled_ratio": 1},
-        eval={"batch_size": 8},
-        parallel={"devices": 2},
-    )
+    config = in_small(name, pictures, images=4).replace(objective={"unlabelled_ratio": 1})
     model, size = experiment_of(config).recipe.model, config.data.image_size
-    images = jax.ShapeDtypeStruct((2, size, size, 3), np.float32)
+    images = jax.ShapeDtypeStruct((4, size, size, 3), np.float32)
     key = jax.random.key(0)
     params, model_state = jax.eval_shape(model.init, key, images)
-    own = {"example_keys": jax.random.split(key, 2)} if takes_example_keys(model) else {}
+    own = {"example_keys": jax.random.split(key, 4)} if takes_example_keys(model) else {}
     logits, _ = jax.eval_shape(partial(model.apply, train=True), params, model_state, images, key=key, **own)
-    assert logits.shape == (2, 3)
+    assert logits.shape == (4, 3)

@@ -28,7 +28,8 @@ from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", "BUILD_NOTES.md", *(f"docs/{file.name}" for file in ROOT.glob("docs/*.md")))
+_DOCS = (f"docs/{file.name}" for file in ROOT.glob("docs/*.md"))
+PAGES = ("README.md", "CONTRIBUTING.md", "BUILD_NOTES.md", "configs/README.md", *_DOCS)
 FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", ".ci")
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())
@@ -308,3 +309,8 @@ def test_the_complete_recipe_brings_what_each_hook_promises(tmp_path):
     (listener,) = hooks["get_listeners"](config, tmp_path)
     moments = {name for name, _ in inspect.getmembers(listener, inspect.ismethod)}
     assert moments and moments <= {"start", "step", "evaluation", "end"}
+
+
+def test_the_table_of_recipes_has_every_config():
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "configs/README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(CONFIGS)

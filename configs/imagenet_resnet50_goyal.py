@@ -1,0 +1,24 @@
+"""ResNet-50 on ImageNet with a batch of 8,192, 90 epochs: Goyal et al. 2017 (arXiv:1706.02677) in all settings.
+
+    jaxddp train imagenet_resnet50_goyal --data.path /data/imagenet
+
+The rate of 0.1 is that of a batch of 256, and is scaled with the batch: `--train.batch-size 1024` trains with 0.4.
+Each 32 images are normalized together, as on each GPU of the source, whatever the number of devices.
+`imagenet_resnet50` is the variant with a batch of 256, a cosine schedule and label smoothing.
+
+Published: 76.26% top-1 (23.74 +- 0.09% error, table 1). Not run here: single steps have been.
+"""
+
+from jaxddp.config import Config, load
+
+
+def get_config() -> Config:
+    return load("imagenet_resnet50").replace(
+        model={"batch_norm": "ghost:32"},
+        train={"batch_size": 8192, "label_smoothing": 0.0},
+        optimizer={
+            "reference_batch": 256,
+            "schedule": "step",
+            "warmup": "5 epochs",
+        },
+    )

@@ -1,0 +1,27 @@
+"""ResNet-50 on ImageNet with a batch of 32,768, 90 epochs with LARS (You et al. 2017, arXiv:1708.03888).
+
+    jaxddp train imagenet_resnet50_lars --data.path /data/imagenet
+
+Rate, warm-up and schedule, a polynomial of the second power, are those of the reference for TPUs
+(github.com/tensorflow/tpu, models/official/resnet, lars_util.py), to which the method's authors contributed. On few
+devices `--train.accumulate` divides the batch. Batch norm is `ghost:64`: each 64 images are normalized together on any
+number of devices, of which the source says nothing.
+
+Published: 76.3% top-1 for that reference, by the commit that added LARS to TensorFlow. Not run here.
+"""
+
+from jaxddp.config import Config, load
+
+
+def get_config() -> Config:
+    return load("imagenet_resnet50").replace(
+        model={"batch_norm": "ghost:64"},
+        train={"batch_size": 32_768},
+        optimizer={
+            "name": "lars",
+            "learning_rate": 32.0,
+            "nesterov": False,
+            "schedule": "polynomial",
+            "warmup": "14 epochs",
+        },
+    )
