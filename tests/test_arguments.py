@@ -341,8 +341,8 @@ def test_array_tables(named, value, expected):
          "together, 1 to 99,999,999)"),
         ("dtype", "int8", "resnet: dtype='int8'; give \"float32\", \"bfloat16\", \"float16\" or \"float64\""),
         ("weights", "w.safetensors", "resnet: weights is an option of prepare_training; give it there"),
-        ("widht", 64, "resnet: unknown option 'widht'; did you mean 'width'? there are: batch_norm, blur_pool, stem, "
-         "weight_init, width, zero_init_last_scale"),
+        ("widht", 64, "resnet: unknown option 'widht'; did you mean 'width'? there are: batch_norm, blur_pool, "
+         "shortcut_norm, stem, weight_init, width, zero_init_last_scale"),
     ],
 )  # fmt: skip
 def test_resnets(named, value, expected):

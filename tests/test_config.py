@@ -306,7 +306,7 @@ def test_load_runs_a_file_of_the_user(tmp_path, monkeypatch):
     assert load("mine.py") == load(tmp_path / "mine.py") == load("cifar10").replace(seed=77)
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("cifar100", "cifar10"), ("configs/digit.py", "digits")])
+@pytest.mark.parametrize(("name", "nearest"), [("cifar11", "cifar10"), ("configs/digit.py", "digits")])
 def test_a_missing_config_is_answered_with_the_nearest(name, nearest):
     with pytest.raises(
         InputError, match=f"config '{name}' does not exist; did you mean '{nearest}'[?] there are: .*digits"

@@ -125,11 +125,12 @@ def lowered_gradient(name: str, image_size: int | None = None, platform: str = "
     config = load(name)
     size = image_size or config.data.image_size
     network = for_platform(adapt(MODELS.get(config.model.name)(config, 10)), platform)
-    images = jax.ShapeDtypeStruct((8, size, size, 3), jnp.float32)
+    # As many as ghost batch norm wants, of those configs that have it.
+    images = jax.ShapeDtypeStruct((config.model.batch_statistics.group or 8, size, size, 3), jnp.float32)
     params, state = jax.eval_shape(network.init, jax.random.key(0), images)
 
     def loss(params, state, images):
-        own = {"example_keys": jax.random.split(jax.random.key(0), 8)} if takes_example_keys(network) else {}
+        own = {"example_keys": jax.random.split(jax.random.key(0), len(images))} if takes_example_keys(network) else {}
         return network.apply(params, state, images, train=True, key=None, **own)[0].sum()
 
     platforms = {"cpu": ("cpu",), "gpu": ("cuda",), "tpu": ("tpu",)}[platform]

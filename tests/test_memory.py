@@ -334,7 +334,7 @@ def test_a_validation_that_runs_out_of_memory_names_its_own_batch(monkeypatch):
     def run_out(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError(GPU_WORDS)
 
-    monkeypatch.setattr(Evaluator, "__call__", run_out)
+    monkeypatch.setattr(Evaluator, "measure", run_out)
     run = made.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), random_table(20)).run()
     with pytest.raises(
         InputError,

@@ -186,7 +186,7 @@ def test_the_table_of_confusions_names_the_classes(tmp_path):
 
 
 def test_a_class_without_images_has_no_accuracy_in_the_table(tmp_path):
-    from jaxddp.training.listeners.confusion import confusion_csv
+    from jaxddp.training.listeners.confusion_table import confusion_csv
 
     text = confusion_csv(np.array([[2, 1], [0, 0]]), ("a, b", "c"), 3).decode()
     assert text == 'step 3,accuracy,images,"a, b",c\n"a, b",0.6666666666666666,3,2,1\nc,,0,0,0\n'

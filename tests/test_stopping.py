@@ -167,14 +167,14 @@ def test_killed_at_any_moment_and_resumed_it_is_the_run_that_was_not(moment, set
     with monkeypatch.context() as patched:
         if kind == "evaluator":
             evaluator = type(setup.evaluator(VAL))
-            measure = evaluator.__call__
+            measure = evaluator.measure
 
             def killed(self, state, *rest):
                 if int(state.step) == step:
                     raise Killed
                 return measure(self, state, *rest)
 
-            patched.setattr(evaluator, "__call__", killed)
+            patched.setattr(evaluator, "measure", killed)
         if kind == "put":
             put = Validations.put
 
