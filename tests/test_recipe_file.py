@@ -66,7 +66,7 @@ def get_objective(config, topology):
     def penalized(objective):
         def call(params, *arguments, **options):
             sums, state = objective(params, *arguments, **options)
-            penalty = 0.001 * (params["Dense_0"]["kernel"] ** 2).sum()
+            penalty = sums.values[0, 1] * 0.001 * (params["Dense_0"]["kernel"] ** 2).sum()
             return sums.replace(values=sums.values.at[0, 0].add(penalty)), state
 
         return call

@@ -30,7 +30,7 @@ import numpy as np, optax
 import jaxddp
 from jaxddp.training.evaluation import Evaluator
 
-evaluate, begun = Evaluator.__call__, []
+evaluate, begun = Evaluator.measure, []
 def slowly(*arguments):
     begun.append(arguments)
     if len(begun) == 3:
@@ -38,7 +38,7 @@ def slowly(*arguments):
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(3)  # Until all have heard of it, and what was saved is on disk.
     return evaluate(*arguments)
-Evaluator.__call__ = slowly
+Evaluator.measure = slowly
 
 rng = np.random.default_rng(0)
 tables = [

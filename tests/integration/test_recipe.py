@@ -33,6 +33,7 @@ learning_rate = make_schedule(config, Steps(total, round(0.05 * total)))
 setup = jaxddp.prepare_training(
     mine.get_model(config, 5), train, 2, mine.get_optimizer(config, learning_rate), 4, epochs=total * 8 / 50,
     data=config.data, metrics=mine.get_metrics(config), augmentation=mine.get_augmentation(config),
+    objective=mine.get_objective(config, None),
 )
 loss = mine.get_loss(config)
 jaxddp.train(loss, setup, val=val, workdir="python", log_every="1 step", eval_every="50 steps", listeners=())
