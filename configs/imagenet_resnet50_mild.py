@@ -10,6 +10,7 @@ duration. The source blurs at the max-pool too, and resizes crops of 176 pixels,
 Published for 16 to 60 epochs: 75 to 78.1% top-1 (mosaicml.com/blog/mosaic-resnet-deep-dive). Not run here.
 """
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -74,8 +75,8 @@ def get_initialize(config: Config, images: Callable[[int], np.ndarray]) -> Any:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             if not name.endswith("/scale"):
                 return leaf
-            number = int.from_bytes(name.encode()[-4:], "big")
-            return jax.random.uniform(jax.random.fold_in(key, number), leaf.shape, leaf.dtype)
+            own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            return jax.random.uniform(own, leaf.shape, leaf.dtype)
 
         params = jax.tree_util.tree_map_with_path(drawn, params)
         bias = jnp.full_like(params["fc"]["bias"], -jnp.log(params["fc"]["bias"].size))

@@ -297,6 +297,19 @@ def line(**more) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
+def test_both_sources_grow_with_the_steps_of_the_labelled_one():
+    growing = {"grow_from": 4, "grow_by": 2, "grow_start": "1 epoch", "grow_end": "2 epochs"}
+    data = DataConfig(image_size=6, resize=6, crop="whole", augment=AugmentConfig(flip=False), **growing)
+    setup = prepare_training(
+        *(SmallNet(), few_labels(TABLE, 4), 2, SGD, 4),
+        **{"data": data, "epochs": 3, "unlabelled": OTHERS, "objective": "fixmatch", "unlabelled_ratio": 3},
+    )
+    sides = [(each.side, each.unlabelled.side) for each in setup.batches(0, 8)]
+    assert [own == other for own, other in sides] == 8 * [True] and len({own and own.pixels for own, _ in sides}) == 2
+    assert int(run(setup)[0].step) == 8
+
+
 class NoSource:
     """Has the members of a source but one."""
 

@@ -122,6 +122,13 @@ def test_schedule_free_is_optax_with_kernels_decayed(float64):
     assert_equal(run(config, 5), by_optax(contrib.schedule_free(step, rate, b1=0.8), 5))
 
 
+def test_schedule_free_takes_no_other_average():
+    optimizer = contrib.schedule_free_sgd(0.1)
+    for key, value in (("ema", 0.9), ("lookahead", 3)):
+        with pytest.raises(InputError, match=f"^{key}: a schedule-free optimizer averages .*; leave one of them out"):
+            jaxddp.prepare_training(linear_model(), random_table(50), 2, optimizer, 4, **{key: value})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

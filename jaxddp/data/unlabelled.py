@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 
 from jaxddp.config import DataConfig
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.opening import open_images
 from jaxddp.data.order import permutation
 from jaxddp.data.source import Source
@@ -39,6 +40,8 @@ def few_labels(source: Source, per_class: int, seed: int = 0) -> Source:
     Of a class, the choice depends on the seed, the class's id and its number of examples alone, and a smaller choice is
     a part of a larger one. Examples without a label are left out. Raises: InputError; a class has fewer examples.
     """
+    if is_multi_label(source):
+        raise InputError("data.labels_per_class takes one label an image, and the training data have several")
     counts = np.bincount(source.labels[source.labels >= 0], minlength=source.num_classes)
     if (least := int(counts.min())) < per_class:
         name = show(source.class_ids[int(counts.argmin())])

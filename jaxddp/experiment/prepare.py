@@ -10,6 +10,7 @@ from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import Config
 from jaxddp.data.balanced_order import BalancedOrder
+from jaxddp.data.growth import Growth
 from jaxddp.data.labels import is_multi_label
 from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled, image_dtype
@@ -91,20 +92,21 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
     gradients.check_batch_size(config.train.batch_size, topology)
     config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
     check_sizes(config, source, recipe.model)
-    feed = _feed_of(source, make_order(source, config), config, topology)
+    growth = growth_of(config, source)
+    feed = _feed_of(source, make_order(source, config), config, topology, growth)
     others, ratio = resources.unlabelled, config.objective.unlabelled_ratio
     if others is None or recipe.objective is supervised:
         return feed
     check_pixels(others, source, config.data, "unlabelled data")
     with about(f"data.unlabelled with objective.unlabelled_ratio={ratio}"):
         order = SampleOrder(len(others), config.train.batch_size * ratio, unlabelled_seed(config.seed))
-        return dataclasses.replace(feed, unlabelled=_feed_of(others, order, config, topology))
+        return dataclasses.replace(feed, unlabelled=_feed_of(others, order, config, topology, growth))
 
 
-def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topology) -> Feed:
+def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topology, growth: Growth | None) -> Feed:
     if config.data.cache == "device":
         source.check_resident(config.data)
-    return Feed(source, order, config.data, topology, source.substitutes(config.data), growth_of(config, source))
+    return Feed(source, order, config.data, topology, source.substitutes(config.data), growth)
 
 
 def make_order(source: Source, config: Config) -> SampleOrder:

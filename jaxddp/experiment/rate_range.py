@@ -139,8 +139,11 @@ def find_rate(file: RecipeFile, rates: RateRange) -> RateTest:
 
 def _of_a_test(config: Config, rates: RateRange) -> Config:
     return config.replace(
+        # All of it is of images of one size, and nothing is validated that a schedule or a stop could follow.
+        data={"grow_from": None},
+        optimizer={"schedule": "constant"},
         # The first loss that is not finite ends it.
-        train={"duration": f"{rates.steps} steps", "max_bad_steps": 0},
+        train={"duration": f"{rates.steps} steps", "max_bad_steps": 0, "stop_after": None},
         log={"every": "1 step", "profile": None},
         eval={"every": "0 steps"},
         checkpoint={"every": "0 steps"},

@@ -131,6 +131,12 @@ def distillation_of(config: Config, topology: Topology) -> Distillation:
     if place is None:
         raise InputError(f"{_KEY}: distillation has no teacher; give a run's work directory")
 
+    if config.parallel.reproducible:
+        raise InputError(
+            "parallel.reproducible: the teacher's part of the loss has other bits on other numbers of devices; leave it "
+            "out with distillation"
+        )
+
     def restore() -> TrainedRun:
         return restore_run(place, "best", topology, precision=config.train.precision)
 

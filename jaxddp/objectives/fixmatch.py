@@ -59,6 +59,8 @@ class FixMatch:
         """Raises: InputError; the objective cannot be made, there is no second source, or an image does not suit."""
         if not unlabelled:
             raise InputError(_NEEDED)
+        if supervised.loss.multi_label:
+            raise InputError("objective.name=fixmatch takes one label an image, and the training data have several")
         minimized = _Minimized(supervised, self.settings)
         try:
             check_augmentation(minimized.strong(image.shape), image.shape, image.dtype)
@@ -105,7 +107,7 @@ class _Minimized:
         views = [
             (supervised.preprocess, batch, image_key),
             (self.weak, others, jax.random.fold_in(run_key, _WEAK)),
-            (self.strong(others.image.shape), others, jax.random.fold_in(run_key, _STRONG)),
+            (self.strong(_shape(others)), others, jax.random.fold_in(run_key, _STRONG)),
         ]
         inputs = [preprocess(own, train=train, key=view_key) for preprocess, own, view_key in views]
         images = jnp.concatenate([each.images for each in inputs])
@@ -137,3 +139,9 @@ class _Minimized:
         *metrics, last = others
         values = [jnp.stack([total, examples]), *metrics, *map(jnp.stack, rows), last]
         return MetricSums(jnp.stack(values), (*sums.names, *MEASURED))
+
+
+def _shape(batch: Batch) -> tuple[int, ...]:
+    """(H, W, C) of the images as the step has them."""
+    *sides, channels = batch.image.shape[1:]
+    return (*(sides if batch.side is None else 2 * [batch.side.pixels]), channels)

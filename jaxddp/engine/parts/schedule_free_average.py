@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import EVAL_PARAMS, Part
 from jaxddp.engine.schedule_free_state import averaged, is_schedule_free
 from jaxddp.engine.state import TrainState
@@ -34,11 +35,13 @@ class ScheduleFreeAverage(Part):
 def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
     """The parts with this one, the last before a guard, where an optimizer's state, or one of shapes, needs it.
 
-    Raises: InputError; there is an average already.
+    Raises: InputError; there is an average already, or slow weights, which would leave the optimizer's steps behind.
     """
     if not is_schedule_free(opt_state):
         return tuple(parts)
     if any(part.beside for part in parts):
         raise InputError("train.ema: a schedule-free optimizer averages its parameters itself; leave one of them out")
+    if any(isinstance(part, Lookahead) for part in parts):
+        raise InputError("train.lookahead: a schedule-free optimizer averages its steps itself; leave one of them out")
     quiet, judging = ([part for part in parts if part.judges is judges] for judges in (False, True))
     return (*quiet, ScheduleFreeAverage(), *judging)
