@@ -27,6 +27,7 @@ from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.distillation import Distillation
+from jaxddp.registry import OBJECTIVES
 
 SIGNATURE = Signature(tuple("abcde"), tuple("abcde"), (6, 6, 3), "uint8", True)
 MEAN, STD = (0.3, 0.5, 0.4), (0.2, 0.1, 0.3)
@@ -221,3 +222,9 @@ def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
     assert main([str(word) for word in [*own, *more]]) == 0
     code, line = run([*own, *more, "--objective.temperature", 2, "--train.duration", "3 epochs"], capfd)
     assert code == 2 and "objective.temperature was 4.0 and is now 2.0; a resumed run keeps its recipe" in line[0]
+
+
+def test_reproducible_distillation_is_refused():
+    config = Config().replace(objective={"name": "distillation", "teacher": "t"}, parallel={"reproducible": True})
+    with pytest.raises(InputError, match=r"^parallel\.reproducible: distillation gives other bits on other numbers"):
+        OBJECTIVES.get("distillation")(config, None)

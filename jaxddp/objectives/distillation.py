@@ -133,8 +133,7 @@ def distillation_of(config: Config, topology: Topology) -> Distillation:
 
     if config.parallel.reproducible:
         raise InputError(
-            "parallel.reproducible: the teacher's part of the loss has other bits on other numbers of devices; leave it "
-            "out with distillation"
+            "parallel.reproducible: distillation gives other bits on other numbers of devices; leave one of them out"
         )
 
     def restore() -> TrainedRun:
