@@ -74,10 +74,21 @@ def test_in_a_step_it_is_that_of_a_loop_and_on_four_devices_that_of_one():
     assert largest_difference(*found) < 1e-9 and largest_difference(found[0][0], {"weight": average}) > 1e-3
 
 
+class Shows:
+    """A listener that shows the predictions of a few images."""
+
+    wants_predictions = 7
+
+    def evaluation(self, record):
+        if record.predictions is not None:
+            self.last, self.split = record.predictions, record.split
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run with an average, its work directory, how often the metric was traced, and what evaluators were given."""
-    traced, given = [], []
+    """A run with an average, its work directory, how often the metric was traced, what evaluators were given, and a
+    listener that was shown predictions."""
+    traced, given, shown = [], [], Shows()
 
     def first(logits, labels):
         traced.append(logits.shape)
@@ -97,15 +108,15 @@ def trained(tmp_path_factory):
         val=VAL,
         evaluators=[norm],
         workdir=directory,
-        listeners=(),
+        listeners=[shown],
         log_every="1 step",
         eval_every="5 steps",
     )
-    return setup, state, history, directory, len(traced) - before, given
+    return setup, state, history, directory, len(traced) - before, given, shown
 
 
 def test_both_are_measured_and_written_one_after_the_other(trained):
-    setup, state, history, directory, _, _ = trained
+    setup, state, history, directory, *_ = trained
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["split"]) for row in rows if row["split"] != "train"] == [
         (step, split) for step in (5, 10, 13) for split in ("val", "val_ema")
@@ -126,7 +137,7 @@ def test_both_are_measured_and_written_one_after_the_other(trained):
 
 
 def test_one_program_measures_both(trained):
-    *_, traced, given = trained
+    *_, traced, given, _ = trained
     # Once for the step, once for its shapes and cost, once for the evaluation: as often as without an average.
     plain, names = [], {"first": lambda logits, labels: plain.append(0) or logits[:, 0]}
     setup = jaxddp.prepare_training(linear_model(), TABLE, 4, optax.sgd(0.1), 2, epochs=2, metrics=names)
@@ -140,16 +151,19 @@ def test_one_program_measures_both(trained):
 
 
 def test_the_best_by_an_evaluator_of_the_average_is_found_by_readers(trained):
-    _, _, history, directory, _, _ = trained
+    _, _, history, directory, *_, shown = trained
     best = int(history.val_ema["step"][np.argmax(history.val_ema["norm"])])
     run = jaxddp.load_run(directory, model=linear_model(), devices=1)
     assert run.step == best
     last = jaxddp.load_run(directory, "latest", model=linear_model(), devices=1)
     assert last.outcome(VAL).accuracy == pytest.approx(history.val_ema["top1"][-1])
+    probabilities = last.predict(shown.last.images).probabilities
+    assert shown.split == "val_ema"
+    np.testing.assert_allclose(shown.last.probabilities, probabilities.max(-1), rtol=1e-5)
 
 
 def test_images_on_the_devices_are_measured_alike(trained):
-    _, _, history, _, _, _ = trained
+    _, _, history, *_ = trained
     data = dataclasses.replace(TABLE.default_data(), cache="device")
     options = {"ema": 0.8, "ema_every": 2, "data": data}
     setup = jaxddp.prepare_training(linear_model(), TABLE, 4, optax.sgd(0.1), 2, epochs=2, **options)

@@ -21,20 +21,21 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
+from jaxddp.experiment.prepare import make_feed
+from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.trained import TrainedRun
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.distillation import Distillation
-from jaxddp.registry import OBJECTIVES
 
 SIGNATURE = Signature(tuple("abcde"), tuple("abcde"), (6, 6, 3), "uint8", True)
 MEAN, STD = (0.3, 0.5, 0.4), (0.2, 0.1, 0.3)
 
 
 def teacher_of(topology, dtype=jnp.float32, **more):
-    """A linear network with weights of its own, which normalizes otherwise than the student."""
+    """A linear network with weights of its own, which normalizes otherwise than the student, and takes one size."""
     model = adapt(linear_model())
     params, model_state = model.init(jax.random.key(5), jnp.zeros((1, 6, 6, 3), dtype))
     state = topology.replicate(jax.device_get(TrainState(jnp.zeros((), jnp.int32), params, model_state, ())))
@@ -137,10 +138,23 @@ def test_the_self_test_of_the_gradient_takes_a_teacher_too():
     ],
 )
 def test_a_teacher_that_does_not_suit_gets_one_line(more, message):
-    topology = Topology.create(2)
-    teacher = teacher_of(topology if more else Topology.create(1), **more)
+    resources = resources_of()
+    teacher = teacher_of(resources.topology if more else Topology.create(1), **more)
     with pytest.raises(InputError, match=f"objective.teacher: .*{message}"):
-        jaxddp.distillation(teacher).fingerprints(SIGNATURE, topology)
+        jaxddp.distillation(teacher).fingerprints(Config(), resources)
+
+
+def test_a_teacher_that_does_not_take_all_sizes_gets_one_line():
+    resources = resources_of()
+    config = Config().replace(data={"grow_from": 4, "grow_by": 2}, train={"batch_size": 8, "duration": "4 epochs"})
+    message = r"teacher does not take the images of \(4, 4, 3\) that are trained on \(.+\); give a teacher that does"
+    with pytest.raises(InputError, match=message):
+        jaxddp.distillation(teacher_of(resources.topology)).fingerprints(config, resources)
+
+
+def resources_of() -> Resources:
+    """Images as the teacher's, over two devices."""
+    return Resources(Topology.create(2), random_table(30))
 
 
 def student(tmp_path, share=0.5, epochs=2, teacher=None, workdir="student"):
@@ -225,6 +239,17 @@ def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
 
 
 def test_reproducible_distillation_is_refused():
-    config = Config().replace(objective={"name": "distillation", "teacher": "t"}, parallel={"reproducible": True})
+    own = resources_of()
+    config = Config().replace(parallel={"reproducible": True})
     with pytest.raises(InputError, match=r"^parallel\.reproducible: distillation gives other bits on other numbers"):
-        OBJECTIVES.get("distillation")(config, None)
+        jaxddp.distillation(teacher_of(own.topology)).fingerprints(config, own)
+
+
+def test_a_second_source_is_not_read_for_it():
+    setup = setup_of(linear_model(), optax.sgd(0.1), devices=2)
+    resources = dataclasses.replace(setup.resources, unlabelled=random_table(60).without_labels())
+    read = [
+        make_feed(dataclasses.replace(setup.recipe, objective=own), resources).unlabelled
+        for own in (jaxddp.distillation(teacher_of(setup.topology)), lambda supervised: supervised)
+    ]
+    assert read[0] is None and read[1] is not None

@@ -220,6 +220,11 @@ def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
     bad = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1"]
     assert main([*common, "--loss.name", "nll", *bad]) == 2
     assert "loss.name=nll does not take several labels of an image" in capfd.readouterr().err.splitlines()[-1]
+    assert main([*common, *bad, "--log.to", "jsonl", "confusion"]) == 2
+    wanted = (
+        "log.to: confusion: its metric: confusion takes one label an image, and the data have several; leave it out"
+    )
+    assert wanted in capfd.readouterr().err.splitlines()[-1] and not run.exists()
     assert main([*common, *bad]) == 0
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validated = [line for line in lines if line["split"] == "val"]

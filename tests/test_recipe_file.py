@@ -291,6 +291,12 @@ def test_what_a_hook_may_not_be_is_one_line(source, message, folder, data, capfd
     assert any(part in line for part in late) == Path("runs").exists()
 
 
+def test_weights_of_classes_beside_a_loss_of_ones_own_are_refused(folder, data, capfd):
+    write(folder, source=WHOLE)
+    line = refused(["train", "mine.py", "--data.path", data, "--loss.class-weights", "balanced"], capfd)
+    assert "loss.class_weights=balanced: " in line and "get_loss gives a loss, which has its own weights; leave" in line
+
+
 def test_a_helper_that_was_imported_is_no_hook(folder):
     (folder / "helpers.py").write_text("def get_numbers():\n    return 3\n")
     write(folder, source=CONFIG + "from helpers import get_numbers\n")

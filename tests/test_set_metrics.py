@@ -18,7 +18,7 @@ from small import CLASSES, linear_model, random_table
 import jaxddp
 from jaxddp.engine.set_metrics import finished, measured
 from jaxddp.errors import InputError
-from jaxddp.experiment.chosen_metrics import check_metrics
+from jaxddp.experiment.chosen_metrics import with_given
 from jaxddp.metrics.average_precision import average_precision
 from jaxddp.metrics.calibration import CalibrationError
 from jaxddp.registry import LOGGERS, METRICS
@@ -229,7 +229,17 @@ class Both(Mean):
 
 
 def test_a_metric_of_ones_own():
-    assert set(check_metrics({"mine": Mean(), "top1": METRICS.get("top1")}, "metrics", 4)) == {"mine", "top1"}
+    found = with_given({"ece": METRICS.get("ece")}, {"mine": Mean(), "top1": METRICS.get("top1")}, "metrics", 4)
+    assert set(found) == {"ece", "mine", "top1"}
+    assert with_given(found, {"top1": METRICS.get("top5")}, "metrics", 9)["top1"] is METRICS.get("top5")
+
+
+def test_numbers_of_one_name_get_one_line():
+    line = r"^metrics: mine and other both measure '\w+'; rename one of them$"
+    with pytest.raises(InputError, match=line):
+        with_given({}, {"mine": Mean(), "other": Mean()}, "metrics", 4)
+    with pytest.raises(InputError, match=r"^metrics: largest and mine both measure 'largest'"):
+        with_given({"largest": METRICS.get("top1")}, {"mine": Mean()}, "metrics", 4)
 
 
 @pytest.mark.parametrize(
@@ -244,4 +254,4 @@ def test_a_metric_of_ones_own():
 )
 def test_what_is_no_metric_over_a_set_gets_one_line(metric, message):
     with pytest.raises(InputError, match=message):
-        check_metrics({"mine": metric}, "metrics", 4)
+        with_given({}, {"mine": metric}, "metrics", 4)

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.data.labels import is_multi_label
+from jaxddp.data.labels import class_counts, is_multi_label
 from jaxddp.data.opening import open_images
 from jaxddp.data.order import permutation
 from jaxddp.data.source import Source
@@ -42,7 +42,7 @@ def few_labels(source: Source, per_class: int, seed: int = 0) -> Source:
     """
     if is_multi_label(source):
         raise InputError("data.labels_per_class takes one label an image, and the training data have several")
-    counts = np.bincount(source.labels[source.labels >= 0], minlength=source.num_classes)
+    counts = class_counts(source)
     if (least := int(counts.min())) < per_class:
         name = show(source.class_ids[int(counts.argmin())])
         advice = f"give at most {least}" if least else "leave it out, by data.classes"

@@ -1,13 +1,13 @@
 """An optimizer that treats the layers of a network apart: some not at all, some later, some at a rate of their own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.engine.schedule_free_state import is_schedule_free, with_steps
+from jaxddp.engine.schedule_free_state import is_schedule_free, multiplied, with_steps
 from jaxddp.layers import Layers
 from jaxddp.models.frozen import path_of, trained
 
@@ -37,13 +37,6 @@ def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, 
         return multiplied(updates, state, following, lambda path: factors.get(path, 1))
 
     return optax.GradientTransformation(optimizer.init, update)
-
-
-def multiplied(updates: Any, before: Any, after: Any, factor: Callable[[str], Any]) -> tuple[Any, Any]:
-    """An optimizer's updates, multiplied by a function of the path, and its next state, of that before them."""
-    if is_schedule_free(after):
-        return with_steps(updates, before, after, factor)
-    return jax.tree_util.tree_map_with_path(lambda path, update: update * factor(path_of(path)), updates), after
 
 
 def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) -> optax.GradientTransformation:

@@ -33,11 +33,15 @@ def averaged(opt_state: Any, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: found.get(path_of(path), leaf), params)
 
 
-def at_rate(factor: Any, updates: Any, before: Any, after: Any) -> tuple[Any, Any]:
-    """The updates of any optimizer, and its next state, at a rate that is multiplied by a factor; see `with_steps`."""
+def multiplied(updates: Any, before: Any, after: Any, factor: Factor) -> tuple[Any, Any]:
+    """The updates of any optimizer, and its next state, at rates that are multiplied by factors; see `with_steps`."""
     if is_schedule_free(after):
-        return with_steps(updates, before, after, lambda path: factor)
-    return jax.tree.map(lambda update: update * jnp.asarray(factor, update.dtype), updates), after
+        return with_steps(updates, before, after, factor)
+
+    def product(path: Any, update: jax.Array) -> jax.Array:
+        return update * jnp.asarray(factor(path_of(path)), update.dtype)
+
+    return jax.tree_util.tree_map_with_path(product, updates), after
 
 
 def with_steps(updates: Any, before: Any, after: Any, factor: Factor) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.schedule_free_state import at_rate
+from jaxddp.engine.schedule_free_state import multiplied
 from jaxddp.engine.set_metrics import over_devices
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.measure.cost import Cost, compile_with_cost
@@ -87,7 +87,7 @@ def make_local_step(
         rates += [rate for part in parts if (rate := part.rate_factor(own[part.name])) is not None]
         if rates:
             rate = functools.reduce(jnp.multiply, rates)
-            updates, opt_state = at_rate(rate, updates, state.opt_state, opt_state)
+            updates, opt_state = multiplied(updates, state.opt_state, opt_state, lambda path: rate)
         params = whole(optax.apply_updates(moving, updates), params)
         new = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
         sums = means.replace(values=means.values * gradients.shares(topology))

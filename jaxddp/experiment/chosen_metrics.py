@@ -1,7 +1,7 @@
 """The metrics of a recipe: those that its config names, and those that a recipe file or a notebook brings."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxddp.config import Config
@@ -13,6 +13,7 @@ from jaxddp.engine.parts.loss_scale import LOSS_SCALE
 from jaxddp.engine.set_metrics import SetMetric, check_set_metric, is_set_metric
 from jaxddp.errors import InputError
 from jaxddp.registry import METRICS
+from jaxddp.training.loggers import Dispensable
 from jaxddp.wording import kind_of
 
 _RESERVED = (
@@ -29,31 +30,55 @@ def configured_metrics(config: Config, num_classes: int, *, multi_label: bool = 
     Raises: InputError; one takes one label an example, and there may be several, or the other way round.
     """
     named = {name: METRICS.get(name) for name in config.eval.metrics}
-    for name, metric in named.items():
-        if not _takes(metric, multi_label):
-            there, wanted = ("several", "one") if multi_label else ("one", "several")
-            others = ", ".join(other for other in METRICS.names() if _takes(METRICS.get(other), multi_label))
-            raise InputError(
-                f"eval.metrics: {name} takes {wanted} label{'s' * (wanted == 'several')} an image, and the data have "
-                f"{there}; name some of {others}"
-            )
+    for name in named:
+        others = ", ".join(other for other in METRICS.names() if _takes(METRICS.get(other), multi_label))
+        _check_takes(name, "eval.metrics", f"name some of {others}", multi_label=multi_label)
     return {name: metric for name, metric in named.items() if num_classes >= getattr(metric, "min_classes", 1)}
 
 
-def check_metrics(
-    metrics: Any, where: str, num_classes: int, *, multi_label: bool = False
+def with_given(
+    configured: Mapping[str, Metric | SetMetric],
+    given: Any,
+    where: str,
+    num_classes: int,
+    *,
+    multi_label: bool = False,
 ) -> dict[str, Metric | SetMetric]:
-    """Metrics by name, functions like `METRICS`'. Raises: InputError; `where` says who gave something else."""
-    if not isinstance(metrics, Mapping):
-        raise InputError(f"{where}: {kind_of(metrics)} was given; give a dict of name to function")
+    """A config's metrics, and those given by name, functions like `METRICS`'; of one name the given one stays.
+
+    Raises: InputError; something else was given, which `where` names, or two metrics measure numbers of one name.
+    """
+    if not isinstance(given, Mapping):
+        raise InputError(f"{where}: {kind_of(given)} was given; give a dict of name to function")
+    metrics = {**configured, **given} if given else {}
+    measuring: dict[str, str] = {}
     for name, metric in metrics.items():
         check_name(name, where)
         if is_set_metric(metric):
-            for own in check_set_metric(metric, f"{where}: {name}", num_classes, multi_label=multi_label):
-                check_name(own, f"{where}: {name}")
+            numbers = check_set_metric(metric, f"{where}: {name}", num_classes, multi_label=multi_label)
         else:
             check_metric(metric, f"{where}: {name}", num_classes, multi_label=multi_label)
-    return dict(metrics)
+            numbers = (name,)
+        for number in numbers:
+            check_name(number, f"{where}: {name}")
+            if number in measuring:
+                raise InputError(f"{where}: {measuring[number]} and {name} both measure {number!r}; rename one of them")
+            measuring[number] = name
+    return {**configured, **given}
+
+
+def check_wanted(listeners: Iterable[Any], *, multi_label: bool) -> None:
+    """Raises `InputError` where the data do not have the labels of a metric that a listener wants."""
+    for listener in listeners:
+        where = f"log.to: {listener.name}" if isinstance(listener, Dispensable) else type(listener).__name__
+        for name in getattr(listener, "wants_metrics", ()):
+            _check_takes(name, f"{where}: its metric", "leave it out", multi_label=multi_label)
+
+
+def _check_takes(name: str, where: str, advice: str, *, multi_label: bool) -> None:
+    if not _takes(METRICS.get(name), multi_label):
+        there, wanted = ("several", "one label") if multi_label else ("one", "several labels")
+        raise InputError(f"{where}: {name} takes {wanted} an image, and the data have {there}; {advice}")
 
 
 def _takes(metric: Any, multi_label: bool) -> bool:

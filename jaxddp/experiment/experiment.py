@@ -9,8 +9,10 @@ import optax
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
+from jaxddp.data.labels import is_multi_label
 from jaxddp.engine.state import TrainState, measured_states
 from jaxddp.errors import InputError
+from jaxddp.experiment.chosen_metrics import check_wanted
 from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.judged import judgement_of
 from jaxddp.experiment.objective_identity import objective_fingerprints
@@ -92,8 +94,9 @@ def train(
     loggers = make_loggers(config, directory)
     resources = experiment.resources
     splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
+    check_wanted(loggers, multi_label=is_multi_label(resources.train))
     fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
-    fingerprints |= objective_fingerprints(experiment.recipe, experiment.resources)
+    fingerprints |= objective_fingerprints(experiment.recipe, resources)
     with session(directory, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
         claimed = Claim(config.to_dict(), fingerprints, file)
         claim(directory, claimed, resuming=own.resume_step is not None)

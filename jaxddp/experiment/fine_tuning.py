@@ -32,8 +32,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan) -> Recipe:
     """
     config, optimizer = recipe.config, recipe.optimizer
     trained, frozen, thawed = _trained(config, shapes), config.frozen, config.model.thawed
-    sizes = {"num_examples": plan.num_examples, "batch_size": plan.batch_size, "total_steps": plan.total_steps}
-    starts = {layer: duration.steps(**sizes) for layer, duration in thawed.items()}
+    starts = {layer: duration.steps(**plan.sizes) for layer, duration in thawed.items()}
     for layer, start in starts.items():
         if start >= plan.total_steps and is_first():
             _log.warning(f"model.unfreeze: {layer!r} begins at step {start}, and the run ends at {plan.total_steps}")

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxddp.data.labels import is_multi_label
 from jaxddp.engine.state import TrainState
 from jaxddp.experiment.argument_kinds import Measure, check_start
+from jaxddp.experiment.chosen_metrics import check_wanted
 from jaxddp.experiment.resume import claim, claim_of
 from jaxddp.experiment.session import session
 from jaxddp.experiment.setup import RunSetup
@@ -33,6 +35,7 @@ def fit_setup(
         check_start(setup)
         return fit(_consumed(setup).run(listeners=listeners, **told))
     watching = [*listeners, *make_loggers(setup.recipe.config, directory)]
+    check_wanted(watching, multi_label=is_multi_label(setup.table))
     with session(directory, goal=setup.recipe.config.checkpoint.goal) as own:
         check_start(setup, resumes=own.resume_step is not None)
         # Once there was no config.json.

@@ -11,7 +11,7 @@ from jaxddp.engine.objective import Objective, TrainObjective
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.errors import InputError
 from jaxddp.experiment.argument_kinds import check_function
-from jaxddp.experiment.chosen_metrics import check_metrics, configured_metrics
+from jaxddp.experiment.chosen_metrics import configured_metrics, with_given
 from jaxddp.experiment.recipe import Recipe, check_optimizer, check_parts
 from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
@@ -30,10 +30,10 @@ def recipe_of_objects(config: Config, table: Source, topology: Topology, given: 
     """
     functions = {"augmentation": "(key, image)", "initialize": "(params, model_state)"}
     classes, several = table.num_classes, is_multi_label(table)
-    metrics = check_metrics(given["metrics"] or {}, "metrics", classes, multi_label=several)
     usual = sigmoid_cross_entropy if several else softmax_cross_entropy
     loss = example_loss(usual, classes, multi_label=several)
     named = config.replace(eval={"metrics": ("map",)}) if several else config
+    metrics = configured_metrics(named, classes, multi_label=several)
     steps = Plan.of(config, len(table)).total_steps
     return Recipe(
         config=config,
@@ -42,7 +42,7 @@ def recipe_of_objects(config: Config, table: Source, topology: Topology, given: 
         loss=loss,
         eval_loss=loss,
         objective=_objective(given["objective"], config, topology),
-        metrics=configured_metrics(named, classes, multi_label=several) | metrics,
+        metrics=with_given(metrics, given["metrics"] or {}, "metrics", classes, multi_label=several),
         parts=check_parts(given["parts"], "parts", configured_parts(config, steps)),
         **{name: check_function(given[name], name, of) for name, of in functions.items()},
     )

@@ -29,9 +29,7 @@ def growth_of(config: Config, source: Source) -> Growth | None:
             f"data.grow_from={config.data.grow_from}: these images are {height}x{width}, and square ones grow; leave "
             "data.grow_from out"
         )
-    plan = Plan.of(config, len(source))
-    sizes = {"num_examples": plan.num_examples, "batch_size": plan.batch_size, "total_steps": plan.total_steps}
-    return Growth.of(config.data, width, **sizes)
+    return Growth.of(config.data, width, **Plan.of(config, len(source)).sizes)
 
 
 def shapes_in_training(config: Config, source: Source) -> list[tuple[int, int, int]]:
@@ -59,17 +57,21 @@ def check_sizes(config: Config, source: Source, model: Model) -> None:
     if not others:
         return
     trees = trees_of(model, whole)
-    expected = _logits(model, trees, whole)
     for key, shape in others:
-        try:
-            fits, why = _logits(model, trees, shape) == expected, "its output has another shape"
-        except Exception as error:
-            fits, why = False, first_line(error)
-        if not fits:
+        if why := refusal_of(model, trees, whole, shape):
             raise InputError(
                 f"data.{key}={getattr(config.data, key)}: the network that is made for {whole[0]}x{whole[1]} pixels "
                 f"does not take {shape[0]}x{shape[1]} ({why}); leave data.{key} out, or choose another network"
             )
+
+
+def refusal_of(model: Model, trees: Any, made_for: tuple[int, int, int], shape: tuple[int, int, int]) -> str:
+    """Why a network with these (params, model_state) does not take images of a shape [H, W, C]; empty where it does."""
+    expected = _logits(model, trees, made_for)
+    try:
+        return "" if _logits(model, trees, shape) == expected else "its output has another shape"
+    except Exception as error:
+        return first_line(error)
 
 
 def _logits(model: Model, trees: Any, shape: tuple[int, int, int]) -> Any:

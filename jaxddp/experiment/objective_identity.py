@@ -12,7 +12,6 @@ from jaxddp.engine.state import TrainState
 from jaxddp.experiment.identity import described
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources
-from jaxddp.experiment.signature import Signature
 from jaxddp.job.membership import agree
 
 
@@ -25,7 +24,7 @@ def objective_fingerprints(recipe: Recipe, resources: Resources) -> dict[str, st
     asked = getattr(inspect.unwrap(recipe.objective), "fingerprints", None)
     if asked is None:
         return {}
-    found = asked(Signature.of(resources.train, recipe.config.data), resources.topology)
+    found = asked(recipe.config, resources)
     agree({f"objective's {name}": value for name, value in found.items()})
     return found
 

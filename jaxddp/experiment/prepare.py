@@ -95,7 +95,8 @@ def make_feed(recipe: Recipe, resources: Resources) -> Feed:
     growth = growth_of(config, source)
     feed = _feed_of(source, make_order(source, config), config, topology, growth)
     others, ratio = resources.unlabelled, config.objective.unlabelled_ratio
-    if others is None or recipe.objective is supervised:
+    reads = recipe.objective is not supervised and getattr(recipe.objective, "reads_unlabelled", True)
+    if others is None or not reads:
         return feed
     check_pixels(others, source, config.data, "unlabelled data")
     with about(f"data.unlabelled with objective.unlabelled_ratio={ratio}"):

@@ -21,7 +21,7 @@ from jaxddp.engine.set_metrics import SetMetric
 from jaxddp.engine.state import Transform
 from jaxddp.errors import InputError, about
 from jaxddp.experiment.chosen_loss import configured_losses
-from jaxddp.experiment.chosen_metrics import check_metrics, configured_metrics
+from jaxddp.experiment.chosen_metrics import configured_metrics, with_given
 from jaxddp.hooks import Hook, one_line
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
@@ -109,21 +109,25 @@ def recipe_of(
         InputError: a name that is unknown, a number out of range, or a hook that returns something else; names it.
     """
     hooks, num_classes = file.hooks, data.num_classes
-    total = Plan.of(config, data.num_examples).total_steps
-    sizes = {"num_examples": data.num_examples, "batch_size": config.train.batch_size, "total_steps": total}
-    steps = Steps(total, config.optimizer.warmup.steps(**sizes))
+    plan = Plan.of(config, data.num_examples)
+    steps = Steps(plan.total_steps, config.optimizer.warmup.steps(**plan.sizes))
     learning_rate = learning_rate or make_schedule(config, steps)
     optimizer = _optimizer(hooks.get("get_optimizer"), at_batch_size(config), learning_rate)
     if "get_loss" in hooks:
-        given = hooks["get_loss"](config)
-        with about(hooks["get_loss"].name):
+        given, where = hooks["get_loss"](config), hooks["get_loss"].name
+        if config.loss.class_weights is not None:
+            raise InputError(
+                f"loss.class_weights={config.loss.class_weights}: {where} gives a loss, which has its own weights; "
+                "leave it out"
+            )
+        with about(where):
             loss = eval_loss = example_loss(given, num_classes, multi_label=data.multi_label)
     else:
         loss, eval_loss = configured_losses(config, data.class_counts, multi_label=data.multi_label)
     metrics = configured_metrics(config, num_classes, multi_label=data.multi_label)
     if "get_metrics" in hooks:
         own, where = hooks["get_metrics"](config), hooks["get_metrics"].name
-        metrics |= check_metrics(own, where, num_classes, multi_label=data.multi_label)
+        metrics = with_given(metrics, own, where, num_classes, multi_label=data.multi_label)
     return Recipe(
         config=config,
         model=model_of(file, config, num_classes),

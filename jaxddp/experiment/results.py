@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = softmax_cross_entropy) -> dict[str, float]:
     """Means of the loss, top-1 and top-5 over a table, each example once, with their `count`.
 
+    Of a state with averaged parameters (`ema`) they are those of the average, as are predictions.
+
     Raises:
         InputError: an argument is of another kind, or the state of another network; or the table is not like the one
             that was trained on.
@@ -43,6 +45,8 @@ def topk_accuracy(
     state: TrainState, setup: RunSetup, table: Source, k: int | Iterable[int] = (1, 5, 10)
 ) -> dict[int, float]:
     """The share of a table's examples whose label is among the k largest logits, for each k, or for one.
+
+    It is of the parameters that `evaluate` measures.
 
     Raises:
         InputError: a k below 1 or above the number of classes, or as `evaluate`.

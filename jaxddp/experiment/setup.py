@@ -24,6 +24,7 @@ from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
+from jaxddp.experiment.chosen_metrics import check_wanted
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.experiment.identity import checksums, identity
 from jaxddp.experiment.judged import judgement_of
@@ -232,6 +233,7 @@ class RunSetup:
             agree({**(objects or {}), **checksums(self.state), "the number of steps": str(self.plan.total_steps)})
         evaluator, resident = None, self.data.cache == "device"
         if val is not None:
+            check_wanted(listeners, multi_label=is_multi_label(self.table))
             metrics = self.programs.metrics(self.recipe.metrics, _wanted_metrics(listeners))
             evaluator = self.evaluator(val, eval_batch_size, metrics, evaluators, resident=resident)
         if resident:

@@ -14,6 +14,8 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.errors import InputError, about
 from jaxddp.experiment.identity import checksum
+from jaxddp.experiment.image_sizes import refusal_of, shapes_in_training
+from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.mesh import AXIS, Topology
@@ -47,11 +49,20 @@ class Distillation:
         with about(_KEY):
             return self.restore()
 
-    def fingerprints(self, signature: Signature, topology: Topology) -> dict[str, str]:
+    reads_unlabelled = False
+    """Whether a batch needs images of `data.unlabelled`."""
+
+    def fingerprints(self, config: Config, resources: Resources) -> dict[str, str]:
         """What tells the teacher from others, once it is seen to suit the classes, images and devices of a run.
 
         Raises: InputError; it does not, or there is none.
         """
+        if config.parallel.reproducible:
+            raise InputError(
+                "parallel.reproducible: distillation gives other bits on other numbers of devices; leave one of them "
+                "out"
+            )
+        signature, topology = Signature.of(resources.train, config.data), resources.topology
         if signature.multi_label:
             raise InputError("objective.name=distillation takes one label an image, and the training data have several")
         teacher, own = self.teacher, self.teacher.signature
@@ -62,13 +73,20 @@ class Distillation:
                 f"{_KEY}: {teacher.directory} was trained on images of {own.image_shape}, and this run has "
                 f"{signature.image_shape}; give them one size"
             )
+        trees = teacher.state.params, teacher.state.model_state
+        for shape in shapes_in_training(config, resources.train):
+            if why := refusal_of(teacher.model, trees, own.image_shape, shape):
+                raise InputError(
+                    f"{_KEY}: {teacher.directory} does not take the images of {shape} that are trained on ({why}); "
+                    "give a teacher that does"
+                )
         if teacher.topology.mesh != topology.mesh:
             there, here = teacher.topology.num_devices, topology.num_devices
             raise InputError(
                 f"{_KEY}: it lies on {there} device{'s' * (there > 1)}, and this run on {here}; load it with the same "
                 "devices="
             )
-        return {"teacher": checksum((teacher.state.params, teacher.state.model_state))}
+        return {"teacher": checksum(trees)}
 
     def __call__(self, supervised: Objective) -> TrainObjective:
         """The objective; see `jaxddp.registry.OBJECTIVES`."""
@@ -130,11 +148,6 @@ def distillation_of(config: Config, topology: Topology) -> Distillation:
     place = config.objective.teacher
     if place is None:
         raise InputError(f"{_KEY}: distillation has no teacher; give a run's work directory")
-
-    if config.parallel.reproducible:
-        raise InputError(
-            "parallel.reproducible: distillation gives other bits on other numbers of devices; leave one of them out"
-        )
 
     def restore() -> TrainedRun:
         return restore_run(place, "best", topology, precision=config.train.precision)

@@ -86,8 +86,8 @@ class EvaluationRecord:
 
     The `split` is "val", or "val_ema" for averaged parameters, which are measured after the trained ones. `metrics` are
     means over the `seen` examples so far. Padding is not seen: when finished, `seen` is the set's size, and
-    `predictions` are those of a few images, the same ones each time, if a listener wants them. `sets` then has, by the
-    names of metrics over the whole set, the NumPy arrays that they were made of.
+    the last split's `predictions` are those of a few images, the same ones each time, if a listener wants them. `sets`
+    then has, by the names of metrics over the whole set, the NumPy arrays that they were made of.
     """
 
     step: int

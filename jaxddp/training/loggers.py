@@ -30,7 +30,7 @@ class Dispensable(Listener):
     """A logger without which the run goes on: its first failure is said in one line, and then it hears of its end."""
 
     def __init__(self, name: str, logger: Any):
-        self._name, self._logger = name, logger
+        self.name, self._logger = name, logger
         self._step, self._failed = 0, None
         self.wants_predictions = getattr(logger, "wants_predictions", 0)
         self.wants_metrics = getattr(logger, "wants_metrics", ())
@@ -60,7 +60,7 @@ class Dispensable(Listener):
             self._failed, self._logger = self._logger, None
             kind = "" if isinstance(error, JaxddpError) else f"{type(error).__name__}: "
             reason = " ".join(f"{kind}{error}".split())[:_LONGEST_REASON]
-            _log.warning(f"the logger {self._name} failed at step {self._step} ({reason}) and is left out from here on")
+            _log.warning(f"the logger {self.name} failed at step {self._step} ({reason}) and is left out from here on")
 
 
 def _ignore(record: Any) -> None:

@@ -246,7 +246,7 @@ class _Loop:
         self.judgement.check(metrics)
         if self.judgement.after(step, metrics).stops:
             save()
-        records[0] = replace(records[0], predictions=self.measure.predictions(state))
+        records[-1] = replace(records[-1], predictions=self.measure.predictions(state))
         for record in records:
             self.tell("evaluation", record)
         if self.run.checkpoints:

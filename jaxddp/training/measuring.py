@@ -10,7 +10,6 @@ import jax
 
 from jaxddp.engine.state import TrainState, measured_states
 from jaxddp.errors import InputError
-from jaxddp.goal import VAL
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.events import EvaluationRecord
 from jaxddp.training.run import Run
@@ -57,10 +56,11 @@ class Measuring:
         return means, replace(finished, sets=sets)
 
     def predictions(self, state: TrainState) -> Shown | None:
-        """Of the images that listeners want to show. As with loggers, what fails is said once and left out."""
+        """Of the images that listeners want to show, by the parameters that predict. None after the first failure,
+        which is said in one line, as with loggers."""
         predictor = self._predictor
         try:
-            return None if predictor is None else predictor(measured_states(state, self._run.parts)[VAL])
+            return None if predictor is None else predictor(state)
         except (InputError, jax.errors.JaxRuntimeError) as error:
             self._predictor = None
             _log.warning(f"the predictions to show failed ({first_line(error)}) and are left out from here on")

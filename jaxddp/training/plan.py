@@ -61,6 +61,11 @@ class Plan:
             max_substituted=max_substituted(config.data.max_bad_images, num_examples),
         )
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What turns a `Duration` of this run into steps or examples."""
+        return {"num_examples": self.num_examples, "batch_size": self.batch_size, "total_steps": self.total_steps}
+
     def epoch(self, step: int) -> float:
         """How many epochs have been seen at the end of a step."""
         return step * self.batch_size / self.num_examples
