@@ -22,21 +22,24 @@ class Thawing(NamedTuple):
 
 def only_trained(optimizer: optax.GradientTransformation, frozen: Layers) -> optax.GradientTransformation:
     """Keeps nothing for frozen parameters, and has None for their updates."""
+    inner = optax.with_extra_args_support(optimizer)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return optimizer.update(trained(updates, frozen), state, trained(params, frozen))
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        own = {"grad": trained(extra["grad"], frozen)} if "grad" in extra else {}
+        return inner.update(trained(updates, frozen), state, trained(params, frozen), **{**extra, **own})
 
-    return optax.GradientTransformation(lambda params: optimizer.init(trained(params, frozen)), update)
+    return optax.GradientTransformationExtraArgs(lambda params: inner.init(trained(params, frozen)), update)
 
 
 def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, float]) -> optax.GradientTransformation:
     """Multiplies updates by factors, given by path: the learning rate of these parameters, with their weight decay."""
+    inner = optax.with_extra_args_support(optimizer)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, following = optimizer.update(updates, state, params)
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        updates, following = inner.update(updates, state, params, **extra)
         return multiplied(updates, state, following, lambda path: factors.get(path, 1))
 
-    return optax.GradientTransformation(optimizer.init, update)
+    return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
 def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) -> optax.GradientTransformation:
@@ -46,11 +49,12 @@ def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) 
     spent, would make the first updates several times too large. The steps are those that the optimizer was asked for,
     as those of its learning rate are.
     """
+    optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Thawing:
         return Thawing(jnp.zeros((), jnp.int32), optimizer.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Thawing]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Thawing]:
         def has_begun(path: str) -> Any:
             step = begins.get(path, 0)
             return jnp.where(state.updates < step, 0, 1) if step else 1
@@ -60,9 +64,9 @@ def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) 
             # Minus zero: x + -0 has the bits of x, and -0 + 0 has not those of -0.
             return leaf if not step else jnp.where(state.updates < step, jnp.asarray(-0.0, leaf.dtype), leaf)
 
-        updates, inner = optimizer.update(updates, state.inner, params)
+        updates, inner = optimizer.update(updates, state.inner, params, **extra)
         if is_schedule_free(inner):
             updates, inner = with_steps(updates, state.inner, inner, has_begun)
         return jax.tree_util.tree_map_with_path(begun, updates), Thawing(state.updates + 1, inner)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

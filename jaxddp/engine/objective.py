@@ -44,6 +44,11 @@ class MetricSums(flax.struct.PyTreeNode):
         values = jax.device_get(self.values).astype("float64")
         return means_of(self.names, values)
 
+    def first(self) -> jax.Array:
+        """The first metric's mean, the loss of an objective, on the devices: float[], and 0 where nothing counts."""
+        total, weight = self.values[0]
+        return total / jnp.maximum(weight, jnp.finfo(weight.dtype).tiny)
+
     def count(self) -> int:
         """How many examples the sums are over."""
         return int(jax.device_get(self.values)[-1, 0])

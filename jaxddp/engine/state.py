@@ -146,6 +146,20 @@ def all_finite(tree: Any) -> jax.Array:
     return jnp.stack([jnp.isfinite(each).all() for each in [*together, *large]] or [jnp.array(True)]).all()
 
 
+def is_sound(state: TrainState) -> jax.Array:
+    """bool[]: the state holds no NaN and no infinity, but that single numbers of the optimizer's may be infinite.
+
+    `optax.contrib.reduce_on_plateau`, for one, begins with infinity as the least loss so far.
+    """
+
+    def known(leaf: jax.Array) -> jax.Array:
+        if leaf.ndim or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return jnp.where(jnp.isinf(leaf), 0, leaf)
+
+    return all_finite((state.params, state.model_state, jax.tree.map(known, state.opt_state), state.parts))
+
+
 def array_types(tree: Any) -> dict[str, str]:
     """Each array's path and type, {"params/fc/kernel": "float32[512, 10]"}: alike for a saved tree and a live one."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))

@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
+from jaxddp.engine.extra_arguments import updated
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
@@ -82,7 +83,7 @@ def make_local_step(
             grads = part.gradients(own[part.name], grads)
         params = gradients.averaging.parameters(state.params)
         moving = trained(params, gradients.frozen)
-        updates, opt_state = optimizer.update(grads, state.opt_state, moving)
+        updates, opt_state = updated(optimizer, grads, state.opt_state, moving, value=means.first, grad=averaged)
         rates = [] if schedule is None else [schedule(state.step)]
         rates += [rate for part in parts if (rate := part.rate_factor(own[part.name])) is not None]
         if rates:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.data.source import Source
+from jaxddp.engine.extra_arguments import updated
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import is_set_metric
 from jaxddp.engine.state import TrainState, array_types
@@ -37,7 +38,11 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
     found = {"loss": described(recipe.loss.function, logits, labels)}
     found |= {f"metric {name}": _metric(each, logits, labels) for name, each in recipe.metrics.items()}
-    update = _digest(recipe.optimizer.update, state.params, state.opt_state, state.params)
+
+    def following(grads: Any, opt_state: Any, params: Any) -> Any:
+        return updated(recipe.optimizer, grads, opt_state, params, value=lambda: jnp.zeros(()), grad=grads)
+
+    update = _digest(following, state.params, state.opt_state, state.params)
     numbers = _initial_numbers(recipe.optimizer.init, state.params)
     found["optimizer"] = " ".join([update, *(str(np.asarray(number)) for number in numbers)])
 

@@ -11,7 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
-from jaxddp.engine.state import TrainState, all_finite, first_difference
+from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.errors import InputError, NonFiniteError, noted_on
 from jaxddp.goal import Goal
 from jaxddp.job.membership import is_first
@@ -95,7 +95,7 @@ class Checkpoints:
             NonFiniteError: the state holds a NaN or an infinity; the checkpoints already there stay as they are.
             InputError: this one, or the one before, cannot be written.
         """
-        if not bool(all_finite((state.params, state.model_state, state.opt_state, state.parts))):
+        if not bool(is_sound(state)):
             latest = self.latest()
             good = "there is no checkpoint yet" if latest is None else f"the last good one is step {latest}"
             raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")

@@ -1,0 +1,136 @@
+"""Optimizers that ask for more than gradients are given the loss and its gradient; others are traced as ever."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import linear_model, random_table
+
+import jaxddp
+from jaxddp import InputError, prepare_training, train
+
+TABLE = random_table(32)
+
+
+def recorder() -> optax.GradientTransformationExtraArgs:
+    """Keeps what it is given, and moves nothing."""
+
+    def init(params):
+        return {"value": jnp.zeros(()), "grad": params, "updates": params}
+
+    def update(updates, state, params=None, *, value, grad, **extra):
+        return jax.tree.map(jnp.zeros_like, updates), {"value": value, "grad": grad, "updates": updates}
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def prepared(optimizer, devices=4, per_device=4, **options):
+    return prepare_training(linear_model(), TABLE, devices, optimizer, per_device, **options)
+
+
+def given(setup):
+    batch = next(setup.batches(0, 1))
+    after, sums = setup.step()(jax.tree.map(jnp.copy, setup.state), batch)
+
+    def loss(params):
+        inputs = setup.preprocess(batch, train=True).images
+        return jaxddp.softmax_cross_entropy(linear_model()[1](params, inputs), batch.label).mean()
+
+    expected = jax.jit(jax.value_and_grad(loss))(setup.state.params)
+    return jax.device_get((after.opt_state, *expected, sums.means()["loss"]))
+
+
+@pytest.mark.parametrize(
+    ("devices", "options"), [(1, {}), (4, {}), (4, {"accumulate": 2}), (1, {"reproducible": True, "accumulate": 2})]
+)
+def test_the_loss_and_its_gradient_on_any_number_of_devices(devices, options):
+    kept, value, grad, logged = given(prepared(recorder(), devices, 16 // devices, clip_norm=0.1, **options))
+    assert np.linalg.norm(grad["weight"]) > 1
+    assert kept["value"] == pytest.approx(value, rel=1e-5) == pytest.approx(logged, rel=1e-5)
+    np.testing.assert_allclose(kept["grad"]["weight"], grad["weight"], rtol=1e-4, atol=1e-6)
+    # What is clipped is what the optimizer works on, and not what it asks for.
+    assert np.linalg.norm(kept["updates"]["weight"]) == pytest.approx(0.1, rel=1e-4)
+
+
+def of_layers(options):
+    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, cooldown=0, accumulation_size=1)
+    return prepared(optax.chain(optax.sgd(3.0), plateau), epochs=6, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"rate_factors": "weight=0.5"}, {"unfreeze": "weight=1 steps"}], ids=["plain", "factors", "thawing"]
+)
+def test_reduce_on_plateau(options, tmp_path):
+    setup = of_layers(options)
+    state, history = train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step", workdir=tmp_path)
+    rule = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, cooldown=0, accumulation_size=1)
+    expected = rule.init({})
+    for loss in history.train["loss"]:
+        _, expected = rule.update({}, expected, value=jnp.float32(loss))
+    (found,) = [each for _, each in optax.tree_utils.tree_get_all_with_path(state.opt_state, "scale")]
+    assert found == expected.scale < 1
+    # Its identity is that of a run that resumes.
+    again, _ = train(jaxddp.softmax_cross_entropy, of_layers(options), listeners=(), workdir=tmp_path)
+    np.testing.assert_array_equal(again.params["weight"], state.params["weight"])
+    with pytest.raises(InputError, match="objects.optimizer was|optimizer was"):
+        train(jaxddp.softmax_cross_entropy, prepared(optax.sgd(3.0), epochs=6), listeners=(), workdir=tmp_path)
+
+
+def test_a_state_may_begin_with_infinity(tmp_path):
+    plateau = optax.contrib.reduce_on_plateau(accumulation_size=100)
+    state, _ = train(
+        jaxddp.softmax_cross_entropy, prepared(optax.chain(optax.sgd(0.1), plateau)), listeners=(), workdir=tmp_path
+    )
+    assert np.isinf(state.opt_state[1].best_value)
+    assert (tmp_path / "checkpoints" / "2").is_dir()
+
+
+def test_frozen_parameters_have_no_gradient_to_give():
+    def two_layers():
+        init, apply = linear_model()
+
+        def both(key, example):
+            return {**init(key, example), "bias": jnp.zeros(5)}
+
+        return both, lambda params, images: apply(params, images) + params["bias"]
+
+    setup = prepare_training(two_layers(), TABLE, 4, recorder(), 4, freeze="bias", rate_factors="weight=2")
+    state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
+    assert state.opt_state["grad"]["bias"] is None is state.opt_state["updates"]["bias"]
+    np.testing.assert_array_equal(state.opt_state["grad"]["weight"], state.opt_state["updates"]["weight"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (optax.adamw(0.1), {"accumulate": 2}),
+        (optax.contrib.schedule_free_sgd(0.1), {}),
+        (optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 3), {"clip_norm": 1.0}),
+    ],
+)
+def test_an_optimizer_that_asks_for_nothing_is_traced_as_one_that_is_given_nothing(optimizer, options):
+    assert isinstance(optimizer, optax.GradientTransformationExtraArgs)
+    programs = []
+    for each in (optimizer, optax.GradientTransformation(*optimizer)):
+        setup = prepared(each, **options)
+        traced = jax.make_jaxpr(setup.step())(setup.state, next(setup.batches(0, 1)))
+        programs.append(re.sub(" at 0x[0-9a-f]+", "", str(traced)))
+    assert programs[0] == programs[1]
+
+
+def test_what_a_step_cannot_give_is_one_line():
+    gives = (
+        "; a step gives an optax.GradientTransformationExtraArgs value, the mean loss, and grad, its gradient, and no "
+        "more; choose one that needs no other"
+    )
+    for optimizer, missing in (
+        (optax.lbfgs(), "'value_fn'"),
+        (optax.GradientTransformation(*recorder()), "'value' and 'grad'"),
+    ):
+        with pytest.raises(InputError) as error:
+            train(jaxddp.softmax_cross_entropy, prepared(optimizer), listeners=())
+        assert str(error.value).startswith("optimizer: ")
+        assert str(error.value).endswith(f"{missing}{gives}")
