@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup
 	@rm -rf runs/demo
-	@$(BIN)/python launch/digits.py data/digits
+	@$(BIN)/jaxddp data sample digits --out data/digits
 	$(BIN)/jaxddp train digits --data.path data/digits --workdir runs/demo --parallel.cpu-devices 4
 
 # Programs that tests compile are kept in ~/.cache/jaxddp-tests, for a second run. The integration tests start schedulers

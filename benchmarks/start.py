@@ -1,6 +1,6 @@
 """Time from the command to the first step, without and with the compiled programs of an earlier start.
 
-    python launch/digits.py data/digits && python benchmarks/start.py data/digits
+    jaxddp data sample digits --out data/digits && python benchmarks/start.py data/digits
     python benchmarks/start.py data/digits --rounds 5 --sets digits
 
 Every start is a process of its own. Three runs, on one simulated CPU device:
@@ -34,7 +34,7 @@ SMALL = ["--log.every", "1 step", "--parallel.cpu-devices", "1"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("digits", type=Path, help="where `launch/digits.py` has written")
+    parser.add_argument("digits", type=Path, help="where `jaxddp data sample digits` has written")
     parser.add_argument("--rounds", type=int, default=3, help="starts of each kind")
     parser.add_argument("--sets", nargs="+", choices=RUNS, default=[*RUNS])
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/start.json"))

@@ -1,6 +1,6 @@
 """FixMatch on the digits with 4 labels a class: 40 images with labels, and all 1,497 without.
 
-    python launch/digits.py data/digits && jaxddp train digits_fixmatch --data.path data/digits
+    jaxddp data sample digits --out data/digits && jaxddp train digits_fixmatch --data.path data/digits
 
 Top-1 of the 300 held-out images, of three draws of the 40 labels (`--data.labels-seed 0`, 1, 2):
 

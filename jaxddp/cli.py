@@ -20,6 +20,7 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
        jaxddp data pack PATH --out DIR [--short-side PIXELS] [--quality Q] [--train CSV] [--val CSV]
+       jaxddp data sample digits --out DIR
        jaxddp launch [--processes P | --gpus K] [--nodes N --nr RANK --coordinator HOST:PORT] -- train CONFIG ...
 
 CONFIG is a name ({names}), the path of a Python file with

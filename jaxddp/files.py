@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -117,6 +118,19 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, which takes its place where the block ends without an error. Raises: InputError."""
+    making = create(path.parent) / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        with readable_errors(path):
+            making.mkdir()
+            yield making
+            making.rename(path)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
 
 
 def remove(path: Path) -> None:

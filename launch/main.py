@@ -6,7 +6,7 @@
 
 The last two are for two machines, which share the work directory. On a machine without GPUs, say how many processes:
 
-    python launch/digits.py data/digits
+    jaxddp data sample digits --out data/digits
     python launch/main.py --data data/digits --gpus 0 --processes 2 --model resnet18 --width 8 --image-size 32
 
 Started by srun, mpirun, torchrun or `jaxddp launch -- python launch/main.py …`, it joins that job instead of starting

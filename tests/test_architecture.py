@@ -69,6 +69,7 @@ FILES = {
     "jaxddp/data/images/pillow.py": "PIL",
     "jaxddp/data/images/verify.py": "PIL",
     "jaxddp/data/formats/parquet_files.py": "pyarrow",
+    "jaxddp/data/sample.py": "PIL sklearn",
     "jaxddp/data/storage/parquet.py": "pyarrow",
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",

@@ -40,6 +40,7 @@ COMMANDS = (
     *OF_A_CONFIG,
     ("data", "check"),
     ("data", "pack"),
+    ("data", "sample"),
     ("predict",),
     ("checkpoints",),
     ("export",),

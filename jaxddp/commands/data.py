@@ -1,4 +1,4 @@
-"""`jaxddp data check|show|pack`: check a data set, show what the model sees, make a copy that is quicker to read."""
+"""`jaxddp data check|show|pack|sample`: check a data set, show what the model sees, copy it, write one to try."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,12 +65,22 @@ class Pack(Packing, DataPlace):
     """The directory to make; give it as data.path then."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Write a small data set to try jaxddp on, without a download."""
+
+    name: tyro.conf.Positional[str] = "digits"
+    """Which: "digits", handwritten ones of 32x32 pixels in ImageNet's layout; they need scikit-learn."""
+    out: Path = tyro.MISSING
+    """The directory to make; give it as data.path then."""
+
+
 def run(arguments: list[str]) -> int:
     """Run one of the commands; returns the exit code. Raises: InputError."""
-    commands = {"check": _check, "show": _show, "pack": _pack}
+    commands = {"check": _check, "show": _show, "pack": _pack, "sample": _sample}
     command = arguments[0] if arguments else ""
     if command in ("-h", "--help"):
-        print("usage: jaxddp data check|show|pack ...; each has its --help")
+        print("usage: jaxddp data check|show|pack|sample ...; each has its --help")
         return 0
     if command not in commands:
         raise InputError(f"data: unknown command {command!r}; {choices(command, commands)}")
@@ -116,6 +126,14 @@ def _pack(arguments: list[str]) -> int:
         size = sum(written["files"].values()) / 1e6
         print(f"{split}: {written['examples']:,} images, {size:,.1f} MB in {len(written['files'])} files")
     print(f"data.path: {options.out}")
+    return 0
+
+
+def _sample(arguments: list[str]) -> int:
+    options = parse(Sample, Sample(), "jaxddp data sample", arguments)
+    from jaxddp.data.sample import write_sample
+
+    print(f"data.path: {write_sample(options.name, options.out)}")
     return 0
 
 

@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -58,16 +57,13 @@ def pack(
             source.label_sets.check_single(source.class_names)
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
-    making = files.create(out.parent) / f".{out.name}.{os.getpid()}.tmp"
-    with files.readable_errors(out):
-        making.mkdir()
     done = itertools.count(1)
 
     def packed() -> None:
         if progress is not None:
             progress.advance(next(done), 0)
 
-    try:
+    with files.whole_folder(out) as making:
         first = next(iter(sources.values()))
         manifest = {
             "classes": {"ids": first.class_ids, "names": first.class_names, "indices": first.class_indices},
@@ -76,10 +72,6 @@ def pack(
             "splits": {split: _pack_split(source, split, making, packing, packed) for split, source in sources.items()},
         }
         files.replace(making / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-        with files.readable_errors(out):
-            making.rename(out)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
     return manifest
 
 

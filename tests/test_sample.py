@@ -1,0 +1,84 @@
+"""`jaxddp data sample` writes data to train on, whole or not at all, and overwrites nothing."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import jaxddp
+from jaxddp.cli import main
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("sample") / "new" / "digits"
+    assert main(["data", "sample", "digits", "--out", str(out)]) == 0
+    return out
+
+
+def test_the_digits_are_scikit_learns_in_imagenets_layout(digits):
+    from sklearn.datasets import load_digits
+
+    expected = load_digits()
+    train, val = jaxddp.train_solutions(digits), jaxddp.val_solutions(digits)
+    held_out = np.arange(1797) % 6 == 0
+    np.testing.assert_array_equal(val.labels, expected.target[held_out])
+    assert np.bincount(train.labels).tolist() == np.bincount(expected.target[~held_out]).tolist()
+    assert train.class_names[:2] == ("zero", "one")
+    image = np.asarray(Image.open(digits / "ILSVRC/Data/CLS-LOC/val/digits_val_00006.JPEG"))
+    assert image.shape == (32, 32)
+    np.testing.assert_allclose(image.reshape(8, 4, 8, 4).mean((1, 3)), expected.images[6] * 255 / 16, atol=40)
+
+
+def line(capsys, *arguments) -> str:
+    assert main(["data", "sample", *map(str, arguments)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    return said.removeprefix("jaxddp: ")
+
+
+def test_what_is_there_stays(digits, tmp_path, capsys):
+    before = {path: path.stat().st_mtime_ns for path in digits.rglob("*")}
+    assert jaxddp.write_sample("digits", digits) == digits
+    assert {path: path.stat().st_mtime_ns for path in digits.rglob("*")} == before
+    file, folder, empty = tmp_path / "file", tmp_path / "folder", tmp_path / "empty"
+    file.write_text("mine")
+    folder.mkdir()
+    (folder / "LOC_synset_mapping.txt").write_text("mine")
+    for place in (file, folder):
+        said = f"{place}: holds something else than the sample 'digits'; give a folder that is not there yet"
+        assert line(capsys, "digits", "--out", place) == said
+    assert [path.name for path in folder.iterdir()] == ["LOC_synset_mapping.txt"]
+    empty.mkdir()
+    assert (jaxddp.write_sample("digits", str(empty)) / "LOC_val_solution.csv").is_file()
+    assert (
+        line(capsys, "digit", "--out", empty)
+        == "name='digit': no such sample; did you mean 'digits'? there are: digits"
+    )
+    with pytest.raises(jaxddp.InputError, match="^out=5: expected a path$"):
+        jaxddp.write_sample("digits", 5)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, capsys, monkeypatch):
+    whole = Path.write_bytes
+
+    def full(path, data):
+        if path.suffix == ".csv":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return whole(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    out = tmp_path / "digits"
+    said = f"{out}: cannot be written (No space left on device); free some space there"
+    assert line(capsys, "digits", "--out", out) == said
+    assert not [*tmp_path.iterdir()]
+
+
+def test_without_scikit_learn(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    said = "the sample 'digits': scikit-learn is not installed; pip install 'jaxddp[demo]'"
+    assert line(capsys, "digits", "--out", tmp_path / "digits") == said
+    assert not [*tmp_path.iterdir()]
