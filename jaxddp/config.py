@@ -23,8 +23,9 @@ from jaxddp.sections.optimizer import OptimizerConfig
 from jaxddp.sections.parallel import ParallelConfig
 from jaxddp.sections.training import BatchSize as BatchSize
 from jaxddp.sections.training import LossConfig as LossConfig
-from jaxddp.sections.training import ObjectiveConfig, TrainConfig
+from jaxddp.sections.training import ObjectiveConfig as ObjectiveConfig
 from jaxddp.sections.training import Precision as Precision
+from jaxddp.sections.training import TrainConfig
 from jaxddp.sections.watching import CheckpointConfig, EvalConfig, LogConfig
 from jaxddp.sections.watching import ShownImages as ShownImages
 from jaxddp.sections.watching import Views as Views

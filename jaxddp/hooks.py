@@ -57,14 +57,28 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
 def _checked(path: Path, name: str, value: Any) -> Callable[..., Any]:
     if not callable(value):
         raise InputError(f"{path}: {name} is a {type(value).__name__}; define the function {name}({HOOKS[name]})")
-    if inspect.iscoroutinefunction(value):
-        raise InputError(f"{path}: {name} is an async function; define a plain one, def {name}({HOOKS[name]})")
-    signature = inspect.signature(value)
-    try:
-        signature.bind(*HOOKS[name].split(", "))
-    except TypeError as error:
-        raise InputError(f"{path}: {name}{signature} is called as {name}({HOOKS[name]}): {error}") from None
+    check_called(value, str(path), name, HOOKS[name])
     return value
+
+
+def check_called(function: Callable[..., Any], where: str, name: str, arguments: str, *, more: bool = False) -> None:
+    """See that a function can be called with these arguments, by position, as in "config, num_classes".
+
+    Where it may be given `more` by keyword, it may ask for them.
+
+    Raises:
+        InputError: it takes others, or is an async function; begins with `where`.
+    """
+    if inspect.iscoroutinefunction(function):
+        raise InputError(f"{where}: {name} is an async function; define a plain one, def {name}({arguments})")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # Some built-in ones show none.
+    try:
+        (signature.bind_partial if more else signature.bind)(*arguments.split(", "))
+    except TypeError as error:
+        raise InputError(f"{where}: {name}{signature} is called as {name}({arguments}): {error}") from None
 
 
 @contextlib.contextmanager

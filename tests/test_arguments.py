@@ -32,6 +32,28 @@ class Half:
         return f"image {row}"
 
 
+class Deaf:
+    def step(self, before, after):
+        pass
+
+
+class Fixed:
+    start = 5
+
+
+class Later:
+    async def end(self, run):
+        pass
+
+
+class Ascent:
+    def init(self, params):
+        return ()
+
+    def update(self, grads):
+        return grads
+
+
 class Descent:
     def init(self, params):
         return ()
@@ -90,7 +112,19 @@ PREPARED = [
     ("metrics", ["top3"], "metrics: an object of type list was given; give a dict of name to function"),
     ("metrics", {"top3": 3}, "metrics: top3: an object of type int was given; give a function"),
     ("augmentation", "flip", "augmentation='flip': give a function of (key, image)"),
+    ("augmentation", lambda key: key, "augmentation: <lambda>(key) is called as <lambda>(key, image): too many "
+     "positional arguments"),
     ("initialize", 0, "initialize=0: give a function of (params, model_state)"),
+    ("initialize", lambda params: params, "initialize: <lambda>(params) is called as <lambda>(params, model_state): "
+     "too many positional arguments"),
+    ("initialize", lambda params, state: params, "initialize: it returned an object of type dict; return a pair "
+     "(params, model_state)"),
+    ("objective", lambda: None, "objective: <lambda>() is called as <lambda>(supervised): too many positional "
+     "arguments"),
+    ("optimizer", Ascent(), "optimizer: update(grads) is called as update(updates, state, params): too many positional "
+     "arguments"),
+    ("metrics", {"own": lambda logits, labels: logits}, "metrics: own: returned float32[9, 5] for logits float32[9, 5] "
+     "and labels int32[9]; return one number for each example, float[B]"),
     ("parts", "ema", "parts: an object of type str was given; give a list of jaxddp.engine.parts.part.Part"),
     ("accumulate", "2", "accumulate='2': expected int"),
     ("accumulate", 3, "a global batch of 8 cannot be divided among 2 devices with accumulate=3 microbatches each; 6 or "
@@ -136,8 +170,22 @@ def branching(step):
     return 1.0 if step < 5 else 0.1
 
 
+def wide(logits, labels):
+    return logits
+
+
+def whole(logits, labels):
+    return labels
+
+
 TRAINED = [
     ("loss", 0.5, "loss: an object of type float was given; give a function of (logits, labels)"),
+    ("loss", branching, "loss branching: fails for logits float32[9, 5] and labels int32[9]: TypeError: branching() "
+     "takes 1 positional argument but 2 were given"),
+    ("loss", wide, "loss wide: returned float32[9, 5] for logits float32[9, 5] and labels int32[9]; return one loss "
+     "per example (float[B]), their mean (float[]), or (sum, weight)"),
+    ("loss", whole, "loss whole: returned int32, which has no gradient; return one loss per example (float[B]), their "
+     "mean (float[]), or (sum, weight)"),
     ("setup", jaxddp.softmax_cross_entropy, "setup: an object of type function was given; give what prepare_training "
      "returned"),
     ("val", [1, 2], f"val=[1, 2]: {SOURCE}"),
@@ -156,6 +204,14 @@ TRAINED = [
     ("listeners", jaxddp.History(), "listeners: an object of type History was given; give a list of listeners"),
     ("listeners", [jaxddp.History], "listeners: the class History has none of a listener's methods (start, step, "
      "evaluation, end)"),
+    ("listeners", [Deaf()], "listeners: Deaf.step(before, after) is called as Deaf.step(record): missing a required "
+     "argument: 'after'"),
+    ("listeners", [Fixed()], "listeners: an object of type Fixed has none of a listener's methods (start, step, "
+     "evaluation, end)"),
+    ("listeners", [Later()], "listeners: Later.end is an async function; define a plain one, def Later.end(run)"),
+    ("log_to", "tensorbord", "log_to='tensorbord': what loggers keep is written into the work directory; give workdir "
+     "too"),
+    ("evaluators", [lambda: {}], "evaluators: <lambda>() is called as <lambda>(state): too many positional arguments"),
     ("evaluators", weight_norm, "evaluators: an object of type function was given; give a list of functions of the "
      "state"),
     ("evaluators", "norm", "evaluators='norm': give a list of functions of the state"),
@@ -219,6 +275,47 @@ def test_a_state_that_is_at_its_end_or_of_another_setup(setup, trained, tmp_path
         "state: opt_state/0/trace/weight is absent, and float32[108, 5] in this setup; give a state of its model and "
         "optimizer"
     )  # fmt: skip
+
+
+def test_what_user_objects_return_is_looked_at(setup):
+    def train_with(optimizer=SGD, **options):
+        other = prepare_training(linear_model(), TABLE, 2, optimizer, 4, **options)
+        return line(train, jaxddp.softmax_cross_entropy, other, listeners=())
+
+    said = train_with(optax.GradientTransformation(lambda params: (), lambda updates, state, params=None: updates))
+    assert said == "optimizer: its update returned an object of type dict; return a pair (updates, state)"
+    said = train_with(objective=lambda supervised: 5)
+    assert said == (
+        "objective: it returned an object of type int; return a function (params, model_state, batch, …)"
+    )  # fmt: skip
+
+
+def test_a_half_listener_is_whole_enough(setup):
+    class Half:
+        steps = ()
+
+        def step(self, record):
+            self.steps += (record.step,)
+
+    half = Half()
+    train(jaxddp.softmax_cross_entropy, setup, listeners=[half], log_every="1 step")
+    assert half.steps == (1, 2, 3, 4, 5, 6)
+    half.end = None
+    assert line(train, jaxddp.softmax_cross_entropy, setup, listeners=[half]) == (
+        "listeners: Half.end is None; define a method Half.end(self, run)"
+    )
+
+
+def test_distillation_is_given_a_run_and_numbers_in_range(tmp_path):
+    assert line(jaxddp.distillation, "runs/teacher") == "teacher='runs/teacher': give what jaxddp.load_run returns"
+    teacher = object.__new__(jaxddp.TrainedRun)
+    assert line(jaxddp.distillation, teacher, 0) == "temperature=0.0: expected above 0, at most 1,000"
+    assert line(jaxddp.distillation, teacher, teacher_share="1") == "teacher_share='1': expected float"
+
+
+def test_a_logger_that_there_is_not(setup, tmp_path):
+    said = line(train, jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path, log_to="tensorbord")
+    assert said.startswith("log_to='tensorbord' is unknown; did you mean 'tensorboard'? there are: ")
 
 
 def measured_by(setup, state):

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from jaxddp.errors import InputError
+from jaxddp.wording import kind_of
 
 _MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) argument")
 
@@ -36,13 +37,13 @@ def updated(
     """
     try:
         if not isinstance(optimizer, optax.GradientTransformationExtraArgs):
-            return optimizer.update(grads, opt_state, params)
+            return _pair(optimizer.update(grads, opt_state, params))
         shape = jax.eval_shape(value)
         # What nobody looks at, in place of the computation of a loss: JAX keeps what has no use in what it traces.
         loss: Any = np.full(shape.shape, np.nan, shape.dtype)
         if _looks_at(optimizer, shape, grads, opt_state, params, grad):
             loss = value()
-        return optimizer.update(grads, opt_state, params, value=loss, grad=grad)
+        return _pair(optimizer.update(grads, opt_state, params, value=loss, grad=grad))
     except TypeError as error:
         if not _MISSING.search(str(error)):
             raise
@@ -50,6 +51,12 @@ def updated(
             f"optimizer: {error}; a step gives an optax.GradientTransformationExtraArgs value, the mean loss, and "
             "grad, its gradient, and no more; choose one that needs no other"
         ) from error
+
+
+def _pair(made: Any) -> tuple[Any, Any]:
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise InputError(f"optimizer: its update returned {kind_of(made)}; return a pair (updates, state)")
+    return made
 
 
 def _looks_at(optimizer: Any, value: Any, grads: Any, opt_state: Any, params: Any, grad: Any) -> bool:

@@ -18,6 +18,7 @@ data whose examples may have several labels, these are float[B, K], 1 for each c
 Form = Literal["examples", "mean", "weighted"]
 
 _ACCEPTED = "return one loss per example (float[B]), their mean (float[]), or (sum, weight)"
+_ACCEPTED_METRIC = "return one number for each example, float[B]"
 # The smallest batch that a loss is tried on, and the largest; an odd one, so that it is seldom the number of classes.
 _FEWEST, _MOST = 9, 255
 
@@ -57,7 +58,9 @@ def example_loss(loss: Loss, num_classes: int, *, multi_label: bool = False) -> 
     if not callable(loss):
         given = f"an object of type {type(loss).__name__}"
         raise InputError(f"loss: {given} was given; give a function of (logits, labels)")
-    form = _form(loss, name, num_classes, multi_label)
+    form, dtype = _form(loss, name, num_classes, multi_label, _ACCEPTED)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise InputError(f"{name}: returned {dtype}, which has no gradient; {_ACCEPTED}")
     taken_apart = ExampleLoss(loss, form, num_classes, multi_label)
 
     @jax.jit
@@ -90,7 +93,8 @@ def check_metric(metric: Loss, name: str, num_classes: int, *, multi_label: bool
     """Raises `InputError` where a metric is not one number for each example, independent of the others of its batch."""
     if not callable(metric):
         raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
-    if _form(metric, name, num_classes, multi_label) != "examples":
+    form, _ = _form(metric, name, num_classes, multi_label, _ACCEPTED_METRIC)
+    if form != "examples":
         raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
     for logits, labels in random_batches(num_classes, multi_label=multi_label):
         whole = np.asarray(jax.jit(metric)(logits, labels), np.float64)
@@ -116,7 +120,8 @@ def random_batches(num_classes: int, *, multi_label: bool = False) -> Iterator[t
             yield logits, part.astype(np.int32)
 
 
-def _form(loss: Loss, name: str, num_classes: int, multi_label: bool) -> Form:
+def _form(loss: Loss, name: str, num_classes: int, multi_label: bool, accepted: str) -> tuple[Form, Any]:
+    """The form of a loss or a metric, and the dtype of what it returns first. Raises: InputError; it has none."""
     rows = _FEWEST if num_classes != _FEWEST else _FEWEST + 2
     logits = jax.ShapeDtypeStruct((rows, num_classes), jnp.float32)
     shapes = logits, logits if multi_label else jax.ShapeDtypeStruct((rows,), jnp.int32)
@@ -133,8 +138,8 @@ def _form(loss: Loss, name: str, num_classes: int, multi_label: bool) -> Form:
     shape = tuple(part.shape for part in parts) if floats else None
     if shape not in kinds or (isinstance(found, tuple | list) and len(parts) == 1):
         what = ", ".join(f"{part.dtype}{list(part.shape)}" if hasattr(part, "dtype") else str(part) for part in parts)
-        raise InputError(f"{name}: returned {what or 'nothing'} for {given}; {_ACCEPTED}")
-    return kinds[shape]
+        raise InputError(f"{name}: returned {what or 'nothing'} for {given}; {accepted}")
+    return kinds[shape], parts[0].dtype
 
 
 def _scalars(pair: Any) -> tuple[jax.Array, jax.Array]:

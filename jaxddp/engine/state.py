@@ -14,6 +14,7 @@ from jaxddp.errors import InputError
 from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
+from jaxddp.wording import kind_of
 
 Transform = Callable[[Any, Any], tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) of the same names, shapes and dtypes."""
@@ -104,15 +105,18 @@ def make_init(
         params, model_state = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
         if transform is not None:
             fresh = {"params": params, "model_state": model_state}
-            params, model_state = transform(params, model_state)
+            made = transform(params, model_state)
+            if not isinstance(made, tuple) or len(made) != 2:
+                raise InputError(f"initialize: it returned {kind_of(made)}; return a pair (params, model_state)")
+            params, model_state = made
             if differs := first_difference(fresh, {"params": params, "model_state": model_state}):
                 name, wanted, found = differs
                 raise InputError(
                     f"initialize: {name} is {found}, and the network's is {wanted}; keep names, shapes and dtypes"
                 )
         params, model_state = with_weights(params, model_state, weights or {})
-        made = {part.name: part.init(params, model_state) for part in parts}
-        own = {name: arrays for name, arrays in made.items() if arrays is not None}
+        arrays_of = {part.name: part.init(params, model_state) for part in parts}
+        own = {name: arrays for name, arrays in arrays_of.items() if arrays is not None}
         if len(keepers := [name for name, arrays in own.items() if EVAL_PARAMS in arrays]) > 1:
             raise InputError(
                 f"the parts {keepers[0]!r} and {keepers[1]!r} both keep parameters for evaluation; leave one out"

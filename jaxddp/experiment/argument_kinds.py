@@ -13,6 +13,7 @@ from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.errors import InputError
 from jaxddp.experiment.chosen_metrics import check_name
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.hooks import check_called
 from jaxddp.wording import first_line, refusal, show
 
 Measure = Callable[[TrainState], Mapping[str, float]]
@@ -30,10 +31,13 @@ def check_data(data: Any) -> DataConfig | None:
     return data
 
 
-def check_function(function: Any, name: str, of: str) -> Any:
-    """An argument that is a function `of` these arguments, or None. Raises: InputError; it is something else."""
+def check_function(function: Any, name: str, of: str, arguments: str = "") -> Any:
+    """An argument that is a function `of` something, or None. Raises: InputError; it is something else, or cannot be
+    called with these arguments, where they are given."""
     if function is not None and (isinstance(function, type) or not callable(function)):
         raise InputError(refusal(name, function, f"give a function of {of}"))
+    if function is not None and arguments:
+        check_called(function, name, _name(function), arguments)
     return function
 
 
@@ -103,7 +107,7 @@ def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
     if isinstance(evaluators, str) or not isinstance(evaluators, Sequence):
         raise InputError(refusal("evaluators", evaluators, "give a list of functions of the state"))
     for evaluator in evaluators:
-        if check_function(evaluator, "evaluators", "the state") is None:
+        if check_function(evaluator, "evaluators", "the state", "state") is None:
             raise InputError("evaluators=[None]: give functions of the state")
     if evaluators and setup.validated is None:
         names = ", ".join(map(_name, evaluators))

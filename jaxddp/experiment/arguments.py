@@ -56,6 +56,7 @@ _NAMES = {
     "model.batch_norm": "batch_norm",
     "model.name": "model",
     "objective.name": "objective",
+    "log.to": "log_to",
     "data.unlabelled": "unlabelled",
     "fingerprint.train": "table.fingerprint",
     "fingerprint.unlabelled": "unlabelled.fingerprint",

@@ -28,7 +28,7 @@ def recipe_of_objects(config: Config, table: Source, topology: Topology, given: 
 
     The loss is the usual one of such labels, until `train` is given another. Raises: InputError; names an argument.
     """
-    functions = {"augmentation": "(key, image)", "initialize": "(params, model_state)"}
+    functions = {"augmentation": "key, image", "initialize": "params, model_state"}
     classes, several = table.num_classes, is_multi_label(table)
     usual = sigmoid_cross_entropy if several else softmax_cross_entropy
     loss = example_loss(usual, classes, multi_label=several)
@@ -44,7 +44,7 @@ def recipe_of_objects(config: Config, table: Source, topology: Topology, given: 
         objective=_objective(given["objective"], config, topology),
         metrics=with_given(metrics, given["metrics"] or {}, "metrics", classes, multi_label=several),
         parts=check_parts(given["parts"], "parts", configured_parts(config, steps)),
-        **{name: check_function(given[name], name, of) for name, of in functions.items()},
+        **{name: check_function(given[name], name, f"({of})", of) for name, of in functions.items()},
     )
 
 
@@ -62,6 +62,6 @@ def _objective(objective: Any, config: Config, topology: Topology) -> Callable[[
     it is something else."""
     if isinstance(objective, str):
         return OBJECTIVES.get(objective)(config, topology)
-    if check_function(objective, "objective", "the supervised objective, or a name") is None:
+    if check_function(objective, "objective", "the supervised objective, or a name", "supervised") is None:
         raise InputError("objective=None: give a function of the supervised objective, or a name")
     return objective

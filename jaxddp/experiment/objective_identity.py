@@ -34,7 +34,7 @@ def objective_identity(recipe: Recipe, objective: Objective, state: TrainState, 
     usual one."""
     if recipe.objective is supervised:
         return {}
-    made = recipe.objective(dataclasses.replace(objective, metrics={}))
+    made = recipe.minimized(dataclasses.replace(objective, metrics={}))
 
     def minimized(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
         return made(params, model_state, batch, train=True, key=key, image_key=key)

@@ -97,7 +97,7 @@ class Programs:
         # Metrics have no gradient.
         without, pieces = dataclasses.replace(objective, metrics={}), (*_pieces(objective), recipe.objective, topology)
         return self._made(
-            kind, pieces, lambda: SelfTest(recipe.objective(without), gradients, topology, first_batch, mode)
+            kind, pieces, lambda: SelfTest(recipe.minimized(without), gradients, topology, first_batch, mode)
         )
 
     def follow(self, parts: tuple[Part, ...], topology: Topology) -> Follow:
@@ -151,7 +151,7 @@ def seeded_step(objective: Objective, recipe: Recipe, resources: Resources, seed
 
 def _local_step(objective: Objective, recipe: Recipe, topology: Topology) -> TrainStep:
     return make_local_step(
-        recipe.objective(objective),
+        recipe.minimized(objective),
         recipe.optimizer,
         topology,
         schedule=recipe.schedule,

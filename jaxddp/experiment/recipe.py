@@ -22,7 +22,7 @@ from jaxddp.engine.state import Transform
 from jaxddp.errors import InputError, about
 from jaxddp.experiment.chosen_loss import configured_losses
 from jaxddp.experiment.chosen_metrics import configured_metrics, with_given
-from jaxddp.hooks import Hook, one_line
+from jaxddp.hooks import Hook, check_called, one_line
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
@@ -34,6 +34,8 @@ from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.events import MOMENTS
 from jaxddp.training.plan import Plan
 from jaxddp.wording import kind_of
+
+_absent = object()
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,15 @@ class Recipe:
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     learning_rate: optax.Schedule | None = None
     schedule: optax.Schedule | None = None
+
+    def minimized(self, supervised: Objective) -> TrainObjective:
+        """What a step minimizes. Raises: InputError; the recipe's objective made no function."""
+        made: Any = self.objective(supervised)
+        if not callable(made):
+            raise InputError(
+                f"objective: it returned {kind_of(made)}; return a function (params, model_state, batch, …)"
+            )
+        return made
 
 
 @dataclass(frozen=True)
@@ -161,6 +172,8 @@ def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.Gradien
     functions = (getattr(optimizer, name, None) for name in ("init", "update"))
     if isinstance(optimizer, type) or not all(map(callable, functions)):
         raise InputError(f"{where}: {kind_of(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
+    check_called(optimizer.init, where, "init", "params")
+    check_called(optimizer.update, where, "update", "updates, state, params", more=True)
     for layer, decay in config.optimizer.own.decays.items():
         raise InputError(
             f"optimizer.groups: {layer}:decay={decay:g}: {where} gives an object, which has its own decay; leave it out"
@@ -193,8 +206,17 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
     for listener in listeners:
         if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in MOMENTS):
             raise InputError(f"{where}: {kind_of(listener)} has none of a listener's methods ({', '.join(MOMENTS)})")
+        for moment, given in MOMENTS.items():
+            if (method := getattr(listener, moment, _absent)) is not _absent:
+                _check_method(method, where, f"{type(listener).__name__}.{moment}", given)
         checked(getattr(listener, "wants_predictions", 0), ShownImages, f"{where}: wants_predictions")
     return list(listeners)
+
+
+def _check_method(method: Any, where: str, name: str, arguments: str) -> None:
+    if not callable(method):
+        raise InputError(f"{where}: {name} is {kind_of(method)}; define a method {name}(self, {arguments})")
+    check_called(method, where, name, arguments)
 
 
 def _function(hook: Hook | None, of: str, *arguments: Any) -> Any:

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxddp.config import Config
+from jaxddp.config import Config, ObjectiveConfig
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.errors import InputError, about
@@ -20,7 +20,9 @@ from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
+from jaxddp.overrides import checked
 from jaxddp.registry import OBJECTIVES
+from jaxddp.wording import refusal
 
 _KEY = "objective.teacher"
 
@@ -138,8 +140,15 @@ class Distillation:
 
 
 def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: float = 0.9) -> Distillation:
-    """Of a run that was loaded, for `prepare_training(…, objective=…)` and for `get_objective`; see `Distillation`."""
-    return Distillation(lambda: teacher, temperature, teacher_share)
+    """Of a run that was loaded, for `prepare_training(…, objective=…)` and for `get_objective`; see `Distillation`.
+
+    Raises: InputError; an argument is of another kind, or out of range.
+    """
+    if not isinstance(teacher, TrainedRun):
+        raise InputError(refusal("teacher", teacher, "give what jaxddp.load_run returns"))
+    kinds = get_type_hints(ObjectiveConfig, include_extras=True)
+    own = {"temperature": temperature, "teacher_share": teacher_share}
+    return Distillation(lambda: teacher, **{name: checked(value, kinds[name], name) for name, value in own.items()})
 
 
 @OBJECTIVES.add("distillation")

@@ -13,9 +13,10 @@ from jaxddp.ranges import Range
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which network; a name is resolved by jaxddp.models."""
+    """Which network, and how it is made."""
 
     name: str = "resnet50"
+    """Of a network of jaxddp/models/; another name is answered by the list of them."""
     width: Annotated[int, Range(1, 4096)] = 64
     stem: Literal["imagenet", "small"] = "imagenet"
     """7x7 stride 2 and max-pool, or one 3x3 for images of about 32 pixels."""
@@ -26,6 +27,8 @@ class ModelConfig:
     shortcut_norm: bool = True
     """Of a ResNet: whether the 1x1 convolutions of its shortcuts have a batch norm behind them, or a bias."""
     weight_init: str = "he_normal"
+    """Of a ResNet's kernels: "he_normal", "he_uniform", "xavier_normal", "xavier_uniform", "lecun_normal",
+    "orthogonal", or "normal", whose standard deviation is 0.01."""
     blur_pool: bool = False
     """Of ResNets: blur what a convolution strides over, of 16 channels or more, so that a shifted image gives more
     nearly the same."""

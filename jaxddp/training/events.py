@@ -123,7 +123,8 @@ class RunEnd:
     averaged: Mapping[str, float] = field(default_factory=dict)
 
 
-MOMENTS = ("start", "step", "evaluation", "end")
+MOMENTS = {"start": "run", "step": "record", "evaluation": "record", "end": "run"}
+"""A listener's methods, in their order, and what each is called with."""
 
 
 class Listener:
