@@ -1,6 +1,7 @@
 """The lock of a work directory: one run at a time writes there, and others can see that one does."""
 
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,8 @@ def locked(directory: Path) -> Iterator[None]:
         if not took(lock):
             # It may be one who only looks.
             time.sleep(_LOOK_SECONDS)
-            if not took(lock):
+            # A run that ended meanwhile may have taken its directory away, and another made it anew.
+            if not took(lock) or not os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LOCK_FILE)):
                 advice = "wait for it, or give another --workdir"
                 raise InputError(f"{directory}: another run is at work there; {advice}")
         yield

@@ -1,11 +1,14 @@
 """On what a run trains: its sources and its devices."""
 
 import itertools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from jaxddp.config import Config, DataConfig, ParallelConfig
-from jaxddp.data.labels import is_multi_label
+from jaxddp.data.labels import class_counts, is_multi_label
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.data.unlabelled import labelled_and_unlabelled
@@ -14,9 +17,11 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.membership import agree, join
+from jaxddp.job.membership import agree, is_first, join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.overrides import flatten
+
+_log = logging.getLogger("jaxddp.experiment")
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,19 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
     data = data.of_evaluation
     check_pixels(source, trained, data, "validation data")
     source.check_evaluation(data)
+
+
+def tell_unseen(source: Source, trained: Source) -> None:
+    """A line about the examples of a source whose classes no training example has."""
+    there, here = class_counts(source), class_counts(trained)
+    unseen = np.flatnonzero((there > 0) & (here == 0))
+    if len(unseen) and is_first():
+        names = ", ".join(repr(source.class_names[each]) for each in unseen[:3])
+        more = f" and {len(unseen) - 3:,} more" if len(unseen) > 3 else ""
+        _log.warning(
+            f"validation data: {there[unseen].sum():,} of {len(source):,} examples are of classes without any training "
+            f"examples: {names}{more}"
+        )
 
 
 def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -> None:

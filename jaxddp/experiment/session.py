@@ -3,8 +3,10 @@
 All processes of the run must see it, and no other run may have it.
 """
 
+import contextlib
 import json
 import logging
+import os
 import shutil
 import time
 import uuid
@@ -16,17 +18,21 @@ from typing import Literal
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
-from jaxddp.experiment.lock import locked
+from jaxddp.experiment.lock import LOCK_FILE, locked
+from jaxddp.experiment.signature import SIGNATURE_FILE
 from jaxddp.goal import Goal
 from jaxddp.job.membership import exchange, from_first, is_first
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
+from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
 from jaxddp.training.run import Run
 
 Resume = Literal["auto", "never", "must"]
 _SHARED_SECONDS = 5
+_BEGINNING = frozenset((CHECKPOINTS, CONFIG_FILE, COPY_FOLDER, LOCK_FILE, SIGNATURE_FILE))
+"""What a work directory holds before there is anything to lose in it."""
 _log = logging.getLogger("jaxddp.experiment")
 
 
@@ -58,9 +64,10 @@ def session(directory: Path, *, keep: int = 2, goal: Goal | None = None, resume:
 
     For `keep` and `goal` see `Checkpoints`.
     """
+    made = not directory.exists()
     check_shared(files.create(directory))
     place = directory / CHECKPOINTS
-    with held(directory):
+    with held(directory), withdrawn(directory, made=made):
         if resume != "never":
             # Before Orbax counts the damaged ones among those that it keeps.
             from_first("whole checkpoints", lambda: set_damaged_aside(place))
@@ -123,7 +130,8 @@ def check_shared(directory: Path) -> None:
     """Raises `InputError` where a process does not see what process 0 writes: Orbax would wait for it without end."""
     name = exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
     if is_first():
-        files.replace(directory / name, b"")
+        with files.readable_errors(directory):
+            (directory / name).touch()
     exchange("work directory written", "")
     # A network file system may show a new file a little late.
     give_up = time.monotonic() + _SHARED_SECONDS
@@ -137,6 +145,23 @@ def check_shared(directory: Path) -> None:
             f"{directory}: process {blind[0]} does not see what process 0 writes there; give a --workdir that all "
             "hosts share"
         )
+
+
+@contextmanager
+def withdrawn(directory: Path, *, made: bool) -> Iterator[None]:
+    """Where a mistake ends a run that has logged and saved nothing, what its beginning wrote goes, and the directory
+    too, if it is `made` for the run."""
+    begins = is_first() and not (directory / CONFIG_FILE).exists()
+    try:
+        yield
+    except InputError:
+        with contextlib.suppress(OSError):
+            if begins and {*os.listdir(directory)} <= _BEGINNING and not os.listdir(directory / CHECKPOINTS):
+                for entry in list(directory.iterdir()):
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                if made:
+                    directory.rmdir()
+        raise
 
 
 @contextmanager

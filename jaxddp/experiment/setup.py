@@ -31,7 +31,7 @@ from jaxddp.experiment.judged import judgement_of
 from jaxddp.experiment.objective_identity import objective_identity
 from jaxddp.experiment.programs import Programs, seeded_step
 from jaxddp.experiment.recipe import Recipe
-from jaxddp.experiment.resources import Resources, check_comparable
+from jaxddp.experiment.resources import Resources, check_comparable, tell_unseen
 from jaxddp.experiment.session import Session
 from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.suspects import suspects
@@ -234,6 +234,7 @@ class RunSetup:
         evaluator, resident = None, self.data.cache == "device"
         if val is not None:
             check_wanted(listeners, multi_label=is_multi_label(self.table))
+            tell_unseen(val, self.table)
             metrics = self.programs.metrics(self.recipe.metrics, _wanted_metrics(listeners))
             evaluator = self.evaluator(val, eval_batch_size, metrics, evaluators, resident=resident)
         if resident:

@@ -1,0 +1,94 @@
+"""A mistake that shows when a run begins leaves no work directory behind, and takes nothing away that was there."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+from small import linear_model, random_table, write_arrays
+
+import jaxddp
+from jaxddp import ArrayTable, InputError
+from jaxddp.cli import main
+from jaxddp.experiment.lock import locked
+from jaxddp.experiment.session import session
+
+RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
+
+
+@pytest.mark.parametrize(
+    "mistake", [["--model.freeze", "nosuch"], ["--model.weights", "nosuch.safetensors"]], ids=["layer", "weights"]
+)
+def test_a_mistake_in_a_recipe_leaves_nothing(mistake, tmp_path, capfd):
+    data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, image=16))
+    words = ["train", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path / "w")]
+    assert main([*words, *mistake]) == 2
+    assert "nosuch" in capfd.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize("kept", [None, "notes.txt", "checkpoints/4.damaged", "config.json"])
+def test_what_was_there_stays(kept, tmp_path):
+    if kept:
+        (tmp_path / kept).mkdir(parents=True)
+    with pytest.raises(InputError, match="^a mistake$"), session(tmp_path) as own:
+        if kept != "config.json":
+            (own.directory / "config.json").write_text("{}")
+        raise InputError("a mistake")
+    assert tmp_path.is_dir()
+    assert not kept or (tmp_path / kept).is_dir()
+    assert kept or not os.listdir(tmp_path)
+
+
+def test_another_error_and_a_good_end_leave_it(tmp_path):
+    with pytest.raises(ZeroDivisionError), session(tmp_path / "error"):
+        raise ZeroDivisionError
+    with session(tmp_path / "end"):
+        pass
+    assert (tmp_path / "error" / ".lock").exists() and (tmp_path / "end" / ".lock").exists()
+
+
+def test_a_lock_whose_file_was_taken_away_is_none(tmp_path, monkeypatch):
+    tries = []
+
+    def took(file):
+        """As where the other run ends, and takes its lock away, between the first look and the second."""
+        tries.append(file)
+        if len(tries) == 2:
+            (tmp_path / ".lock").unlink()
+            (tmp_path / ".lock").touch()
+        return len(tries) > 1
+
+    monkeypatch.setattr("jaxddp.experiment.lock.took", took)
+    with pytest.raises(InputError, match="another run is at work there"), locked(tmp_path):
+        pass
+
+
+def test_a_directory_that_cannot_be_written_is_named_itself(tmp_path, monkeypatch):
+    def touch(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "touch", touch)
+    with pytest.raises(InputError) as error, session(tmp_path / "w"):
+        pass
+    assert str(error.value) == f"{tmp_path / 'w'}: cannot be written (Read-only file system); choose another place"
+
+
+def test_classes_of_validation_without_training_examples_are_told(caplog):
+    images = random_table(8).images
+    names = tuple("abcdef")
+    table = ArrayTable(images, np.arange(8) % 2, names)
+    setup = jaxddp.prepare_training(linear_model(6), table, 1, optax.sgd(0.1), 4)
+    told = []
+    for labels in ([0, 1, 1, 1, 0, 0, 0, 0], [0, 1, 2, 3, 4, 5, 2, 2]):
+        with caplog.at_level(logging.WARNING, "jaxddp.experiment"):
+            val = ArrayTable(images, labels, names)
+            jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=(), self_test="never")
+        told.append([record.message for record in caplog.records if record.message.startswith("validation data")])
+    assert told == [
+        [],
+        ["validation data: 6 of 8 examples are of classes without any training examples: 'c', 'd', 'e' and 1 more"],
+    ]
