@@ -112,11 +112,10 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
     """
     within = next(reversed(_readings.get()), None)
     by_name = Path(name_or_path).suffix not in (".py", ".json") and "/" not in str(name_or_path)
-    path = configs_folder() / f"{name_or_path}.py"
-    if not by_name:
-        path = Path(name_or_path) if within is None else Path(os.path.normpath(within.path.parent / name_or_path))
+    folder = Path() if within is None else within.path.parent
+    path = configs_folder() / f"{name_or_path}.py" if by_name else Path(os.path.normpath(folder / name_or_path))
     if not path.is_file():
-        raise InputError(f"config {str(name_or_path)!r} does not exist; {_nearest(str(name_or_path))}")
+        raise InputError(f"config {str(name_or_path)!r} does not exist; {_nearest(str(name_or_path), folder)}")
     if within is not None:
         # What the other recipe imports may take the place of modules of the same name.
         within.look()
@@ -144,8 +143,8 @@ def _is_built_in(path: Path) -> bool:
     return path.absolute().parent == configs_folder().absolute()
 
 
-def _nearest(name: str) -> str:
-    if Path(f"{name}.py").is_file():
+def _nearest(name: str, folder: Path) -> str:
+    if (folder / f"{name}.py").is_file():
         return f"did you mean the file {name + '.py'!r}?"
     return choices(Path(name).stem, config_names())
 

@@ -35,14 +35,17 @@ def train(args: argparse.Namespace) -> None:
     # The ImageNet stem halves images twice before the first block, which is too much for small ones.
     stem = "imagenet" if args.image_size > 64 else "small"
     model = jaxddp.resnet(args.model, table.num_classes, width=args.width, stem=stem)
-    optimizer = optax.chain(
-        optax.add_decayed_weights(1e-4, mask=decayed),
-        optax.sgd(args.learning_rate, momentum=0.9, nesterov=True),
-    )
     data = jaxddp.DataConfig(image_size=args.image_size, resize=args.image_size * 8 // 7)
     # Joins the job's processes, so nothing before this line may ask JAX for its devices.
     setup = jaxddp.prepare_training(
-        model, table, None, optimizer, args.batch_size, epochs=args.epochs, data=data, seed=args.seed
+        model,
+        table,
+        None,
+        make_optimizer(args.learning_rate),
+        args.batch_size,
+        epochs=args.epochs,
+        data=data,
+        seed=args.seed,
     )
     if setup.topology.process_index == 0:
         print(setup)
@@ -54,6 +57,14 @@ def train(args: argparse.Namespace) -> None:
     # A run that was finished before has no history of its own.
     if setup.topology.process_index == 0 and history.val:
         print(f"validation top-1: {history.val['top1'][-1]:.4f}")
+
+
+def make_optimizer(learning_rate: float) -> optax.GradientTransformation:
+    """Nesterov momentum with a weight decay of kernels alone: batch norm and biases have none."""
+    return optax.chain(
+        optax.add_decayed_weights(1e-4, mask=decayed),
+        optax.sgd(learning_rate, momentum=0.9, nesterov=True),
+    )
 
 
 def arguments() -> argparse.Namespace:

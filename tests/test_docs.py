@@ -315,3 +315,11 @@ def test_the_complete_recipe_brings_what_each_hook_promises(tmp_path):
 def test_the_table_of_recipes_has_every_config():
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "configs/README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(CONFIGS)
+
+
+def test_the_configs_whose_batch_norm_is_not_local_are_named():
+    others = {name for name in CONFIGS if load(name).model.batch_norm != "local"}
+    (told,) = re.findall(
+        r"shipped config but(.*?), which are `ghost`", (ROOT / "docs/scaling.md").read_text(), re.DOTALL
+    )
+    assert set(re.findall(r"`(\w+)`", told)) == others

@@ -1,6 +1,8 @@
 """Schedules and optimizers against the formulas they are named for, written in NumPy."""
 
 import math
+import runpy
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -284,6 +286,14 @@ def test_decayed_are_the_kernels():
         "norm": {"scale": False, "bias": False},
         "head": {"kernel": True, "bias": False},
     }
+
+
+def test_the_training_script_decays_kernels_alone():
+    script = runpy.run_path(str(Path(__file__).parents[1] / "launch" / "main.py"))
+    params = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2), "bias": jnp.ones(2)}
+    optimizer = script["make_optimizer"](1.0)
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    assert {name for name, update in updates.items() if update.any()} == {"kernel"}
 
 
 def test_the_tables_of_a_vit_are_not_decayed():

@@ -307,6 +307,13 @@ def test_a_name_without_its_ending_is_answered_with_the_file(folder):
     write(folder)
     with pytest.raises(InputError, match="config 'mine' does not exist; did you mean the file 'mine.py'"):
         read_recipe("mine")
+    # A recipe that forgot it, of a file beside itself.
+    (folder / "deep").mkdir()
+    (folder / "deep" / "base.py").write_text(CONFIG)
+    loads = "from jaxddp.config import load\ndef get_config():\n    return load('base')\n"
+    (folder / "deep" / "child.py").write_text(loads)
+    with pytest.raises(InputError, match="config 'base' does not exist; did you mean the file 'base.py'"):
+        read_recipe("deep/child.py")
 
 
 def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):

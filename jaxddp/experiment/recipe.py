@@ -70,7 +70,7 @@ class Recipe:
 
     def minimized(self, supervised: Objective) -> TrainObjective:
         """What a step minimizes. Raises: InputError; the recipe's objective made no function."""
-        made: Any = self.objective(supervised)
+        made = self.objective(supervised)
         if not callable(made):
             raise InputError(
                 f"objective: it returned {kind_of(made)}; return a function (params, model_state, batch, …)"
