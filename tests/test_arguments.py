@@ -347,6 +347,14 @@ def test_what_is_measured_is_a_state_of_this_setup(setup, trained):
     assert jaxddp.evaluate(moved, elsewhere, VAL) == pytest.approx(jaxddp.evaluate(trained, setup, VAL))
 
 
+def test_of_the_processes_of_a_job_one_writes_weights(setup, trained, tmp_path, monkeypatch):
+    out = tmp_path / "w.safetensors"
+    for first in (False, True):
+        monkeypatch.setattr("jaxddp.experiment.exported_weights.is_first", lambda first=first: first)
+        jaxddp.export_weights(trained, setup, out)
+        assert out.exists() == first
+
+
 def test_what_else_measuring_is_given(setup, trained):
     for call in (jaxddp.evaluate, jaxddp.topk_accuracy, jaxddp.show_predictions):
         assert line(call, trained, setup, [1]) == f"table=[1]: {SOURCE}"

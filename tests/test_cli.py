@@ -97,6 +97,15 @@ def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
     assert "no checkpoint '7'; there" in fails([*arguments, "--step", "7"], capfd)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_of_the_processes_of_a_job_one_says_what_eval_measured(first, data, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("jaxddp.experiment.experiment.evaluate", lambda *given: {"loss": 0.5, "top1": 1.0})
+    monkeypatch.setattr("jaxddp.experiment.experiment.open_experiment", lambda file: None)
+    monkeypatch.setattr("jaxddp.job.membership.is_first", lambda: first)
+    assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
+    assert capfd.readouterr().out == ("loss: 0.5\ntop1: 1.0\n" if first else "")
+
+
 def test_a_config_whose_validation_crop_is_larger_than_its_image_is_refused_at_once(tmp_path, capfd):
     root = write_tree(tmp_path / "tree", size=20)
     arguments = ["train", "digits", "--data.path", str(root), "--workdir", str(tmp_path / "w")]

@@ -24,7 +24,9 @@ def run(arguments: list[str]) -> int:
     if not options.workdir.is_dir():
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")
     from jaxddp.experiment.experiment import evaluate, open_experiment
+    from jaxddp.job.membership import is_first
 
-    for metric, value in evaluate(open_experiment(file), options.workdir, options.step).items():
-        print(f"{metric}: {value}")
+    measured = evaluate(open_experiment(file), options.workdir, options.step)
+    if is_first():
+        print(*(f"{metric}: {value}" for metric, value in measured.items()), sep="\n")
     return 0

@@ -13,6 +13,7 @@ from jaxddp.experiment.initial_weights import by_path, read_run
 from jaxddp.experiment.recipe import model_of
 from jaxddp.experiment.saved_state import recipe_of_run
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.job.membership import is_first
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
 from jaxddp.weights.layout import namings_of, published
@@ -57,5 +58,7 @@ def _write(out: Path, model: Model, arrays: dict[str, np.ndarray]) -> int:
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: the format is known by its name; give one that ends in .safetensors")
     named = published(arrays, namings_of(model)[0])
-    write(out, named)
+    # The processes of a job would write one file over another.
+    if is_first():
+        write(out, named)
     return len(named)

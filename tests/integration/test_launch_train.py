@@ -97,6 +97,9 @@ def test_four_processes_of_one_device_are_one_of_four(words, reference, start, t
     assert (f"oversubscribed: 4 processes on {cores} core" in run.err) == (cores < 4), run.err
     assert is_whole(tmp_path, processes=4)
     assert are_the_same(tmp_path, reference), (series(tmp_path), series(reference))
+    # One of them says where the files are.
+    said = [(run.logs / f"process-{rank}.log").read_text() for rank in range(4)]
+    assert [f"metrics: {tmp_path}" in each for each in said] == [True, False, False, False]
 
 
 def test_a_reproducible_run_has_the_same_bits_over_any_processes(arrays, start, tmp_path):
