@@ -101,6 +101,8 @@ def test_frozen_parameters_have_no_gradient_to_give():
     state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
     assert state.opt_state["grad"]["bias"] is None is state.opt_state["updates"]["bias"]
     np.testing.assert_array_equal(state.opt_state["grad"]["weight"], state.opt_state["updates"]["weight"])
+    _, whole = setup.optimizer.update(state.params, state.opt_state, state.params, value=0.0, grad=state.params)
+    assert whole["grad"]["bias"] is None
 
 
 @pytest.mark.parametrize(
