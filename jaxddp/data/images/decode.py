@@ -63,9 +63,9 @@ def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RG
     return tf.ensure_shape(center, [image_size, image_size, pixels.channels])
 
 
-def verified(data: Any, wanted: Any) -> Any:
-    """The same encoded image; where `wanted`, a bool scalar, an error of TensorFlow's if `verify` refuses it."""
-    return tf.cond(wanted, lambda: tf.ensure_shape(tf.numpy_function(_verified, [data], tf.string), []), lambda: data)
+def accepted(data: Any, wanted: Any) -> Any:
+    """Whether `verify` accepts an encoded image, a bool scalar; true where it is not `wanted`, which is one, too."""
+    return tf.cond(wanted, lambda: tf.ensure_shape(tf.numpy_function(_accepted, [data], tf.bool), []), lambda: True)
 
 
 def fitted_window(data: Any, window: Window, image_size: int, *, exact: bool = True, pixels: PixelFormat = RGB) -> Any:
@@ -169,9 +169,12 @@ def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
     return decode_pillow(data, kind, decoded_channels(pixels), pixels.bits)
 
 
-def _verified(data: bytes) -> bytes:
-    verify(data)
-    return data
+def _accepted(data: bytes) -> np.bool_:
+    try:
+        verify(data)
+    except InputError:
+        return np.False_
+    return np.True_
 
 
 def _checked_window(data: Any, window: Window) -> Any:
