@@ -1,4 +1,4 @@
-"""How much TensorFlow logs: its errors, where the user has not set it. The package imports this before anything else."""
+"""How much TensorFlow logs: errors, where the user has not set it. The package imports this before anything else."""
 
 import contextlib
 import os

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.data.batch import Batch
-from jaxddp.data.images.decode import accepted, decodes
+from jaxddp.data.images.decode import REFUSED, SOUND, decodes, looked_at
 from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import example_keys
@@ -39,10 +39,10 @@ BATCHES_AHEAD = 2
 """How many batches of encoded images are fetched beyond the one that is being decoded."""
 
 Images = Iterator[tuple[np.ndarray, np.ndarray]]
-"""Batches of pixels, and which of them were read: an image that is refused is black, and not an error of TensorFlow's,
-which would print its traceback for every thread."""
+"""Batches of pixels, each with a verdict: an image that is refused is black, and not an error of TensorFlow's, which
+would print its traceback for every thread."""
 
-_ENDED = np.zeros(0), np.zeros(0, bool)
+_ENDED = np.zeros(0), np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Pipeline:
         @tf.function(input_signature=(key, look, *places), autograph=False)
         def load(key: Any, look: Any, *place: Any) -> Any:
             image = in_graph(*place) if in_graph else place[0]
-            sound = accepted(image, look)
-            return tf.cond(sound, lambda: self.load(image, key), self._black), sound
+            image, verdict = looked_at(image, look)
+            return tf.cond(verdict == REFUSED, self._black, lambda: self.load(image, key)), verdict
 
         def start(step: int) -> Images:
             return self._images(load, self.steps[self.steps.index(step) :])
@@ -89,7 +89,7 @@ class Pipeline:
         return batches
 
     def _images(self, load: Any, steps: range) -> Images:
-        """The pixels of one shard's batches, [b, S, S, C], b being the number of its real examples; bool[b]."""
+        """The pixels of one shard's batches, [b, S, S, C], b being the number of its real examples; int32[b]."""
         # A scheduler or `taskset` may have left this process fewer cores than the machine has.
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         options = tf.data.Options()
@@ -148,18 +148,18 @@ class Pipeline:
         if not len(rows):
             return np.zeros((0, *self._shape), self.pixels.dtype)
         try:
-            pixels, sound = next(images, _ENDED)
+            pixels, verdicts = next(images, _ENDED)
         # TensorFlow raises the second when it cannot decode the bytes of a file or a path for its own message.
         except (tf.errors.OpError, UnicodeDecodeError) as error:
             self._refuse(rows, error)
             return None
-        if len(sound) < len(rows):
+        if len(verdicts) < len(rows):
             self._refuse(rows, self.lost.pop())
             return None
-        if not sound.all():
-            self._refuse(rows[~sound], InputError(f"{self.table.name(int(rows[~sound][0]))}: changes as it is read"))
+        if len(refused := rows[verdicts == REFUSED]):
+            self._refuse(refused, InputError(f"{self.table.name(int(refused[0]))}: changes as it is read"))
             return None
-        self.table.verified.add(rows, self.shard.index)
+        self.table.verified.add(rows[verdicts == SOUND], self.shard.index)
         return pixels
 
     def _refuse(self, rows: np.ndarray, failure: Exception) -> None:
