@@ -8,6 +8,7 @@ from ilsvrc import write_tree
 from test_verify import encode, picture
 
 from jaxddp.config import DataConfig
+from jaxddp.curate.check import check
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.images.header import DHT, segments
 from jaxddp.data.images.stray import without_stray_bytes
@@ -49,5 +50,6 @@ def test_nothing_is_printed_of_them_in_any_epoch(tmp_path: Path, capfd, data: by
     for one in batches[1:]:
         np.testing.assert_array_equal(one.image, batches[0].image)
     assert "Corrupt JPEG data" not in capfd.readouterr().err
+    check({"train": table})
     # It is looked at again the next time.
     assert table.verified.sound.tolist() == [row != BAD for row in range(4)]

@@ -108,7 +108,8 @@ class Pipeline:
             .prefetch(PREFETCH_BATCHES)
             .with_options(options)
         )
-        return dataset.as_numpy_iterator()
+        images: Any = dataset.as_numpy_iterator()
+        return images
 
     def _produce(self, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
         batches = ((batch, *self._images_of(batch)) for batch in map(self._columns, steps))
