@@ -5,6 +5,9 @@ For notebooks and launch scripts: the names of `jaxddp.api` are this package's o
 
 from typing import TYPE_CHECKING, Any
 
+# What the user has set can be told only until JAX is imported.
+import jaxddp.log_level as log_level  # noqa: F401
+
 if TYPE_CHECKING:
     from jaxddp.api import *  # noqa: F403
 

@@ -384,6 +384,23 @@ def test_a_file_cut_short_never_trains_even_where_the_crop_lies_above_the_damage
         part_of(str(file), top)
 
 
+def test_what_ends_the_producer_is_raised_itself_after_the_batches_before(table: ExampleTable, monkeypatch):
+    places, failure, calls = ExampleTable.places, RuntimeError("a mistake"), []
+
+    def failing(of: ExampleTable, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        calls.append(rows)
+        if len(calls) == 3:
+            raise failure
+        return places(of, rows)
+
+    monkeypatch.setattr(ExampleTable, "places", failing)
+    batches = table.train_batches(SampleOrder(NUM_EXAMPLES, 6, SEED), DATA, range(4))
+    assert [len(next(batches).row) for _ in range(2)] == [6, 6]
+    with pytest.raises(RuntimeError) as caught:
+        next(batches)
+    assert caught.value is failure
+
+
 def test_a_folder_in_place_of_an_image_is_named(tmp_path: Path):
     (tmp_path / "folder.JPEG").mkdir()
     with pytest.raises(InputError, match=r"folder.JPEG: cannot be read \(a directory, not a regular file\)"):

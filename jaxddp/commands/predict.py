@@ -44,8 +44,6 @@ def run(arguments: list[str]) -> int:
     check_run(options.run)
     if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.images):
         raise InputError(f"{options.out}: is what is to be predicted; give another --out")
-    # What TensorFlow writes of an image that cannot be read is said in the image's row.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from jaxddp.curate.progress_bar import ProgressBar
     from jaxddp.data.inputs import open_inputs
     from jaxddp.experiment.resources import join_job

@@ -51,7 +51,7 @@ def check(
             with _verifying(source) as sound, closing(looks):
                 for row, look in enumerate(looks):
                     split.add(row, look)
-                    sound[row] = look.fault is None
+                    sound[row] = look.fault is None and not look.stray
                     looked, faults = looked + 1, faults + (look.fault is not None)
                     if progress is not None:
                         if look.fault is not None:

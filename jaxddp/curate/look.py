@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.data.images.header import EOI, SOS, Segment, parse_header, segments
+from jaxddp.data.images.stray import without_stray_bytes
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.errors import InputError
@@ -39,6 +40,8 @@ class Look:
     """What is unusual but does not hinder training, each as `kind: detail`."""
     fault: str | None = None
     """Why the image cannot be trained on; None where it can."""
+    stray: bool = False
+    """Whether the file has bytes that are taken out each time before it is decoded."""
 
 
 def look_at(source: Source, row: int) -> Look:
@@ -77,7 +80,8 @@ def look_at_file(data: bytes, name: str) -> Look:
         notes.append(f"bytes left over: {left_over} behind the last pixel")
     if header.kind == "jpeg":
         notes += _stray_bytes(data)
-    return Look(digest, size, **found, mode=mode, notes=tuple(notes))
+    stray = without_stray_bytes(data, left_over) is not data
+    return Look(digest, size, **found, mode=mode, notes=tuple(notes), stray=stray)
 
 
 def _describe(data: bytes) -> tuple[str, list[str]]:

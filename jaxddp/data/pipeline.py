@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.data.batch import Batch
-from jaxddp.data.images.decode import decodes, verified
+from jaxddp.data.images.decode import REFUSED, SOUND, decodes, looked_at
 from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import example_keys
@@ -38,6 +38,12 @@ FETCH_THREADS = 32
 BATCHES_AHEAD = 2
 """How many batches of encoded images are fetched beyond the one that is being decoded."""
 
+Images = Iterator[tuple[np.ndarray, np.ndarray]]
+"""Batches of pixels, each with a verdict: an image that is refused is black, and not an error of TensorFlow's, which
+would print its traceback for every thread."""
+
+_ENDED = np.zeros(0), np.zeros(0, np.int32)
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -53,8 +59,8 @@ class Pipeline:
     steps: range
     shard: Shard
     substitutes: Substitutes | Omissions | None = None
-    lost: list[Unreachable] = field(default_factory=list)
-    """The error of a store that does not answer, as the producer got it: TensorFlow passes on only its text."""
+    lost: list[Exception] = field(default_factory=list)
+    """What ended the producer. TensorFlow would print its traceback, and pass on only its text."""
 
     def batches(self) -> Generator[Batch]:
         """The shard's batches. The work begins at once, in the background."""
@@ -69,9 +75,10 @@ class Pipeline:
         @tf.function(input_signature=(key, look, *places), autograph=False)
         def load(key: Any, look: Any, *place: Any) -> Any:
             image = in_graph(*place) if in_graph else place[0]
-            return self.load(verified(image, look), key)
+            image, verdict = looked_at(image, look)
+            return tf.cond(verdict == REFUSED, self._black, lambda: self.load(image, key)), verdict
 
-        def start(step: int) -> Iterator[np.ndarray]:
+        def start(step: int) -> Images:
             return self._images(load, self.steps[self.steps.index(step) :])
 
         images = [start(self.steps[0])] if self.steps else []
@@ -81,8 +88,8 @@ class Pipeline:
         weakref.finalize(batches, self._end, images)
         return batches
 
-    def _images(self, load: Any, steps: range) -> Iterator[np.ndarray]:
-        """The pixels of one shard's batches, [b, S, S, C], b being the number of its real examples."""
+    def _images(self, load: Any, steps: range) -> Images:
+        """The pixels of one shard's batches, [b, S, S, C], b being the number of its real examples; int32[b]."""
         # A scheduler or `taskset` may have left this process fewer cores than the machine has.
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         options = tf.data.Options()
@@ -101,7 +108,8 @@ class Pipeline:
             .prefetch(PREFETCH_BATCHES)
             .with_options(options)
         )
-        return dataset.as_numpy_iterator()
+        images: Any = dataset.as_numpy_iterator()
+        return images
 
     def _produce(self, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
         batches = ((batch, *self._images_of(batch)) for batch in map(self._columns, steps))
@@ -111,9 +119,8 @@ class Pipeline:
             for (batch, real, rows), places in zip(here, self._places(rows for _, _, rows in ahead), strict=True):
                 keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real])
                 yield keys, ~self.table.verified.sound[rows], *places
-        except Unreachable as error:
+        except Exception as error:
             self.lost.append(error)
-            raise
 
     def _places(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
         """For each batch of rows, int64[b], the graph's further arguments: paths and offsets, or images."""
@@ -121,7 +128,7 @@ class Pipeline:
             return _fetched(self.table, batches)
         return map(self.table.places, batches)
 
-    def _consume(self, images: list[Any], start: Callable[[int], Iterator[np.ndarray]]) -> Generator[Batch]:
+    def _consume(self, images: list[Images], start: Callable[[int], Images]) -> Generator[Batch]:
         try:
             for step in self.steps:
                 batch = self._columns(step)
@@ -136,28 +143,49 @@ class Pipeline:
         images.clear()
         self.table.verified.keep(self.shard.index)
 
-    def _next(self, images: Iterator[np.ndarray], batch: Batch) -> np.ndarray | None:
+    def _next(self, images: Images, batch: Batch) -> np.ndarray | None:
         """The pixels of a batch's real examples; None after bad images were found and substituted."""
-        if not batch.mask.any():
-            return np.zeros((0, self.image_size, self.image_size, self.pixels.channels), self.pixels.dtype)
+        rows = self._images_of(batch)[1]
+        if not len(rows):
+            return np.zeros((0, *self._shape), self.pixels.dtype)
         try:
-            pixels = next(images)
-        except (tf.errors.OpError, UnicodeDecodeError):
-            # TensorFlow raises the second when it cannot decode the bytes of a file or a path for its own message.
-            # Reading each image again would only wait for the lost store once more.
-            if self.lost:
-                raise self.lost[0] from None
-            found = False
-            for row, fault in self._faults(batch):
-                found, self.table.verified.sound[row] = True, False
-                if self.substitutes is None:
-                    raise InputError(fault) from None
-                self.substitutes.refuse(row, fault)
-            if found:
-                return None
-            raise
-        self.table.verified.add(self._images_of(batch)[1], self.shard.index)
+            pixels, verdicts = next(images, _ENDED)
+        # TensorFlow raises the second when it cannot decode the bytes of a file or a path for its own message.
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            self._refuse(rows, error)
+            return None
+        if len(verdicts) < len(rows):
+            self._refuse(rows, self.lost.pop())
+            return None
+        if len(refused := rows[verdicts == REFUSED]):
+            self._refuse(refused, InputError(f"{self.table.name(int(refused[0]))}: changes as it is read"))
+            return None
+        self.table.verified.add(rows[verdicts == SOUND], self.shard.index)
         return pixels
+
+    def _refuse(self, rows: np.ndarray, failure: Exception) -> None:
+        """Finds which of the rows have images that cannot be used, and substitutes them.
+
+        Raises: InputError; they may not be substituted. `failure` itself where none is found.
+        """
+        if isinstance(failure, Unreachable):
+            # Reading each image again would only wait for the lost store once more.
+            raise failure
+        found = False
+        for row, fault in self._faults(rows):
+            found, self.table.verified.sound[row] = True, False
+            if self.substitutes is None:
+                raise InputError(fault) from None
+            self.substitutes.refuse(row, fault)
+        if not found:
+            raise failure
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return self.image_size, self.image_size, self.pixels.channels
+
+    def _black(self) -> Any:
+        return tf.zeros(self._shape, self.pixels.dtype)
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
         """The batch with its pixels, zeros where it is padded."""
@@ -171,9 +199,9 @@ class Pipeline:
         changed &= self.shard.of(stretches) == stretches[0]
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
-    def _faults(self, batch: Batch) -> Iterator[tuple[int, str]]:
-        """The rows of the batch whose images cannot be used, each with what is wrong."""
-        for row in np.unique(self._images_of(batch)[1]).tolist():
+    def _faults(self, rows: np.ndarray) -> Iterator[tuple[int, str]]:
+        """Those of the rows whose images cannot be used, each with what is wrong."""
+        for row in np.unique(rows).tolist():
             try:
                 data = self.table.read(row)
             except InputError as error:

@@ -9,11 +9,10 @@ import functools
 import os
 import sys
 
-# Both are read once, when TensorFlow is imported. Nothing here computes what oneDNN would speed up, and it writes to
-# stderr, whose last line must be the error of a failed run.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+from jaxddp.log_level import errors_only
 
+# Read once, when TensorFlow is imported. Nothing here computes what oneDNN would speed up, and it writes to stderr.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 # TensorFlow's import ends with an import of Keras, which nothing here needs, and which imports scikit-learn and half of
 # SciPy where they are installed. Without it the import takes 2.0 s of CPU instead of 3.2 (2 cores). There is no setting
@@ -22,7 +21,8 @@ _HIDES_KERAS = "keras" not in sys.modules
 if _HIDES_KERAS:
     sys.modules["keras"] = None  # pyright: ignore[reportArgumentType]: Python's mark of what is not to be imported
 try:
-    import tensorflow as tf
+    with errors_only():
+        import tensorflow as tf
 finally:
     if _HIDES_KERAS:
         sys.modules.pop("keras", None)

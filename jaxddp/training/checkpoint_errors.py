@@ -1,8 +1,10 @@
 """What Orbax and TensorStore raise of files, as one line that a user can act on."""
 
+import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,18 +16,58 @@ from jaxddp.errors import InputError
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 # What Orbax and TensorStore raise of files that do not hold what they should.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError)
+# Where Orbax logs what a save raises: once in each of its threads, though it raises it as well.
+_RAISING_MODULES = ("future", "async_checkpointer", "checkpoint_manager")
 
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Turns what they raise of files that cannot be written into an InputError."""
+    """Turns what they raise of files that cannot be written into an InputError, and keeps their threads from more."""
+    _keep_threads_brief()
     with files.readable_errors(directory):
         try:
             yield
         except ValueError as error:
-            if (code := _OS_ERROR.search(str(error))) is None:
+            if (of_file := _of_file(error)) is None:
                 raise
-            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+            raise of_file from error
+
+
+def _of_file(error: BaseException | None) -> OSError | None:
+    """The same as an OSError, where a file is what it is about."""
+    if isinstance(error, OSError):
+        return error
+    code = _OS_ERROR.search(str(error)) if isinstance(error, ValueError) else None
+    return OSError(int(code[1]), os.strerror(int(code[1]))) if code else None
+
+
+@functools.cache
+def _keep_threads_brief() -> None:
+    """Of a full disk, their threads print 20 tracebacks and more, and go on to do so after what waits has failed.
+
+    So this lasts as long as the process. An error that is not about a file keeps its traceback.
+    """
+    logging.getLogger("absl").addFilter(_is_news)
+    previous = sys.unraisablehook
+
+    def unraisable(of: "sys.UnraisableHookArgs") -> None:
+        # TensorStore finishes a write whose waiting event loop an earlier error has ended.
+        if not (isinstance(of.exc_value, RuntimeError) and str(of.exc_value) == "Event loop is closed"):
+            previous(of)
+
+    sys.unraisablehook = unraisable
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether Orbax logs what nobody else says. What it logs of a file becomes one line."""
+    error = _of_file(record.exc_info[1]) if record.exc_info else None
+    if error is None:
+        return True
+    if record.module in _RAISING_MODULES:
+        return False
+    record.msg, record.args = f"{record.getMessage()}: {error.strerror or type(error).__name__}", ()
+    record.exc_info = None
+    return True
 
 
 @contextmanager

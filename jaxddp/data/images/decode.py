@@ -16,6 +16,7 @@ from jaxddp.data.images.colors import converted, decoded_channels, gray
 from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, PillowKind, parse_header
 from jaxddp.data.images.pillow import decode_pillow
 from jaxddp.data.images.pixel_format import PixelFormat
+from jaxddp.data.images.stray import without_stray_bytes
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import Area, random_area_window, resize
 from jaxddp.data.tensorflow_cpu import tf
@@ -25,6 +26,7 @@ Window = Callable[[Any], Any]
 """From an image's size, int32[2] (height, width), to the part to keep, int32[4] (top, left, height, width)."""
 
 RGB = PixelFormat()
+REFUSED, SOUND, STRAY = range(3)
 _JPEG, _PNG, _OTHER = range(3)
 _log = logging.getLogger("jaxddp.data")
 _said = threading.Lock()
@@ -63,9 +65,17 @@ def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RG
     return tf.ensure_shape(center, [image_size, image_size, pixels.channels])
 
 
-def verified(data: Any, wanted: Any) -> Any:
-    """The same encoded image; where `wanted`, a bool scalar, an error of TensorFlow's if `verify` refuses it."""
-    return tf.cond(wanted, lambda: tf.ensure_shape(tf.numpy_function(_verified, [data], tf.string), []), lambda: data)
+def looked_at(data: Any, wanted: Any) -> tuple[Any, Any]:
+    """An encoded image and what `verify` says of it: `REFUSED`, `SOUND` or, without its stray bytes, `STRAY`; int32.
+
+    Where it is not `wanted`, a bool scalar, the image is taken for sound.
+    """
+    image, verdict = tf.cond(
+        wanted,
+        lambda: tuple(tf.numpy_function(_looked_at, [data], (tf.string, tf.int32))),
+        lambda: (data, tf.constant(SOUND)),
+    )
+    return tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
 
 
 def fitted_window(data: Any, window: Window, image_size: int, *, exact: bool = True, pixels: PixelFormat = RGB) -> Any:
@@ -169,9 +179,13 @@ def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
     return decode_pillow(data, kind, decoded_channels(pixels), pixels.bits)
 
 
-def _verified(data: bytes) -> bytes:
-    verify(data)
-    return data
+def _looked_at(data: bytes) -> tuple[bytes, np.int32]:
+    try:
+        left_over = verify(data).left_over
+    except InputError:
+        return data, np.int32(REFUSED)
+    image = without_stray_bytes(data, left_over)
+    return image, np.int32(SOUND if image is data else STRAY)
 
 
 def _checked_window(data: Any, window: Window) -> Any:

@@ -1,0 +1,56 @@
+"""What C++ libraries and their threads print of one error: the last line says it, and few stand before it."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from started import BRIEF, TRAIN, Launched, Program
+
+FEW = 3
+"""Lines beside the last one and those that a sound run prints."""
+
+SMALL_FILES = """
+import resource, sys
+from jaxddp.cli import main
+from jaxddp.training.checkpoints import Checkpoints
+
+save = Checkpoints.save
+def limited(*arguments):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_500, 2_500))
+    return save(*arguments)
+Checkpoints.save = limited
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def usual_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests are told to be quieter than a user's shell is."""
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+
+
+def test_a_broken_image_is_one_line_of_each_process(tree, start, tmp_path):
+    shutil.copytree(tree, tmp_path / "tree")
+    # In process 1's share of the first batch: JAX has words of its own where process 0 ends before another.
+    (image,) = (tmp_path / "tree").glob("ILSVRC/Data/CLS-LOC/train/*/n01000000_3.JPEG")
+    image.write_bytes(image.read_bytes()[:-200])
+    words = [*TRAIN, "--data.path", str(tmp_path / "tree"), "--workdir", str(tmp_path / "run"), *BRIEF]
+    launched = start(Launched, tmp_path / "launch", 2, words, "--grace", "2")
+    assert launched.end() == 2, launched.out + launched.err
+    for rank in (0, 1):
+        assert f"{image}: cut short: " in launched.last_of(rank)
+        said = (launched.logs / f"process-{rank}.log").read_text()
+        assert "Traceback" not in said and "tensorflow" not in said
+        # Process 0 also says with whom it joined, what it trains, its steps, and that it failed.
+        assert len(said.splitlines()) <= 1 + FEW + 8
+
+
+def test_a_disk_without_room_is_one_line(arrays, start, tmp_path):
+    script = Path(tmp_path / "script.py")
+    script.write_text(SMALL_FILES)
+    words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / "run"), *BRIEF]
+    run = start(Program, [sys.executable, str(script), *words, "--checkpoint.every", "2 steps"], tmp_path / "output")
+    assert run.end() == 2, run.out + run.err
+    assert run.last.startswith(f"jaxddp: {tmp_path / 'run'}/checkpoints: cannot be written (File too large)")
+    assert "Traceback" not in run.err and len(run.err.splitlines()) <= 1 + FEW

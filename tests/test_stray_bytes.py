@@ -1,0 +1,55 @@
+"""Bytes of a JPEG that libjpeg complains of without a name never reach it, and no pixel changes for that."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ilsvrc import write_tree
+from test_verify import encode, picture
+
+from jaxddp.config import DataConfig
+from jaxddp.curate.check import check
+from jaxddp.data.formats.ilsvrc import train_solutions
+from jaxddp.data.images.header import DHT, segments
+from jaxddp.data.images.stray import without_stray_bytes
+from jaxddp.data.images.verify import verify
+from jaxddp.data.order import EvalOrder
+
+WHOLE = encode(picture(48, 40), quality=90)
+PROGRESSIVE = encode(picture(48, 40), quality=90, progressive=True)
+TABLE = next(segment.start for segment in segments(WHOLE) if segment.marker == DHT)
+BEHIND = WHOLE[:-2] + bytes(7) + WHOLE[-2:]
+BETWEEN = WHOLE[:TABLE] + b"what" + WHOLE[TABLE:]
+BAD = 2
+
+
+@pytest.mark.parametrize("whole", [WHOLE, PROGRESSIVE])
+@pytest.mark.parametrize("count", [1, 7])
+def test_bytes_behind_the_last_block_are_taken_out(whole: bytes, count: int):
+    assert without_stray_bytes(whole[:-2] + bytes(count) + whole[-2:], count) == whole
+
+
+def test_bytes_between_segments_are_taken_out():
+    assert without_stray_bytes(BETWEEN, verify(BETWEEN).left_over) == WHOLE
+
+
+@pytest.mark.parametrize("data", [WHOLE, PROGRESSIVE, WHOLE[:-2] + b"\xff" + WHOLE[-2:], WHOLE + b"behind", b"\x89PNG"])
+def test_a_file_without_any_is_itself(data: bytes):
+    assert without_stray_bytes(data, 0) is data
+
+
+@pytest.mark.parametrize("data", [BEHIND, BETWEEN])
+def test_nothing_is_printed_of_them_in_any_epoch(tmp_path: Path, capfd, data: bytes):
+    table = train_solutions(write_tree(tmp_path / "tree", classes=2, images=2, val=2, size=20))
+    Path(table.name(BAD)).write_bytes(WHOLE)
+    table.verified.look()
+    batches = [next(table.eval_batches(EvalOrder(4, 4), DataConfig(image_size=40, resize=40)))]
+    Path(table.name(BAD)).write_bytes(data)
+    table.verified.look()
+    batches += [next(table.eval_batches(EvalOrder(4, 4), DataConfig(image_size=40, resize=40))) for _ in range(2)]
+    for one in batches[1:]:
+        np.testing.assert_array_equal(one.image, batches[0].image)
+    assert "Corrupt JPEG data" not in capfd.readouterr().err
+    check({"train": table})
+    # It is looked at again the next time.
+    assert table.verified.sound.tolist() == [row != BAD for row in range(4)]
