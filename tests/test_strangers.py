@@ -23,7 +23,6 @@ from jaxddp.job.messages import (
     Lost,
     Refusal,
     Strange,
-    Tunnel,
     Value,
     Welcome,
     decode,
@@ -64,7 +63,7 @@ STRANGERS = {
     "another run": changed(run_id="other"),
     "a loss": encode(Lost(0, "was lost", 1)),
     "a value": encode(Value(0, "digests", "x")),
-    "a ticket": encode(Tunnel("0" * 32)),
+    "a welcome": encode(Welcome("127.0.0.1:1", "")),
     "half a message": framed(b"{" * 100)[:50],
     "nothing": b"",
 }
@@ -173,7 +172,7 @@ def test_a_coordinator_that_does_not_know_the_key_is_found_out():
             with connection:
                 connection.sendall(encode(Challenge("0")))
                 connection.recv(1000)
-                connection.sendall(encode(Welcome("ticket", "0" * 64)))
+                connection.sendall(encode(Welcome("127.0.0.1:1", "0" * 64)))
                 connection.recv(1000)
 
         pool.submit(pretend)

@@ -26,9 +26,9 @@ def expected_proof(key: str, challenge: Challenge, hello: Hello) -> str:
     return _proof(key, "process", challenge.nonce, hello.nonce, hello.process, hello.count, hello.run_id)
 
 
-def proof_of_coordinator(key: str, hello_nonce: str, ticket: str) -> str:
+def proof_of_coordinator(key: str, hello_nonce: str, jax_address: str) -> str:
     """What process 0 says in its `Welcome`."""
-    return _proof(key, "coordinator", hello_nonce, ticket)
+    return _proof(key, "coordinator", hello_nonce, jax_address)
 
 
 def same(one: str, other: str) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import resource
-import secrets
 import socket
 from collections.abc import Callable, Mapping
 
@@ -19,13 +18,11 @@ from jaxddp.job.messages import (
     Message,
     Refusal,
     Strange,
-    Tunnel,
     Value,
     Welcome,
 )
-from jaxddp.job.ports import LOOPBACK, WAITING, listen
+from jaxddp.job.ports import WAITING, listen
 from jaxddp.job.rendezvous import Roll
-from jaxddp.job.tunnel import open_when_there, splice
 from jaxddp.job.watch import Loss, Watch
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
@@ -39,7 +36,7 @@ class Host:
     """Of process 0. All functions belong to the thread of the event loop.
 
     Attributes:
-        jax_address: of JAX's coordinator, on the loopback.
+        jax_address: of JAX's coordinator, on the interface of this one; known once all have joined.
         watch: of the others, once all have joined.
     """
 
@@ -49,11 +46,9 @@ class Host:
         self._decided = asyncio.Event()
         self._problem: str | None = None
         self._unknown = dict[asyncio.Task[None], None]()
-        self._ticket = secrets.token_hex(16)
-        self._tunnels = set[asyncio.Task[None]]()
         self._values = dict[int, dict[int, Value]]()
         self._arrived = asyncio.Condition()
-        self.jax_address = f"{LOOPBACK}:{_free_port()}"
+        self.jax_address = ""
         self.watch: Watch | None = None
 
     async def meet(self, timeout: float, silence: float, end: Callable[[Loss], None]) -> None:
@@ -73,11 +68,12 @@ class Host:
                 connection.send(Refusal(self._problem))
             await asyncio.gather(*(connection.close() for connection, _ in self._members.values()))
             raise InputError(self._problem)
+        self.jax_address = _free_address(own)
         connections = {process: connection for process, (connection, _) in self._members.items()}
         self.watch = Watch(connections, self._roll.hosts, silence, end)
         for connection, hello in self._members.values():
-            proof = proof_of_coordinator(self._job.key, hello.nonce, self._ticket)
-            connection.send(Welcome(self._ticket, proof))
+            proof = proof_of_coordinator(self._job.key, hello.nonce, self.jax_address)
+            connection.send(Welcome(self.jax_address, proof))
         self._beating = asyncio.ensure_future(self.watch.beat())
 
     async def gather(self, number: int, name: str, own: str, timeout: float) -> list[str]:
@@ -106,11 +102,6 @@ class Host:
             connection.send(message)
         return [connection for connection, _ in self._members.values()]
 
-    async def finish(self, timeout: float) -> None:
-        """Wait until JAX's last words have arrived at the others."""
-        if self._tunnels:
-            await asyncio.wait(self._tunnels, timeout=timeout)
-
     async def _serve(self, connection: Connection) -> None:
         """Of a process, or of a stranger, who ends nothing."""
         task = asyncio.current_task()
@@ -127,9 +118,7 @@ class Host:
             return
         finally:
             self._unknown.pop(task, None)
-        if isinstance(said, Tunnel) and said.ticket == self._ticket:
-            await self._dig(connection, task)
-        elif isinstance(said, Hello):
+        if isinstance(said, Hello):
             reason = self._let_in(challenge, said, connection)
             if reason is not None:
                 connection.send(Refusal(reason))
@@ -177,26 +166,20 @@ class Host:
                 self.watch.done(process)
                 return
 
-    async def _dig(self, connection: Connection, task: asyncio.Task[None]) -> None:
-        self._tunnels.add(task)
-        task.add_done_callback(self._tunnels.discard)
-        try:
-            near = await open_when_there(self.jax_address, timeout=60)
-        except TimeoutError:
-            return
-        await splice(near, connection)
-
 
 def _raise_file_limit(processes: int) -> None:
-    """Each process has two connections here, and that to JAX's coordinator two ends."""
+    """Each process has a connection here, and one with JAX's coordinator."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4 * processes + 1024
+    wanted = 2 * processes + 1024
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+def _free_address(server: socket.socket) -> str:
+    """An address for JAX's coordinator: a free port of the same interface."""
+    host = server.getsockname()[0]
+    with socket.socket(server.family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

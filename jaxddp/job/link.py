@@ -3,8 +3,12 @@
 import asyncio
 import contextlib
 import itertools
+import select
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxddp.errors import InputError, about
@@ -12,12 +16,14 @@ from jaxddp.job.environment import Job
 from jaxddp.job.host import Host
 from jaxddp.job.member import Member
 from jaxddp.job.messages import Answer, Done, Lost, Message, Value
+from jaxddp.job.ports import LOOPBACK, split_address
 from jaxddp.job.watch import Loss, end_process
 
 T = TypeVar("T")
 
+_KEEPER = Path(__file__).with_name("keeper.py")
+_KEEPER_SECONDS = 10.0
 _FLUSH_SECONDS = 2.0
-_FINISH_SECONDS = 5.0
 _LONGEST_REASON = 10_000
 
 
@@ -33,6 +39,9 @@ class Link:
     def __init__(self, job: Job, side: Host | Member, loop: asyncio.AbstractEventLoop):
         assert side.watch is not None
         self.job, self.watch, self.jax_address = job, side.watch, side.jax_address
+        if job.process_id:
+            # It lives as long as this object.
+            self._keeper, self.jax_address = _kept(side.jax_address)
         self._side, self._loop = side, loop
         self._numbers = itertools.count()
 
@@ -103,11 +112,6 @@ class Link:
         """Tell the others that this process ends in order."""
         self._last_words(Done())
 
-    def finish(self) -> None:
-        """After JAX's own shutdown: wait until what it said has arrived."""
-        with contextlib.suppress(TimeoutError):
-            self._call(self._side.finish(_FINISH_SECONDS), _FINISH_SECONDS + _FLUSH_SECONDS)
-
     def _decided(self, side: Host, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Answer:
         try:
             texts = self._call(side.gather(value.number, value.name, value.text, timeout))
@@ -132,6 +136,24 @@ class Link:
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         return _result(coroutine, self._loop, timeout)
+
+
+def _kept(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A process that keeps the connection with JAX's coordinator, and its address; see `jaxddp.job.keeper`.
+
+    Where it does not start, the address is the coordinator's own. Raises: InputError; that is no address.
+    """
+    host, port = split_address(coordinator)
+    keeper = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_KEEPER), host, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert keeper.stdout is not None
+    there, _, _ = select.select([keeper.stdout], [], [], _KEEPER_SECONDS)
+    said = keeper.stdout.readline() if there else b""
+    return keeper, f"{LOOPBACK}:{int(said)}" if said.strip().isdigit() else coordinator
 
 
 def _made(number: int, name: str, make: Callable[[], str]) -> Answer:

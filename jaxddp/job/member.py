@@ -1,7 +1,6 @@
 """The side of every process but process 0: it joins, and is connected with process 0 alone."""
 
 import asyncio
-import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -20,11 +19,9 @@ from jaxddp.job.messages import (
     Message,
     Refusal,
     Strange,
-    Tunnel,
     Welcome,
 )
-from jaxddp.job.tunnel import listen
-from jaxddp.job.watch import GRACE_SECONDS, Loss, Watch
+from jaxddp.job.watch import Loss, Watch
 
 _RETRY_SECONDS = 0.2
 _CONNECT_SECONDS = 5.0
@@ -34,15 +31,13 @@ class Member:
     """Of a process that joins. All functions belong to the thread of the event loop.
 
     Attributes:
-        jax_address: by which JAX's client reaches its coordinator, on the loopback.
+        jax_address: of JAX's coordinator; known once all have joined.
         watch: of process 0, once all have joined.
     """
 
     def __init__(self, job: Job, facts: Mapping[str, str]):
         self._job, self._facts = job, dict(facts)
         self._answers = dict[int, asyncio.Future[Answer]]()
-        self._ended = asyncio.Event()
-        self._silence = 0.0
         self.jax_address = ""
         self.watch: Watch | None = None
 
@@ -70,14 +65,13 @@ class Member:
             raise InputError(answer.reason)
         if not isinstance(answer, Welcome):
             raise InputError(_NOT_OURS)
-        if not same(answer.proof, proof_of_coordinator(job.key, own, answer.ticket)):
+        if not same(answer.proof, proof_of_coordinator(job.key, own, answer.jax_address)):
             raise InputError(f"{KEY} is another one there; give all processes of a job the same")
-        self._silence = silence
         self._connection = connection
         self.watch = Watch({0: connection}, {0: job.host}, silence, end)
         self._listening = asyncio.ensure_future(self._listen())
         self._beating = asyncio.ensure_future(self.watch.beat())
-        self.jax_address = await listen(lambda: self._dig(answer.ticket), self._process_0_ended)
+        self.jax_address = answer.jax_address
 
     async def answer(self, number: int, name: str, timeout: float) -> Answer:
         """What process 0 says in the exchange of a number. Raises: InputError; nothing in time, or of another one."""
@@ -98,9 +92,6 @@ class Member:
         """Tell process 0; returns its connection."""
         self._connection.send(message)
         return [self._connection]
-
-    async def finish(self, timeout: float) -> None:
-        """Nothing: process 0 has the last word."""
 
     def _answer(self, number: int) -> asyncio.Future[Answer]:
         # It may come before it is asked for.
@@ -123,21 +114,6 @@ class Member:
             "process 0 started, and the port open?"
         )
 
-    async def _dig(self, ticket: str) -> Connection:
-        """A connection that JAX's coordinator is at the end of. Raises OSError or TimeoutError."""
-        async with asyncio.timeout(_CONNECT_SECONDS):
-            far = Connection(*await asyncio.open_connection(self._job.host, self._job.port))
-            with contextlib.suppress(Strange):
-                await far.receive(STRANGERS_LONGEST)
-            far.send(Tunnel(ticket))
-        return far
-
-    async def _process_0_ended(self) -> None:
-        """Wait until process 0 ends in order, or for so long that the watch has named it."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._silence + 2 * GRACE_SECONDS):
-                await self._ended.wait()
-
     async def _listen(self) -> None:
         assert self.watch is not None
         while True:
@@ -154,7 +130,6 @@ class Member:
             elif isinstance(message, Lost):
                 self.watch.report(Loss(message.process, message.reason, message.code))
             elif isinstance(message, Done):
-                self._ended.set()
                 self.watch.done(0)
                 return
 

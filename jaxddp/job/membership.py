@@ -70,16 +70,8 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, shutdown: f
             "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
             "file use JAX inside its functions only"
         ) from error
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    """Leave in order."""
-    assert _link is not None
-    # The others hear of it before JAX's barrier, which may wait for processes that still compute.
-    _link.close()
-    jax.distributed.shutdown()
-    _link.finish()
+    # Runs before JAX's own shutdown, whose barrier may wait for processes that still compute.
+    atexit.register(_link.close)
 
 
 def abandon(reason: str, code: int) -> None:
@@ -186,7 +178,8 @@ def _without_proxies() -> Iterator[None]:
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """For uncaught exceptions: the other processes must not wait for this one."""
     if isinstance(error, Preempted) and _link is not None:
-        _leave()
+        _link.close()
+        jax.distributed.shutdown()
         end_now(str(error), error.exit_code)
     if isinstance(error, JaxddpError):
         abandon(str(error), error.exit_code)

@@ -47,9 +47,9 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """All have joined. The ticket opens a `Tunnel`."""
+    """All have joined; and the address of JAX's coordinator, `host:port`."""
 
-    ticket: str
+    jax_address: str
     proof: str
 
 
@@ -58,13 +58,6 @@ class Refusal:
     """A process cannot join, or nobody can."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class Tunnel:
-    """What follows on this connection is for JAX's coordinator."""
-
-    ticket: str
 
 
 @dataclass(frozen=True)
@@ -105,7 +98,7 @@ class Answer:
     error: str = ""
 
 
-Message = Challenge | Hello | Welcome | Refusal | Tunnel | Alive | Done | Lost | Value | Answer
+Message = Challenge | Hello | Welcome | Refusal | Alive | Done | Lost | Value | Answer
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 
 
