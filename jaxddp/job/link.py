@@ -68,7 +68,8 @@ class Link:
                 number of processes, belongs to another job, does not know the job's key, or has other facts.
         """
         loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="jaxddp-job", daemon=True).start()
+        thread = threading.Thread(target=loop.run_forever, name="jaxddp-job", daemon=True)
+        thread.start()
 
         async def met() -> Host | Member:
             side = Member(job, facts) if job.process_id else Host(job, facts)
@@ -79,7 +80,9 @@ class Link:
             with about(f"coordinator {job.coordinator}"):
                 return cls(job, _result(met(), loop), loop)
         except BaseException:
+            _result(_left(), loop, _FLUSH_SECONDS)
             loop.call_soon_threadsafe(loop.stop)
+            thread.join(_FLUSH_SECONDS)
             raise
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str], timeout: float) -> str:
@@ -154,6 +157,14 @@ def _kept(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     there, _, _ = select.select([keeper.stdout], [], [], _KEEPER_SECONDS)
     said = keeper.stdout.readline() if there else b""
     return keeper, f"{LOOPBACK}:{int(said)}" if said.strip().isdigit() else coordinator
+
+
+async def _left() -> None:
+    """Let go of all connections."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _made(number: int, name: str, make: Callable[[], str]) -> Answer:

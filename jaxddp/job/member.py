@@ -45,33 +45,15 @@ class Member:
         """Join, and wait for the others. Raises: InputError; as `jaxddp.job.link.Link.meet`."""
         give_up = time.monotonic() + timeout
         connection, challenge = await self._connect(give_up, timeout)
-        own = nonce()
-        proof = proof_of_process(self._job, challenge, own)
-        job = self._job
-        connection.send(
-            Hello(job.process_id, job.num_processes, job.run_id, socket.gethostname(), self._facts, own, proof)
-        )
         try:
-            # Process 0 has the same timeout, and its reason says more than one here.
-            async with asyncio.timeout(max(give_up - time.monotonic(), 0) + 5):
-                answer = await connection.receive(STRANGERS_LONGEST)
-        except TimeoutError:
-            raise InputError(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
-        except Strange:
-            raise InputError(_NOT_OURS) from None
-        if answer is None:
-            raise InputError("process 0 ended before all processes had joined")
-        if isinstance(answer, Refusal):
-            raise InputError(answer.reason)
-        if not isinstance(answer, Welcome):
-            raise InputError(_NOT_OURS)
-        if not same(answer.proof, proof_of_coordinator(job.key, own, answer.jax_address)):
-            raise InputError(f"{KEY} is another one there; give all processes of a job the same")
+            self.jax_address = await self._join(connection, challenge, give_up, timeout)
+        except BaseException:
+            await connection.close()
+            raise
         self._connection = connection
-        self.watch = Watch({0: connection}, {0: job.host}, silence, end)
+        self.watch = Watch({0: connection}, {0: self._job.host}, silence, end)
         self._listening = asyncio.ensure_future(self._listen())
         self._beating = asyncio.ensure_future(self.watch.beat())
-        self.jax_address = answer.jax_address
 
     async def answer(self, number: int, name: str, timeout: float) -> Answer:
         """What process 0 says in the exchange of a number. Raises: InputError; nothing in time, or of another one."""
@@ -93,6 +75,31 @@ class Member:
         self._connection.send(message)
         return [self._connection]
 
+    async def _join(self, connection: Connection, challenge: Challenge, give_up: float, timeout: float) -> str:
+        """Say who this process is; returns the address of JAX's coordinator. Raises: InputError."""
+        job, own = self._job, nonce()
+        proof = proof_of_process(job, challenge, own)
+        connection.send(
+            Hello(job.process_id, job.num_processes, job.run_id, socket.gethostname(), self._facts, own, proof)
+        )
+        try:
+            # Process 0 has the same timeout, and its reason says more than one here.
+            async with asyncio.timeout(max(give_up - time.monotonic(), 0) + 5):
+                answer = await connection.receive(STRANGERS_LONGEST)
+        except TimeoutError:
+            raise InputError(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
+        except Strange:
+            raise InputError(_NOT_OURS) from None
+        if answer is None:
+            raise InputError("process 0 ended before all processes had joined")
+        if isinstance(answer, Refusal):
+            raise InputError(answer.reason)
+        if not isinstance(answer, Welcome):
+            raise InputError(_NOT_OURS)
+        if not same(answer.proof, proof_of_coordinator(job.key, own, answer.jax_address)):
+            raise InputError(f"{KEY} is another one there; give all processes of a job the same")
+        return answer.jax_address
+
     def _answer(self, number: int) -> asyncio.Future[Answer]:
         # It may come before it is asked for.
         return self._answers.setdefault(number, asyncio.get_running_loop().create_future())
@@ -103,7 +110,11 @@ class Member:
             try:
                 async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
                     connection = Connection(*await asyncio.open_connection(self._job.host, self._job.port))
-                return connection, await _challenge(connection, remaining, timeout)
+                try:
+                    return connection, await _challenge(connection, remaining, timeout)
+                except BaseException:
+                    await connection.close()
+                    raise
             except socket.gaierror as error:
                 last = f"its name cannot be resolved: {error.strerror}"
             except OSError as error:
