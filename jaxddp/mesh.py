@@ -1,6 +1,5 @@
 """The devices of a run as one mesh, and how host memory becomes arrays on it."""
 
-import functools
 import logging
 import numbers
 import os
@@ -24,10 +23,6 @@ from jaxddp.wording import show
 AXIS = "data"
 
 _log = logging.getLogger("jaxddp.mesh")
-_PIECE = 1 << 18
-"""Bytes that are sent at once: a program is compiled for as many."""
-_LENGTH = 8
-"""Bytes of the length that goes before what is sent."""
 _THREADS = 8
 """As many as the most devices of a reproducible run."""
 
@@ -120,23 +115,6 @@ class Topology:
             ones = self.place(np.ones(len(self.mesh.local_devices), np.float32))
             jax.block_until_ready(jax.jit(jnp.sum, out_shardings=self.replicated)(ones))
 
-    def from_first(self, data: bytes) -> bytes:
-        """The bytes that process 0 has, of any length, on every process; all must call this alike, whatever they have.
-
-        They go over the devices: what the coordination service carries has to be short.
-        """
-        first, received = self.process_index == 0, bytearray()
-        framed, length = len(data).to_bytes(_LENGTH, "big") + data, _LENGTH
-        while len(received) < length:
-            piece = np.zeros((len(self.mesh.local_devices), _PIECE), np.uint8)
-            own = np.frombuffer(framed[len(received) : len(received) + _PIECE] if first else b"", np.uint8)
-            piece[0, : len(own)] = own
-            # Only one row of one process is not zero.
-            whole = _sum_over_devices(self.place(piece), self.replicated)
-            received += np.asarray(whole.addressable_data(0)).tobytes()
-            length = _LENGTH + int.from_bytes(received[:_LENGTH], "big")
-        return bytes(received[_LENGTH:length])
-
     @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, P())
@@ -171,11 +149,6 @@ class Topology:
             return jax.make_array_from_process_local_data(self.replicated, x, x.shape)
 
         return jax.tree.map(put, tree)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _sum_over_devices(rows: jax.Array, sharding: NamedSharding) -> jax.Array:
-    return lax.with_sharding_constraint(jnp.sum(rows, 0, rows.dtype), sharding)
 
 
 def _first(count: int | None) -> list[Device]:

@@ -19,8 +19,10 @@ options=(
 )
 [[ -n "${HOSTS:-}" ]] && options+=(--host "$HOSTS")
 [[ -n "${PROCESSES:-}" ]] && options+=(-np "$PROCESSES")
+# Only processes that know it may join.
+export JAXDDP_JOB_KEY="${JAXDDP_JOB_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}"
 # mpirun passes only named variables on to other hosts.
-for name in PATH LD_LIBRARY_PATH JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR JAXDDP_CACHE JAXDDP_DATASETS; do
+for name in JAXDDP_JOB_KEY PATH LD_LIBRARY_PATH JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR JAXDDP_CACHE JAXDDP_DATASETS; do
   [[ -n "${!name:-}" ]] && options+=(-x "$name")
 done
 # A rank that fails ends the job with its exit code.

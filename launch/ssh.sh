@@ -5,7 +5,8 @@
 #     HOSTS="host0 host1" LAUNCH="--gpus 4" launch/ssh.sh …       # other options of `jaxddp launch`, the same everywhere
 #
 # HOSTS are names by which the machines reach each other, and to which ssh connects without a password. PORT must be free
-# on the first machine and open between them; the work directory must be shared.
+# on the first machine and open between them; the work directory must be shared. Where a JAXDDP_JOB_KEY is set, the same
+# on all machines, only processes that know it may join.
 set -euo pipefail
 
 read -ra hosts <<<"${HOSTS:-}"

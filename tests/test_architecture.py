@@ -99,8 +99,8 @@ MACHINE = {
 }
 """What of `jax` only these may touch."""
 ASKING = ("job", "mesh")
-PRIVATE = ("jaxddp/job/membership.py", "jaxddp/engine/program_cache.py")
-"""The modules that may reach into jax's private parts: its coordination service, its compilation cache."""
+PRIVATE = ("jaxddp/engine/program_cache.py",)
+"""The modules that may reach into jax's private parts: its compilation cache."""
 
 FINDING = "jaxddp/registry.py"
 """The module that imports what lies in a folder."""

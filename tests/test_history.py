@@ -10,8 +10,7 @@ import pytest
 from small import linear_model, random_table
 
 import jaxddp
-from jaxddp import History, InputError, mesh
-from jaxddp.mesh import Topology
+from jaxddp import History, InputError
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +95,3 @@ def test_what_cannot_be_read_or_shown_is_one_line(history, workdir, tmp_path, mo
     assert line(history.to_frame, "test") == "part='test': expected 'train' or 'epochs' or 'val' or 'val_ema'"
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert line(history.to_frame) == "history.to_frame(): pandas is not installed; pip install 'jaxddp[pandas]'"
-
-
-@pytest.mark.parametrize("length", [0, 1, 992, 993, 5000])
-def test_bytes_of_any_length_go_over_the_devices(length, monkeypatch):
-    """A piece holds the length, in 8 bytes, and 992 of these."""
-    monkeypatch.setattr(mesh, "_PIECE", 1000)
-    data = np.random.default_rng(length).bytes(length)
-    assert Topology.create(3).from_first(data) == data

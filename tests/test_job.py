@@ -12,7 +12,7 @@ import pytest
 
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.rendezvous import meet
+from jaxddp.job.link import Link
 
 JOB = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
 TORCHRUN = {"MASTER_ADDR": "h0", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}
@@ -282,15 +282,15 @@ def test_one_too_many_is_turned_away_and_the_job_goes_on(tmp_path):
 
 def test_a_process_that_does_not_come_is_named():
     with pytest.raises(InputError, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
-        meet(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
+        Link.meet(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
 
 
 def test_an_address_where_nobody_listens():
     job = Job(f"127.0.0.1:{free_port()}", 2, 1)
     with pytest.raises(InputError, match=rf"coordinator {job.coordinator}: process 1 could not reach it in 0.5 s"):
-        meet(job, {}, timeout=0.5)
+        Link.meet(job, {}, timeout=0.5)
     with pytest.raises(InputError, match="name cannot be resolved"):
-        meet(Job("no-such-host.invalid:1", 2, 1), {}, timeout=0.5)
+        Link.meet(Job("no-such-host.invalid:1", 2, 1), {}, timeout=0.5)
 
 
 @pytest.mark.slow
@@ -300,13 +300,13 @@ def test_a_port_that_is_taken_or_not_ours():
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(InputError, match=f"coordinator {address}: port .* is taken; choose another"):
-            meet(Job(address, 2, 0), {}, timeout=5)
+            Link.meet(Job(address, 2, 0), {}, timeout=5)
         begin = time.monotonic()
         with pytest.raises(InputError, match="no answer in 0.5 s"):
-            meet(Job(address, 2, 1), {}, timeout=0.5)
+            Link.meet(Job(address, 2, 1), {}, timeout=0.5)
         assert time.monotonic() - begin < 30
     with pytest.raises(InputError, match="192.0.2.1:4321: not an address of this machine; process 0 .* runs on"):
-        meet(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)
+        Link.meet(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)
 
 
 @pytest.mark.slow

@@ -140,6 +140,7 @@ def test_what_processes_are_told(run, monkeypatch):
     monkeypatch.delenv("GLIBC_TUNABLES")
     again = run(TELL).told()[0]
     assert again["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert re.fullmatch("[0-9a-f]{64}", first["JAXDDP_JOB_KEY"]) and first["JAXDDP_JOB_KEY"] != again["JAXDDP_JOB_KEY"]
     assert re.fullmatch("[0-9a-f]{16}", first["JAXDDP_RUN_ID"]) and first["JAXDDP_RUN_ID"] != again["JAXDDP_RUN_ID"]
 
 
@@ -148,7 +149,7 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def test_several_machines(run):
+def test_several_machines(run, monkeypatch):
     place = {"nodes": 2, "processes": 3, "coordinator": f"127.0.0.1:{free_port()}"}
     told = run(TELL, nr=0, **place).told() + run(TELL, nr=1, **place).told()
     assert [each["JAX_PROCESS_ID"] for each in told] == ["0", "1", "2", "3", "4", "5"]
@@ -156,7 +157,11 @@ def test_several_machines(run):
     assert {each["JAX_COORDINATOR_ADDRESS"] for each in told} == {place["coordinator"]}
     assert len({each["JAXDDP_RUN_ID"] for each in told}) == 1
     assert ["JAXDDP_COORDINATOR_FD" in each for each in told] == [True] + [False] * 5
+    # Each machine has a launcher of its own, and none would know another's key.
+    assert not any("JAXDDP_JOB_KEY" in each for each in told)
+    monkeypatch.setenv("JAXDDP_JOB_KEY", "ours")
     named = run(TELL, nr=1, run_id="mine", **place).told()
+    assert {each["JAXDDP_JOB_KEY"] for each in named} == {"ours"}
     assert {each["JAXDDP_RUN_ID"] for each in named} == {"mine"}
 
 

@@ -20,6 +20,8 @@ from jaxddp.cluster.machine import local_cores, local_gpus, shares
 from jaxddp.cluster.output import say
 from jaxddp.cluster.workers import Worker, WorkerGroup, caught_signals
 from jaxddp.errors import InputError, about
+from jaxddp.job.environment import KEY, RUN_ID
+from jaxddp.job.host import INHERITED_SOCKET
 from jaxddp.job.ports import LOOPBACK, is_loopback, listen, split_address
 from jaxddp.overrides import check_values
 from jaxddp.ranges import Range
@@ -72,8 +74,9 @@ def launch(options: Launch, command: Sequence[str]) -> int:
     """Run a command in every process of this machine, and wait for their end. Call it from the main thread.
 
     Each process is a direct child in a session of its own, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
-    JAX_PROCESS_ID and JAXDDP_RUN_ID in its environment, and CUDA_VISIBLE_DEVICES where GPUs are divided. Process 0 of
-    the job also inherits a socket that listens at the coordinator's address; JAXDDP_COORDINATOR_FD holds its number.
+    JAX_PROCESS_ID and JAXDDP_RUN_ID in its environment, on one machine JAXDDP_JOB_KEY, and CUDA_VISIBLE_DEVICES where
+    GPUs are divided. Process 0 of the job also inherits a socket that listens at the coordinator's address;
+    JAXDDP_COORDINATOR_FD holds its number.
     Their output is shown line by line after `[R] `, and kept in `process-R.log`. Returns the code of
     `WorkerGroup.watch`.
 
@@ -177,7 +180,7 @@ def _listener(options: Launch) -> socket.socket | None:
 def _job_environment(options: Launch, processes: int, listener: socket.socket | None) -> dict[str, str]:
     """The environment that all processes of this machine share."""
     # These belong to one process, and a launcher may have started this one.
-    ours = {"JAXDDP_COORDINATOR_FD", "JAX_LOCAL_DEVICE_IDS"}
+    ours = {INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"}
     environ = {name: value for name, value in os.environ.items() if name not in ours}
     # Measured: huge pages for malloc make a training step on a CPU 9 to 20% faster.
     environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
@@ -190,10 +193,13 @@ def _job_environment(options: Launch, processes: int, listener: socket.socket | 
     if run_id is None:
         alone = options.nodes == 1
         run_id = secrets.token_hex(8) if alone else hashlib.sha256(address.encode()).hexdigest()[:16]
+    if options.nodes == 1:
+        # Of several machines each has a launcher, and the key is the user's.
+        environ.setdefault(KEY, secrets.token_hex(32))
     return environ | {
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(options.nodes * processes),
-        "JAXDDP_RUN_ID": run_id,
+        RUN_ID: run_id,
     }
 
 
@@ -201,7 +207,7 @@ def _own_environment(options: Launch, rank: int, gpus: Sequence[str], inherited:
     """The environment of one process, beside the shared one."""
     environ = {"JAX_PROCESS_ID": str(rank)}
     if inherited:
-        environ["JAXDDP_COORDINATOR_FD"] = str(inherited[0])
+        environ[INHERITED_SOCKET] = str(inherited[0])
     if gpus:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     elif options.gpus == 0:

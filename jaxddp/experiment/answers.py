@@ -15,7 +15,7 @@ from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import EvalOrder, Shard
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
-from jaxddp.job.membership import agree, exchange
+from jaxddp.job.membership import agree, exchange, from_first
 from jaxddp.mesh import Topology
 
 _MOST_AT_ONCE = 64
@@ -99,7 +99,7 @@ class Answering:
 
     def _nothing(self, omissions: Omissions) -> Answers:
         """The answers where no image can be used, which the first process has found."""
-        faults = json.loads(self.topology.from_first(json.dumps(omissions.faults).encode()))
+        faults = json.loads(from_first("faults of all images", lambda: json.dumps(omissions.faults)))
         nothing = np.full((len(self.source), self.num_classes), np.nan, np.float32)
         return Answers(0, nothing, dict(sorted((int(row), fault) for row, fault in faults.items())))
 

@@ -1,57 +1,56 @@
-"""A connection between two processes of a job, which carries one JSON object a line."""
+"""A connection between two processes of a job, which carries messages."""
 
+import asyncio
 import contextlib
-import json
-import select
-import socket
-import threading
-import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-_LONGEST_LINE = 65536
+from jaxddp.job.messages import LENGTH, Message, Strange, decode, encode
+
+STRANGERS_LONGEST, LONGEST = 1 << 16, 1 << 28
+"""Bytes of a message, at most: before a process has shown that it belongs to the job, and then."""
+
+Served = Callable[["Connection"], Coroutine[Any, Any, None]]
 
 
-class Peer:
-    """A connection that carries JSON lines."""
+class Connection:
+    """Sends and receives messages. Only the thread of its event loop uses it."""
 
-    def __init__(self, connection: socket.socket):
-        connection.setblocking(True)
-        self._socket = connection
-        self._buffer = b""
-        self._sending = threading.Lock()
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader, self.writer = reader, writer
 
-    def send(self, **message: Any) -> None:
-        """Send a message; any thread may. Raises OSError where the other side has gone."""
-        with self._sending:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+    def send(self, message: Message) -> None:
+        """Send without waiting; where the other side has gone, nothing happens: who receives notices it."""
+        if not self.writer.is_closing():
+            self.writer.write(encode(message))
 
-    def receive(self, timeout: float) -> dict[str, Any] | None:
-        """The next message; None where the connection has ended.
+    async def receive(self, longest: int = LONGEST) -> Message | None:
+        """The next message; None where the connection has ended. Raises: Strange; what arrived is none."""
+        try:
+            length = int.from_bytes(await self.reader.readexactly(LENGTH), "big")
+            if length > longest:
+                raise Strange(f"{length} bytes")
+            return decode(await self.reader.readexactly(length))
+        except (OSError, asyncio.IncompleteReadError):
+            return None
 
-        Raises `TimeoutError` where none arrived in time, `ValueError` where what arrived is not a message.
-        """
-        give_up = time.monotonic() + timeout
-        while b"\n" not in self._buffer:
-            if len(self._buffer) > _LONGEST_LINE:
-                raise ValueError("an endless line")
-            # A timeout of the socket would also apply to `send` in other threads.
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            if not poll.poll(1000 * max(give_up - time.monotonic(), 0)):
-                raise TimeoutError
-            received = b""
-            with contextlib.suppress(ConnectionError):
-                received = self._socket.recv(4096)
-            if not received:
-                return None
-            self._buffer += received
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            raise ValueError("not an object")
-        return message
-
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Send what is left, and end the connection."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            self.writer.close()
+            await self.writer.wait_closed()
+
+
+def serving(serve: Served) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
+    """What `asyncio.start_server` calls for each connection, which is closed when it was served."""
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        try:
+            await serve(connection)
+        except OSError:
+            pass  # Whoever it was has gone.
+        finally:
+            await connection.close()
+
+    return served

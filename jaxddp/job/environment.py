@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxddp.errors import InputError, about
@@ -16,7 +16,7 @@ from jaxddp.job.ports import LOOPBACK, split_address
 from jaxddp.wording import show
 
 Environ = Mapping[str, str]
-RUN_ID = "JAXDDP_RUN_ID"
+RUN_ID, KEY = "JAXDDP_RUN_ID", "JAXDDP_JOB_KEY"
 
 
 class Found(NamedTuple):
@@ -40,6 +40,8 @@ class Job:
     """Distinguishes this job from another at the same address; empty where the starter gives none."""
     sources: tuple[str, ...] = ()
     """The variables that these values come from."""
+    key: str = field(default="", repr=False)
+    """A secret that its processes share; empty where they have none, and whoever reaches the coordinator may join."""
 
     @property
     def host(self) -> str:
@@ -99,6 +101,7 @@ def find_job(environ: Environ = os.environ) -> Job | None:
         process_id=process_id,
         local_device_ids=_device_ids(devices) if devices else None,
         run_id=_run_id(environ),
+        key=environ.get(KEY, ""),
         sources=tuple(dict.fromkeys(name for each in found for name in each.variable.split(", "))),
     )
 

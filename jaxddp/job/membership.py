@@ -1,11 +1,12 @@
-"""Joining a job and leaving it, in order or after a failure. The only module that uses JAX's coordination service.
+"""Joining a job and leaving it, in order or after a failure; and what all processes of it know of each other.
 
-The client of that service has no public API; it carries the values that the processes compare.
+In a job that a program joined by `jax.distributed.initialize` itself, the devices carry what the processes compare, and
+nobody watches.
 """
 
 import atexit
 import contextlib
-import itertools
+import hashlib
 import json
 import os
 import platform
@@ -13,21 +14,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any
 
 import jax
 
 from jaxddp.errors import InputError, JaxddpError, Preempted
+from jaxddp.job.device_exchange import decided_on_devices
 from jaxddp.job.environment import Job
-from jaxddp.job.rendezvous import meet
-from jaxddp.job.watch import Watch, end_now
+from jaxddp.job.link import Link
+from jaxddp.job.watch import end_now
 from jaxddp.wording import show
 
 _COMPARE_SECONDS = 600
 """How long a process waits for each value that is compared; another host may still be listing its files."""
 
-_watch: Watch | None = None
-_exchanges = itertools.count()
+_link: Link | None = None
 
 
 def join(job: Job | None, *, start: float = 60, silence: float = 10, shutdown: float = 60) -> None:
@@ -40,20 +40,19 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, shutdown: f
         silence: seconds without a heartbeat of a process, before it counts as lost.
         shutdown: seconds to wait for the others at the end.
 
-    Raises `InputError` where the processes do not reach each other, or differ where they must not; see `meet`.
+    Raises `InputError` where the processes do not reach each other, or differ where they must not; see `Link.meet`.
     """
-    global _watch
+    global _link
     if job is None or jax.distributed.is_initialized():
         return
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
-    meeting = meet(job, _versions(), start)
-    _watch = Watch(meeting, silence=silence)
+    _link = Link.meet(job, _versions(), start, silence=silence)
     sys.excepthook = _on_exception
     try:
         with _without_proxies():
             jax.distributed.initialize(
-                meeting.jax_address,
+                _link.jax_address,
                 job.num_processes,
                 job.process_id,
                 local_device_ids=job.local_device_ids,
@@ -62,7 +61,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, shutdown: f
                 # The watch must detect a loss first: it can name the process.
                 heartbeat_timeout_seconds=int(silence) * 3,
                 shutdown_timeout_seconds=int(shutdown),
-                coordinator_bind_address=meeting.jax_address if job.process_id == 0 else None,
+                coordinator_bind_address=_link.jax_address if job.process_id == 0 else None,
             )
     except RuntimeError as error:
         if "before any JAX" not in str(error):
@@ -72,7 +71,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, shutdown: f
             "file use JAX inside its functions only"
         ) from error
     # Runs before JAX's own shutdown, whose barrier may wait for processes that still compute.
-    atexit.register(_watch.close)
+    atexit.register(_link.close)
 
 
 def abandon(reason: str, code: int) -> None:
@@ -82,31 +81,33 @@ def abandon(reason: str, code: int) -> None:
     same reason: then all found it, and each says it in its own name. After a preemption this returns too: all
     processes stop at the same step, and one that is done must not end one that still writes.
     """
-    if _watch is None or code == Preempted.exit_code:
+    if _link is None or code == Preempted.exit_code:
         return
-    loss, own = _watch.loss(), f"ended: {reason}"
+    loss, own = _link.watch.loss(), f"ended: {reason}"
     if loss is not None and loss.reason != own:
         end_now(str(loss), loss.code)
-    _watch.fail(own, code)
+    _link.fail(own, code)
     end_now(reason, code)
 
 
 def is_first() -> bool:
     """Whether this is process 0, which writes and prints for all."""
-    return _coordination().client is None or _coordination().process_id == 0
+    if _link is not None:
+        return _link.job.process_id == 0
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def agree(values: Mapping[str, str]) -> None:
-    """See that all processes have the same values; an `InputError` names the first that differs, and who has what."""
-    values, own = dict(values), _coordination().process_id
-    for process, text in enumerate(exchange("agree", json.dumps(values))):
-        theirs = json.loads(text)
-        for name in values | theirs:
-            if theirs.get(name) != values.get(name):
-                raise InputError(
-                    f"{name} differs: process {own} has {show(values.get(name))}, process {process} has "
-                    f"{show(theirs.get(name))}; start every process with the same"
-                )
+    """See that all processes have the same values; an `InputError` names the first that differs, and who has what.
+
+    Each gives a digest; only where one differs from that of process 0, its values follow.
+    """
+    told = json.dumps(dict(values))
+    digests = "digests", hashlib.sha256(told.encode()).hexdigest()
+    other = int(_decide(*digests, lambda all_of: str(next((p for p, d in enumerate(all_of) if d != all_of[0]), 0))))
+    if other:
+        own = told if _process_index() in (0, other) else ""
+        raise InputError(_decide("values", own, lambda all_of: _difference(all_of, other)))
 
 
 def exchange(name: str, value: str) -> list[str]:
@@ -114,21 +115,7 @@ def exchange(name: str, value: str) -> list[str]:
 
     Raises `InputError` where a process gives none in time.
     """
-    state = _coordination()
-    if state.client is None:
-        return [value]
-    # A key can be written only once, and a notebook may prepare the same training twice.
-    prefix = f"jaxddp/{next(_exchanges)}/{name}"
-    state.client.key_value_set(f"{prefix}/{state.process_id}", value)
-    values = []
-    for process in range(state.num_processes):
-        try:
-            values.append(state.client.blocking_key_value_get(f"{prefix}/{process}", 1000 * _COMPARE_SECONDS))
-        except jax.errors.JaxRuntimeError:
-            raise InputError(
-                f"{name}: process {process} gave no value in {_COMPARE_SECONDS} s; does it run the same program?"
-            ) from None
-    return values
+    return json.loads(_decide(name, value, json.dumps))
 
 
 def from_first(name: str, make: Callable[[], str]) -> str:
@@ -137,23 +124,30 @@ def from_first(name: str, make: Callable[[], str]) -> str:
     Raises:
         InputError: that of process 0, on every process.
     """
-    value, error = "", None
-    if is_first():
-        try:
-            value = make()
-        except InputError as caught:
-            error = str(caught)
-    value, error = json.loads(exchange(name, json.dumps([value, error]))[0])
-    if error is not None:
-        raise InputError(error)
-    return value
+    if _link is not None:
+        return _link.spread(name, make, _COMPARE_SECONDS)
+    return _decide(name, "", lambda _: make())
 
 
-def _coordination() -> Any:
-    """The state of JAX's coordination service, which needs no device; outside a job its client is None."""
-    from jax._src import distributed
+def _decide(name: str, text: str, decide: Callable[[list[str]], str]) -> str:
+    """What process 0 makes of the texts of all."""
+    if _link is not None:
+        return _link.decide(name, text, decide, _COMPARE_SECONDS)
+    return decided_on_devices(text, decide) if jax.distributed.is_initialized() else decide([text])
 
-    return distributed.global_state
+
+def _process_index() -> int:
+    return jax.process_index() if _link is None else _link.job.process_id
+
+
+def _difference(told: list[str], process: int) -> str:
+    """What tells the values of a process from those of process 0."""
+    own, theirs = (json.loads(told[each]) for each in (0, process))
+    name = next(name for name in own | theirs if own.get(name) != theirs.get(name))
+    return (
+        f"{name} differs: process 0 has {show(own.get(name))}, process {process} has {show(theirs.get(name))}; "
+        "start every process with the same"
+    )
 
 
 def _versions() -> dict[str, str]:
@@ -183,13 +177,13 @@ def _without_proxies() -> Iterator[None]:
 
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """For uncaught exceptions: the other processes must not wait for this one."""
-    if isinstance(error, Preempted) and _watch is not None:
-        _watch.close()
+    if isinstance(error, Preempted) and _link is not None:
+        _link.close()
         jax.distributed.shutdown()
         end_now(str(error), error.exit_code)
     if isinstance(error, JaxddpError):
         abandon(str(error), error.exit_code)
-    loss = _watch.loss() if _watch is not None else None
+    loss = _link.watch.loss() if _link is not None else None
     if loss is None:
         sys.__excepthook__(kind, error, trace)
     abandon(f"{kind.__name__}: {' '.join(str(error).split())[:500]}", 130 if kind is KeyboardInterrupt else 1)

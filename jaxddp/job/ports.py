@@ -10,7 +10,7 @@ import socket
 from jaxddp.errors import InputError
 
 LOOPBACK = "127.0.0.1"
-_WAITING = 4096
+WAITING = 4096
 """Connections that may wait to be accepted: those of all processes of the largest job at once."""
 
 
@@ -29,7 +29,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(where[:2], family=family, backlog=_WAITING)
+        return socket.create_server(where[:2], family=family, backlog=WAITING)
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"there is no host {host!r}; give its name or address") from error
     except OSError as error:

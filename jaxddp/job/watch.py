@@ -1,24 +1,24 @@
 """A process that is lost ends the job: all processes watch each other, so that none waits for one that is gone.
 
-Process 0 keeps the connections of the rendezvous. A killed process closes its connection, a stopped process or machine
-sends no more heartbeats, and a process that fails says why before it ends; process 0 passes this on. JAX detects some
-of this through a collective that fails or its own heartbeat, but without naming the process, and not always in Python.
+Process 0 is connected with all others. A killed process closes its connection, a stopped process or machine sends no
+more heartbeats, and a process that fails says why before it ends; process 0 passes this on. JAX detects some of this
+through a collective that fails or its own heartbeat, but without naming the process, and not always in Python.
 """
 
-import contextlib
+import asyncio
 import os
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from jaxddp.job.rendezvous import Meeting, turn_away
+from jaxddp.job.connection import Connection
+from jaxddp.job.messages import Alive, Lost
 
 # A loss is known at once when a connection breaks. A process whose collective fails because of it waits this long for
 # the reason; a process that still computes is given as long to fail by itself.
-_GRACE_SECONDS = 2.0
+GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -34,103 +34,89 @@ class Loss:
 
 
 class Watch:
-    """Watches the peers of a meeting until `close`, and ends this process when one of them is lost.
+    """Knows who is connected, who is done, and who was lost first, which ends this process.
 
     Args:
-        silence: seconds without a heartbeat after which a process counts as lost.
-        end: called with the loss, in another thread, in place of ending this process.
+        connections: of the processes that this one is connected with.
+        hosts: the names of their hosts.
+        silence: seconds without a word after which a process counts as lost.
+        end: called with the loss, in the thread of the event loop, once the others are told.
     """
 
-    def __init__(self, meeting: Meeting, *, silence: float, end: Callable[[Loss], None] | None = None):
-        self._meeting, self._silence = meeting, silence
-        self._end = end or _end_process
+    def __init__(
+        self,
+        connections: Mapping[int, Connection],
+        hosts: Mapping[int, str],
+        silence: float,
+        end: Callable[[Loss], None],
+    ):
+        self._connections, self._hosts, self._silence, self._end = dict(connections), hosts, silence, end
+        self._heard = dict.fromkeys(connections, time.monotonic())
         self._lost: Loss | None = None
         self._known = threading.Event()
-        self._closed = threading.Event()
-        self._done: set[int] = set()
-        for process in meeting.peers:
-            threading.Thread(target=self._listen, args=(process,), daemon=True).start()
-        threading.Thread(target=self._beat, daemon=True).start()
-        if meeting.server is not None:
-            threading.Thread(target=self._turn_away_late, args=(meeting.server,), daemon=True).start()
+        self._closed = False
 
-    def loss(self, timeout: float = _GRACE_SECONDS) -> Loss | None:
-        """The process that was lost, if that is known in time."""
+    def loss(self, timeout: float = GRACE_SECONDS) -> Loss | None:
+        """The process that was lost, if that is known in time. For other threads than that of the event loop."""
         self._known.wait(timeout)
         return self._lost
 
-    def fail(self, reason: str, code: int) -> None:
-        """Tell the others that this process fails, and why."""
-        self._closed.set()
-        self._tell(Loss(self._meeting.job.process_id, reason, code))
-
     def close(self) -> None:
-        """Tell the others that this process ends in order."""
-        self._closed.set()
-        for peer in self._meeting.peers.values():
-            with contextlib.suppress(OSError):
-                peer.send(done=True)
-        if self._meeting.server is not None:
-            self._meeting.server.close()
+        """From here on nobody's end is a loss: this process ends itself."""
+        self._closed = True
 
-    def _listen(self, process: int) -> None:
-        peer = self._meeting.peers[process]
-        while not self._closed.is_set():
-            try:
-                message = peer.receive(self._silence)
-            except TimeoutError:
-                return self._report(
-                    Loss(process, f"gave no sign of life for {self._silence:g} s{self._on(process)}", 1)
-                )
-            except (OSError, ValueError):
-                message = None
-            if message is None:
-                return self._report(Loss(process, f"was lost{self._on(process)}: its connection broke", 1))
-            if message.get("done"):
-                self._done.add(process)
-                return None
-            if "lost" in message:
-                return self._report(Loss(message["lost"], message["reason"], message["code"]))
-        return None
+    def heard(self, process: int) -> None:
+        """A process gave a sign of life."""
+        self._heard[process] = time.monotonic()
 
-    def _beat(self) -> None:
-        while not self._closed.wait(min(1.0, self._silence / 4)):
-            for process, peer in self._meeting.peers.items():
-                if process not in self._done:
-                    with contextlib.suppress(OSError):  # `_listen` sees it too, and handles it.
-                        peer.send(alive=True)
+    def done(self, process: int) -> None:
+        """A process ends in order."""
+        self._connections.pop(process, None)
 
-    def _turn_away_late(self, server: socket.socket) -> None:
-        while not self._closed.is_set():
-            try:
-                turn_away(self._meeting.job, server, timeout=1)
-            except OSError:
-                return
+    def broke(self, process: int) -> None:
+        """The connection with a process ended."""
+        self.report(Loss(process, f"was lost{self._on(process)}: its connection broke", 1))
 
-    def _report(self, loss: Loss) -> None:
-        if self._closed.is_set() or self._lost is not None:
+    def report(self, loss: Loss) -> None:
+        """Tell the others of the first loss, and end."""
+        if self._closed or self._lost is not None:
             return
         self._lost = loss
-        self._tell(loss)
+        self.tell(loss)
         self._known.set()
         self._end(loss)
 
-    def _tell(self, loss: Loss) -> None:
+    def tell(self, loss: Loss) -> None:
         """Process 0 tells all others; every other process tells process 0."""
-        for process, peer in self._meeting.peers.items():
-            if process != loss.process and process not in self._done:
-                with contextlib.suppress(OSError):
-                    peer.send(lost=loss.process, reason=loss.reason, code=loss.code)
+        for process, connection in self._connections.items():
+            if process != loss.process:
+                connection.send(Lost(loss.process, loss.reason, loss.code))
+
+    async def beat(self) -> None:
+        """Give signs of life, and look for those of the others, until this is cancelled."""
+        between = min(1.0, self._silence / 4)
+        while not self._closed:
+            begin = time.monotonic()
+            for connection in self._connections.values():
+                connection.send(Alive())
+            await asyncio.sleep(between)
+            # A process that was stopped itself, or did not get to run, has heard nobody.
+            now = time.monotonic()
+            late = now - begin - between
+            for process in list(self._connections):
+                self._heard[process] = min(now, self._heard[process] + late)
+                if now - self._heard[process] > self._silence:
+                    self.report(Loss(process, f"gave no sign of life for {self._silence:g} s{self._on(process)}", 1))
 
     def _on(self, process: int) -> str:
-        host = self._meeting.hosts.get(process)
+        host = self._hosts.get(process)
         return f" (on {host})" if host else ""
 
 
-def _end_process(loss: Loss) -> None:
-    # The main thread may fail by itself with this reason. A normal exit would wait at JAX's shutdown barrier.
-    time.sleep(_GRACE_SECONDS)
-    end_now(str(loss), loss.code)
+def end_process(loss: Loss) -> None:
+    """End this process soon: the main thread may fail by itself with this reason, and say it."""
+    # A normal exit would wait at JAX's shutdown barrier.
+    asyncio.get_running_loop().call_later(GRACE_SECONDS, end_now, str(loss), loss.code)
 
 
 def end_now(line: str, code: int) -> None:

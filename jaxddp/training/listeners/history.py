@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
-from jaxddp.job.membership import exchange
+from jaxddp.job.membership import from_first
 from jaxddp.mesh import Topology
 from jaxddp.overrides import checked
 from jaxddp.training import rows
@@ -89,9 +89,7 @@ class History(Listener):
     def share(self, topology: Topology) -> None:
         """Make this the history of process 0, whose listeners alone are told; all processes must call it alike."""
         if topology.process_count > 1:
-            # It may be at work on its files for longer than others wait for it in a collective.
-            exchange("history", "")
-            self._rows = json.loads(topology.from_first(json.dumps(self._rows).encode()))
+            self._rows = json.loads(from_first("history", lambda: json.dumps(self._rows)))
 
     def start(self, run: RunStart) -> None:
         self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []

@@ -1,0 +1,185 @@
+"""Process 0's side of a job: it lets the others in, watches them, and brings their values together."""
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Callable, Mapping
+
+from jaxddp.errors import InputError
+from jaxddp.job.connection import STRANGERS_LONGEST, Connection, serving
+from jaxddp.job.environment import Job
+from jaxddp.job.handshake import nonce, proof_of_coordinator
+from jaxddp.job.messages import (
+    Challenge,
+    Done,
+    Hello,
+    Lost,
+    Message,
+    Refusal,
+    Strange,
+    Value,
+    Welcome,
+)
+from jaxddp.job.ports import WAITING, listen
+from jaxddp.job.rendezvous import Roll
+from jaxddp.job.watch import Loss, Watch
+
+INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
+"""The variable with which a launcher passes on a listening socket, so that no other program takes its port."""
+_HELLO_SECONDS = 5.0
+_MORE_STRANGERS = 64
+"""Connections that have not said who they are, beside one for each process: the oldest of more is closed."""
+
+
+class Host:
+    """Of process 0. All functions belong to the thread of the event loop.
+
+    Attributes:
+        jax_address: of JAX's coordinator, on the interface of this one; known once all have joined.
+        watch: of the others, once all have joined.
+    """
+
+    def __init__(self, job: Job, facts: Mapping[str, str]):
+        self._job, self._roll = job, Roll(job, facts, socket.gethostname())
+        self._members = dict[int, tuple[Connection, Hello]]()
+        self._decided = asyncio.Event()
+        self._problem: str | None = None
+        self._unknown = dict[asyncio.Task[None], None]()
+        self._values = dict[int, dict[int, Value]]()
+        self._arrived = asyncio.Condition()
+        self.jax_address = ""
+        self.watch: Watch | None = None
+
+    async def meet(self, timeout: float, silence: float, end: Callable[[Loss], None]) -> None:
+        """Let all in, or tell all why not. Raises: InputError; as `jaxddp.job.link.Link.meet`."""
+        _raise_file_limit(self._job.num_processes)
+        inherited = os.environ.pop(INHERITED_SOCKET, None)
+        own = listen(self._job.host, self._job.port) if inherited is None else socket.socket(fileno=int(inherited))
+        server = await asyncio.start_server(serving(self._serve), sock=own, backlog=WAITING)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._decided.wait()
+        except TimeoutError:
+            self._problem = self._roll.absent(timeout, own.getsockname()[0])
+        if self._problem is not None:
+            server.close()
+            for connection, _ in self._members.values():
+                connection.send(Refusal(self._problem))
+            await asyncio.gather(*(connection.close() for connection, _ in self._members.values()))
+            raise InputError(self._problem)
+        self.jax_address = _free_address(own)
+        connections = {process: connection for process, (connection, _) in self._members.items()}
+        self.watch = Watch(connections, self._roll.hosts, silence, end)
+        for connection, hello in self._members.values():
+            proof = proof_of_coordinator(self._job.key, hello.nonce, self.jax_address)
+            connection.send(Welcome(self.jax_address, proof))
+        self._beating = asyncio.ensure_future(self.watch.beat())
+
+    async def gather(self, number: int, name: str, own: str, timeout: float) -> list[str]:
+        """The values of all processes, in order of their ids. Raises: InputError; one gives none, or another one."""
+        there = self._values.setdefault(number, {})
+        others = set(range(1, self._job.num_processes))
+        try:
+            async with asyncio.timeout(timeout), self._arrived:
+                await self._arrived.wait_for(lambda: there.keys() >= others)
+        except TimeoutError:
+            missing = min(others - there.keys())
+            raise InputError(
+                f"{name}: process {missing} gave no value in {timeout:g} s; does it run the same program?"
+            ) from None
+        del self._values[number]
+        for process, value in sorted(there.items()):
+            if value.name != name:
+                raise InputError(
+                    f"{name}: process {process} is at {value.name!r} meanwhile; does it run the same program?"
+                )
+        return [own, *(there[process].text for process in sorted(others))]
+
+    def tell(self, message: Message) -> list[Connection]:
+        """Tell all others; returns their connections."""
+        for connection, _ in self._members.values():
+            connection.send(message)
+        return [connection for connection, _ in self._members.values()]
+
+    async def _serve(self, connection: Connection) -> None:
+        """Of a process, or of a stranger, who ends nothing."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._unknown[task] = None
+        if len(self._unknown) > self._job.num_processes + _MORE_STRANGERS:
+            next(iter(self._unknown)).cancel()
+        challenge = Challenge(nonce())
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                connection.send(challenge)
+                said = await connection.receive(STRANGERS_LONGEST)
+        except (Strange, TimeoutError):
+            return
+        finally:
+            self._unknown.pop(task, None)
+        if isinstance(said, Hello):
+            reason = self._let_in(challenge, said, connection)
+            if reason is not None:
+                connection.send(Refusal(reason))
+            else:
+                await self._listen(said.process, connection)
+
+    def _let_in(self, challenge: Challenge, hello: Hello, connection: Connection) -> str | None:
+        """Why a process is not let in; None where it is. The first that does not fit ends the meeting."""
+        if (reason := self._roll.stranger(challenge, hello)) is not None:
+            return reason
+        if self._decided.is_set():
+            return self._roll.late(hello.process)
+        self._problem = self._roll.mismatch(hello)
+        if self._problem is None:
+            self._members[hello.process] = connection, hello
+            self._roll.hosts[hello.process] = hello.host
+        if self._problem is not None or self._roll.is_complete:
+            self._decided.set()
+        return self._problem
+
+    async def _listen(self, process: int, connection: Connection) -> None:
+        while True:
+            try:
+                message = await connection.receive()
+            except Strange:
+                message = None
+            if message is None and not self._decided.is_set():
+                # It may be started again, until all are there.
+                del self._members[process], self._roll.hosts[process]
+                return
+            if message is None:
+                if self.watch is not None:
+                    self.watch.broke(process)
+                return
+            if isinstance(message, Value):
+                async with self._arrived:
+                    self._values.setdefault(message.number, {})[process] = message
+                    self._arrived.notify_all()
+            if self.watch is None:
+                continue
+            self.watch.heard(process)
+            if isinstance(message, Lost):
+                self.watch.report(Loss(message.process, message.reason, message.code))
+            elif isinstance(message, Done):
+                self.watch.done(process)
+                return
+
+
+def _raise_file_limit(processes: int) -> None:
+    """Each process has a connection here, and one with JAX's coordinator."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * processes + 1024
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _free_address(server: socket.socket) -> str:
+    """An address for JAX's coordinator: a free port of the same interface."""
+    host = server.getsockname()[0]
+    with socket.socket(server.family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

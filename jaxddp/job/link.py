@@ -1,0 +1,184 @@
+"""A process's connection with its job, in one thread of its own, however many processes there are."""
+
+import asyncio
+import contextlib
+import itertools
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jaxddp.errors import InputError, about
+from jaxddp.job.environment import Job
+from jaxddp.job.host import Host
+from jaxddp.job.member import Member
+from jaxddp.job.messages import Answer, Done, Lost, Message, Value
+from jaxddp.job.ports import LOOPBACK, split_address
+from jaxddp.job.watch import Loss, end_process
+
+T = TypeVar("T")
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+_KEEPER_SECONDS = 10.0
+_FLUSH_SECONDS = 2.0
+_LONGEST_REASON = 10_000
+
+
+class Link:
+    """What the other threads of a process ask of its side of the job, one question after the other.
+
+    Attributes:
+        job: this process's place in it.
+        watch: of the other processes.
+        jax_address: for `jax.distributed.initialize`.
+    """
+
+    def __init__(self, job: Job, side: Host | Member, loop: asyncio.AbstractEventLoop):
+        assert side.watch is not None
+        self.job, self.watch, self.jax_address = job, side.watch, side.jax_address
+        if job.process_id:
+            # It lives as long as this object.
+            self._keeper, self.jax_address = _kept(side.jax_address)
+        self._side, self._loop = side, loop
+        self._numbers = itertools.count()
+
+    @classmethod
+    def meet(
+        cls,
+        job: Job,
+        facts: Mapping[str, str],
+        timeout: float,
+        *,
+        silence: float = 10.0,
+        end: Callable[[Loss], None] = end_process,
+    ) -> "Link":
+        """Wait until all processes have joined, and compare their facts; from then on they watch each other.
+
+        Args:
+            facts: values by name that must be the same in all processes (versions).
+            timeout: seconds.
+            silence: seconds without a sign of life, after which a process counts as lost.
+            end: called with the first loss, once the others are told; by default it ends this process.
+
+        Raises:
+            InputError: the address is taken, wrong or out of reach; a process is missing, joins twice, has another
+                number of processes, belongs to another job, does not know the job's key, or has other facts.
+        """
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="jaxddp-job", daemon=True)
+        thread.start()
+
+        async def met() -> Host | Member:
+            side = Member(job, facts) if job.process_id else Host(job, facts)
+            await side.meet(timeout, silence, end)
+            return side
+
+        try:
+            with about(f"coordinator {job.coordinator}"):
+                return cls(job, _result(met(), loop), loop)
+        except BaseException:
+            _result(_left(), loop, _FLUSH_SECONDS)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(_FLUSH_SECONDS)
+            raise
+
+    def decide(self, name: str, text: str, decide: Callable[[list[str]], str], timeout: float) -> str:
+        """What process 0 makes of the texts of all processes, in order of their ids; all must call this alike.
+
+        Raises:
+            InputError: that of process 0, on every process; or one gives no text in time, or is elsewhere.
+        """
+        value = Value(next(self._numbers), name, text)
+        if isinstance(self._side, Member):
+            self._loop.call_soon_threadsafe(self._side.tell, value)
+            # Process 0 knows better what it waits for.
+            return _text(self._call(self._side.answer(value.number, name, timeout + _FLUSH_SECONDS)))
+        return _text(self._decided(self._side, value, decide, timeout))
+
+    def spread(self, name: str, make: Callable[[], str], timeout: float) -> str:
+        """What process 0 makes; it alone calls the function, and waits for nobody. Raises: as `decide`."""
+        number = next(self._numbers)
+        if isinstance(self._side, Member):
+            return _text(self._call(self._side.answer(number, name, timeout)))
+        answer = _made(number, name, make)
+        self._loop.call_soon_threadsafe(self._side.tell, answer)
+        return _text(answer)
+
+    def fail(self, reason: str, code: int) -> None:
+        """Tell the others that this process fails, and why."""
+        self._last_words(Lost(self.job.process_id, reason[:_LONGEST_REASON], code))
+
+    def close(self) -> None:
+        """Tell the others that this process ends in order."""
+        self._last_words(Done())
+
+    def _decided(self, side: Host, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Answer:
+        try:
+            texts = self._call(side.gather(value.number, value.name, value.text, timeout))
+        except InputError as error:
+            answer = Answer(value.number, value.name, "", str(error))
+        else:
+            answer = _made(value.number, value.name, lambda: decide(texts))
+        self._loop.call_soon_threadsafe(side.tell, answer)
+        return answer
+
+    def _last_words(self, message: Message) -> None:
+        async def said() -> None:
+            self.watch.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_SECONDS):
+                    for connection in self._side.tell(message):
+                        with contextlib.suppress(OSError):
+                            await connection.writer.drain()
+
+        with contextlib.suppress(TimeoutError):
+            self._call(said(), 2 * _FLUSH_SECONDS)
+
+    def _call(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        return _result(coroutine, self._loop, timeout)
+
+
+def _kept(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A process that keeps the connection with JAX's coordinator, and its address; see `jaxddp.job.keeper`.
+
+    Where it does not start, the address is the coordinator's own. Raises: InputError; that is no address.
+    """
+    host, port = split_address(coordinator)
+    keeper = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_KEEPER), host, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert keeper.stdout is not None
+    there, _, _ = select.select([keeper.stdout], [], [], _KEEPER_SECONDS)
+    said = keeper.stdout.readline() if there else b""
+    return keeper, f"{LOOPBACK}:{int(said)}" if said.strip().isdigit() else coordinator
+
+
+async def _left() -> None:
+    """Let go of all connections."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _made(number: int, name: str, make: Callable[[], str]) -> Answer:
+    try:
+        return Answer(number, name, make())
+    except InputError as error:
+        return Answer(number, name, "", str(error))
+
+
+def _text(answer: Answer) -> str:
+    if answer.error:
+        raise InputError(answer.error)
+    return answer.text
+
+
+def _result(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop, timeout: float | None = None) -> T:
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result(timeout)

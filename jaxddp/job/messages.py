@@ -1,0 +1,145 @@
+"""What the processes of a job tell each other: JSON objects of known kinds, whose fields are checked before their use.
+
+Each travels after its length, 4 bytes of a big-endian number.
+"""
+
+import dataclasses
+import functools
+import json
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from jaxddp.ranges import Range
+
+PROTOCOL = "jaxddp-2"
+LENGTH = 4
+
+_Count = Annotated[int, Range(1, 2**24)]
+_Number = Annotated[int, Range(0, 2**53)]
+_Code = Annotated[int, Range(0, 255)]
+
+
+class Strange(ValueError):
+    """What arrived is no message of a job."""
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """The first word on a connection, which is process 0's; for `nonce` see `jaxddp.job.handshake`."""
+
+    nonce: str
+    protocol: str = PROTOCOL
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A process would join. `facts` must be the same in all processes."""
+
+    process: _Number
+    count: _Count
+    run_id: str
+    host: str
+    facts: dict[str, str]
+    nonce: str
+    proof: str
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """All have joined; and the address of JAX's coordinator, `host:port`."""
+
+    jax_address: str
+    proof: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A process cannot join, or nobody can."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Alive:
+    """A heartbeat."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A process ends in order."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A process ended before the job did; all others end with its code."""
+
+    process: _Number
+    reason: str
+    code: _Code
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a process contributes to the exchange of this number."""
+
+    number: _Number
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What process 0 makes of the values of all; or why it cannot."""
+
+    number: _Number
+    name: str
+    text: str
+    error: str = ""
+
+
+Message = Challenge | Hello | Welcome | Refusal | Alive | Done | Lost | Value | Answer
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in typing.get_args(Message)}
+
+
+def encode(message: Message) -> bytes:
+    """A message with its length before it."""
+    content = json.dumps({"kind": type(message).__name__, **dataclasses.asdict(message)}).encode()
+    return len(content).to_bytes(LENGTH, "big") + content
+
+
+def decode(content: bytes) -> Message:
+    """The message that some bytes are, without its length. Raises: Strange; they are none."""
+    try:
+        plain = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Strange(f"no JSON: {error}") from None
+    kind = _KINDS.get(plain.pop("kind", None)) if isinstance(plain, dict) and _is_named(plain) else None
+    if kind is None:
+        raise Strange("of no known kind")
+    types = _types(kind)
+    if plain.keys() != types.keys():
+        raise Strange(f"{kind.__name__} has other fields")
+    for name, hint in types.items():
+        if not _suits(plain[name], hint):
+            raise Strange(f"{kind.__name__}.{name} is not as expected")
+    return kind(**plain)
+
+
+def _is_named(plain: dict[str, Any]) -> bool:
+    return isinstance(plain.get("kind"), str)
+
+
+@functools.cache
+def _types(kind: type[Message]) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _suits(value: Any, hint: Any) -> bool:
+    if typing.get_origin(hint) is Annotated:
+        whole, bounds = typing.get_args(hint)
+        # True is an int, too.
+        return type(value) is whole and value in bounds
+    if typing.get_origin(hint) is dict:
+        return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+    return isinstance(value, hint)

@@ -1,0 +1,254 @@
+"""What comes from a socket is checked before it is used: no stranger ends a job, before the meeting or after it."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxddp.errors import InputError
+from jaxddp.job.environment import Job
+from jaxddp.job.link import Link
+from jaxddp.job.messages import (
+    LENGTH,
+    Alive,
+    Answer,
+    Challenge,
+    Hello,
+    Lost,
+    Refusal,
+    Strange,
+    Value,
+    Welcome,
+    decode,
+    encode,
+)
+from jaxddp.job.watch import Loss
+
+FACTS = {"Python": "3"}
+HELLO = Hello(1, 2, "run", "there", FACTS, "nonce", "")
+
+
+def framed(content: bytes) -> bytes:
+    return len(content).to_bytes(LENGTH, "big") + content
+
+
+def changed(**fields: object) -> bytes:
+    """A hello with other fields, of any types."""
+    plain = json.loads(encode(HELLO)[LENGTH:])
+    return framed(json.dumps(plain | fields).encode())
+
+
+STRANGERS = {
+    "a browser": b"GET / HTTP/1.1\r\nHost: there\r\n\r\n",
+    "a line of another protocol": b'{"protocol":"jaxddp-1"}\n',
+    "brackets": framed(b"[" * 60_000),
+    "an endless message": (2**31).to_bytes(LENGTH, "big") + b"x" * 1000,
+    "no object": framed(b"7"),
+    "an unknown kind": framed(b'{"kind": "Shutdown"}'),
+    "a kind of another type": framed(b'{"kind": ["Hello"]}'),
+    "no fields": framed(b'{"kind": "Hello"}'),
+    "a negative process": changed(process=-1),
+    "a process as text": changed(process="1"),
+    "a process that is true": changed(process=True),
+    "a process of a half": changed(process=1.5),
+    "a count of nothing": changed(count=0),
+    "facts of numbers": changed(facts={"Python": 3}),
+    "facts that are none": changed(facts=None),
+    "another run": changed(run_id="other"),
+    "a loss": encode(Lost(0, "was lost", 1)),
+    "a value": encode(Value(0, "digests", "x")),
+    "a welcome": encode(Welcome("127.0.0.1:1", "")),
+    "half a message": framed(b"{" * 100)[:50],
+    "nothing": b"",
+}
+
+
+class Meeting:
+    """Process 0 of a job of two, and its other process once it joins; `losses` are what either lost."""
+
+    def __init__(self, key: str = "", timeout: float = 30):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = probe.getsockname()
+        self.key, self.timeout, self.losses = key, timeout, list[Loss]()
+        self.pool = ThreadPoolExecutor(8)
+        self.first = self.pool.submit(self.link, 0)
+        give_up = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(ConnectionRefusedError), self.stranger():
+                return
+            assert time.monotonic() < give_up
+
+    def link(self, process: int, **changes: object) -> Link:
+        job = Job("{}:{}".format(*self.address), 2, process, run_id="run", key=self.key)
+        job = Job(**{**vars(job), **changes})
+        return Link.meet(job, FACTS, self.timeout, end=self.losses.append)
+
+    def stranger(self, said: bytes = b"") -> socket.socket:
+        """A connection on which this is said to process 0."""
+        connection = socket.create_connection(self.address, timeout=20)
+        connection.sendall(said)
+        return connection
+
+    def agree(self) -> None:
+        """Both exchange a value."""
+        links = [self.first.result(20), self.second]
+        told = [self.pool.submit(link.decide, "name", str(n), ",".join, 20) for n, link in enumerate(links)]
+        assert [each.result(20) for each in told] == ["0,1", "0,1"]
+
+    def close(self) -> None:
+        for link in (self.second, self.first.result(20)):
+            link.close()
+
+
+def answers(connection: socket.socket) -> list[object]:
+    """What process 0 has said on a connection until it closed it."""
+    with connection, connection.makefile("rb") as stream:
+        found = []
+        # No more will come, so that process 0 need not wait for it.
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            while head := stream.read(LENGTH):
+                found.append(decode(stream.read(int.from_bytes(head, "big"))))
+        return found
+
+
+@pytest.mark.parametrize("key", ["", "secret"])
+def test_strangers_end_no_job_before_or_after_the_meeting(key):
+    meeting = Meeting(key)
+    before = [meeting.stranger(said) for said in STRANGERS.values()]
+    begin = time.monotonic()
+    meeting.second = meeting.link(1)
+    # They are served side by side: nobody waits for those that say nothing.
+    assert time.monotonic() - begin < 4
+    meeting.agree()
+    after = [meeting.stranger(said) for said in STRANGERS.values()]
+    meeting.agree()
+    refused = {"another run": "it serves another job; give each job a port of its own"}
+    for name, connection in [*zip(STRANGERS, before, strict=True), *zip(STRANGERS, after, strict=True)]:
+        challenge, *more = answers(connection)
+        assert isinstance(challenge, Challenge)
+        assert more == ([Refusal(refused[name])] if name in refused else []), name
+    meeting.agree()
+    meeting.close()
+    assert meeting.losses == []
+
+
+def test_who_does_not_know_the_key_takes_no_place():
+    meeting = Meeting("secret")
+    with pytest.raises(InputError, match=r"coordinator .*: JAXDDP_JOB_KEY is another one there; give all processes of"):
+        meeting.link(1, key="guess")
+    with pytest.raises(InputError, match="JAXDDP_JOB_KEY is another one there"):
+        meeting.link(1, key="")
+    # A proof serves once: of another challenge it is none.
+    assert isinstance(answers(meeting.stranger(changed(proof="0" * 64)))[1], Refusal)
+    meeting.second = meeting.link(1)
+    meeting.agree()
+    meeting.close()
+    assert meeting.losses == []
+
+
+def test_a_key_on_one_side_alone_is_named():
+    meeting = Meeting("", timeout=20)
+    line = "JAXDDP_JOB_KEY is set in process 1 on .*, and not in process 0; give all the same"
+    with pytest.raises(InputError, match=line):
+        meeting.link(1, key="secret")
+    with pytest.raises(InputError, match=line):
+        meeting.first.result(20)
+
+
+def test_a_coordinator_that_does_not_know_the_key_is_found_out():
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def pretend() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(encode(Challenge("0")))
+                connection.recv(1000)
+                connection.sendall(encode(Welcome("127.0.0.1:1", "0" * 64)))
+                connection.recv(1000)
+
+        pool.submit(pretend)
+        job = Job("{}:{}".format(*server.getsockname()), 2, 1, key="secret")
+        with pytest.raises(InputError, match="JAXDDP_JOB_KEY is another one there"):
+            Link.meet(job, FACTS, 10)
+
+
+def test_a_flood_of_silent_connections_keeps_nobody_out():
+    meeting = Meeting()
+    silent = [meeting.stranger() for _ in range(200)]
+    meeting.second = meeting.link(1)
+    meeting.agree()
+    assert threading.active_count() < 40
+    for connection in silent:
+        connection.close()
+    meeting.close()
+
+
+def test_a_process_that_ended_while_it_waited_may_come_again():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = probe.getsockname()
+    job = Job("{}:{}".format(*address), 3, 0)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(Link.meet, job, FACTS, 30, end=print)
+        hello = encode(Hello(1, 3, "", "there", FACTS, "nonce", ""))
+        for _ in range(2):
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(address, timeout=5) as early:
+                early.sendall(hello)
+                early.recv(1000)
+        others = [pool.submit(Link.meet, Job(job.coordinator, 3, n), FACTS, 30, end=print) for n in (1, 2)]
+        links = [first.result(40), *(each.result(40) for each in others)]
+        told = [pool.submit(link.decide, "name", str(n), ",".join, 20) for n, link in enumerate(links)]
+        assert [each.result(20) for each in told] == ["0,1,2"] * 3
+        for link in reversed(links):
+            link.close()
+
+
+def test_processes_that_are_at_different_places_are_named():
+    meeting = Meeting()
+    meeting.second = meeting.link(1)
+    first = meeting.pool.submit(meeting.first.result(20).decide, "seed", "0", ",".join, 20)
+    line = "seed: process 1 is at 'the steps' meanwhile; does it run the same program"
+    with pytest.raises(InputError, match="the steps: process 0 is at 'seed' meanwhile; does it run the same program"):
+        meeting.second.decide("the steps", "1", ",".join, 20)
+    with pytest.raises(InputError, match=line):
+        first.result(20)
+    alone = meeting.pool.submit(meeting.first.result(20).decide, "seed", "0", ",".join, 0.2)
+    with pytest.raises(InputError, match=r"seed: process 1 gave no value in 0.2 s; does it run the same program\?"):
+        alone.result(20)
+    meeting.close()
+
+
+@given(st.binary(max_size=200))
+def test_bytes_are_a_message_or_strange(content):
+    with contextlib.suppress(Strange):
+        assert decode(encode(decode(content))[LENGTH:]) == decode(content)
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([HELLO, Lost(1, "r", 1), Answer(1, "n", "t"), Value(2, "n", "t"), Alive()]), st.data())
+def test_fields_are_of_their_types_or_strange(message, data):
+    plain = json.loads(encode(message)[LENGTH:])
+    name = data.draw(st.sampled_from(sorted(plain)))
+    plain[name] = data.draw(_VALUES)
+    with contextlib.suppress(Strange):
+        found = decode(json.dumps(plain).encode())
+        for field, kind in vars(type(found)).get("__annotations__", {}).items():
+            value = getattr(found, field)
+            assert kind is not str or isinstance(value, str)
+            assert not isinstance(value, bool | float)
+        assert decode(encode(found)[LENGTH:]) == found
