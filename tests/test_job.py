@@ -200,6 +200,23 @@ def test_a_killed_process_ends_all_others_by_name(tmp_path, killed):
         assert line.startswith(f"jaxddp: process {killed} was lost")
 
 
+@pytest.mark.parametrize("ended", ["killed", "failed"])
+def test_the_end_of_process_0_is_one_line_where_nobody_waits_for_it(tmp_path, ended):
+    """JAX, which would notice it first, ends the process by SIGABRT, with lines of its own."""
+    fails = "    if topology.process_index == 0: raise RuntimeError('disk on fire')\n" * (ended == "failed")
+    group = Group(tmp_path, f"{ADD}{fails}    time.sleep(600)\n", count=3)
+    group.until_all_say("sum 111.0")
+    if ended == "killed":
+        group.processes[0].send_signal(signal.SIGKILL)
+    line = {
+        "killed": "jaxddp: process 0 was lost (on 127.0.0.1): its connection broke; the job ends here\n",
+        "failed": "jaxddp: process 0 ended: RuntimeError: disk on fire; the job ends here\n",
+    }
+    others = group.processes[1:]
+    assert [(other.communicate(timeout=30)[1], other.returncode) for other in others] == [(line[ended], 1)] * 2
+    group.processes[0].communicate(timeout=30)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):
