@@ -9,6 +9,8 @@ import functools
 import os
 import sys
 
+import jaxddp.private_names as private_names
+
 # Both are read once, when TensorFlow is imported. Nothing here computes what oneDNN would speed up, and it writes to
 # stderr, whose last line must be the error of a failed run.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -23,8 +25,14 @@ if _HIDES_KERAS:
     sys.modules["keras"] = None  # pyright: ignore[reportArgumentType]: Python's mark of what is not to be imported
 try:
     import tensorflow as tf
+except ModuleNotFoundError as error:
+    if error.name != "keras":
+        raise
+    private_names.say_lost("TensorFlow", "import without Keras", "every start takes a second longer")
+    sys.modules.pop("keras", None)
+    import tensorflow as tf
 finally:
-    if _HIDES_KERAS:
+    if _HIDES_KERAS and sys.modules.get("keras") is None:
         sys.modules.pop("keras", None)
 
 # TensorFlow's first op claims the memory of every GPU that it sees, and JAX needs it. After that first op, which a
