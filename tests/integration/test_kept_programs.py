@@ -10,6 +10,7 @@ SCRIPT = """
 import collections, json, sys
 import jax.monitoring, numpy as np, optax
 import jaxddp
+import jaxddp.engine.compiler_options as compiler_options
 
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))
@@ -21,8 +22,10 @@ net = (
 )
 setup = jaxddp.prepare_training(net, table, None, optax.sgd(0.01), 2, epochs=1)
 jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=sys.argv[1], listeners=[])
-named = {"asked": "compile_requests_use_cache", "hits": "cache_hits", "kept": "cache_misses"}
-print(json.dumps({name: events[event] for name, event in named.items()}))
+# Options are tried on a program, and one that jaxlib refuses is none: it can neither be found nor kept.
+refused = compiler_options._refusal(*compiler_options._NO_EMITTERS) is not None
+asked = events["compile_requests_use_cache"] - refused
+print(json.dumps({"asked": asked, "hits": events["cache_hits"], "kept": events["cache_misses"]}))
 """
 
 
