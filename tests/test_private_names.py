@@ -4,6 +4,7 @@ BUILD_NOTES.md tells what each of the package's is for ("Private names").
 """
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -54,20 +55,27 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_"
 
 
+nodes = functools.cache(lambda source: list(ast.walk(ast.parse(source))))
+
+
 def defined(source: str) -> Iterator[str]:
     """The private names that a module makes itself, at any depth."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
-        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            # An attribute of another object than its own may be a library's.
-            if isinstance(node, ast.Name):
-                yield node.id
-            elif isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-                yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        # An attribute of another object may be a library's.
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
+            yield node.attr
 
 
-OWN = {name for folder in FOLDERS for file in (ROOT / folder).rglob("*.py") for name in defined(file.read_text())}
+def is_own(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+FILES = {file: file.read_text() for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))}
+OWN = {name for source in FILES.values() for name in defined(source) if is_private(name)}
 
 
 def used(path: str, source: str) -> set[str]:
@@ -79,7 +87,7 @@ def used(path: str, source: str) -> set[str]:
         return (is_private(name) and name not in known) or name in asked or name == "experimental"
 
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -127,8 +135,7 @@ def test_what_is_not_promised_is_seen(source, expected):
 
 
 def test_it_stands_in_the_list_and_the_list_holds_nothing_else():
-    files = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
-    paths = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
+    paths = {file.relative_to(ROOT).as_posix(): source for file, source in FILES.items()}
     found = {path: names for path, source in paths.items() if (names := used(path, source))}
     assert found == {path: set(names.split()) for path, names in USED.items()}
 
