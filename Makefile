@@ -35,9 +35,10 @@ test: setup
 
 # What moves with the libraries, with the newest of them that pip resolves, on the newest Python: the environment
 # .venv-newest, which is kept for a day.
-NEWEST := $(addprefix tests/,$(addsuffix .py,test_start test_private_names test_order test_loop test_api test_step \
-  test_optimizers test_cost test_memory test_reproducible test_adapt test_xla_options test_tfds test_manifest \
-  integration/test_kept_programs)) tests/integration/test_launch_train.py::test_two_processes_of_two_devices_are_one_of_four
+NEWEST := $(patsubst %,tests/test_%.py,start private_names order loop api optimizers cost memory adapt xla_options tfds \
+  manifest) tests/test_reproducible.py tests/integration/test_kept_programs.py \
+  tests/test_step.py::test_gradients_equal_plain_grad \
+  tests/integration/test_launch_train.py::test_two_processes_of_two_devices_are_one_of_four
 
 newest: setup
 	@$(BIN)/python .ci/newest.py

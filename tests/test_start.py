@@ -149,7 +149,10 @@ def not_first(unset, monkeypatch):
     monkeypatch.setattr(compilation_cache, "is_first", lambda: False)
     monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)
     private_names.say_lost.cache_clear()
-    return monkeypatch
+    # JAX takes its folder when it first compiles, which may be long ago.
+    jax_cache.reset_cache()
+    yield monkeypatch
+    jax_cache.reset_cache()
 
 
 def test_another_process_keeps_what_it_compiles(not_first, unset):
