@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: setup demo test test-quick lint types format clean
+.PHONY: setup demo test test-quick newest test-newest lint types format clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,19 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --ignore tests/integration
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration
 
+# What moves with the libraries, with the newest of them that pip resolves, on the newest Python: the environment
+# .venv-newest, which is kept for a day.
+NEWEST := $(patsubst %,tests/test_%.py,start private_names order loop api optimizers cost memory adapt xla_options tfds \
+  manifest) tests/test_reproducible.py tests/integration/test_kept_programs.py \
+  tests/test_step.py::test_gradients_equal_plain_grad \
+  tests/integration/test_launch_train.py::test_two_processes_of_two_devices_are_one_of_four
+
+newest: setup
+	@$(BIN)/python .ci/newest.py
+
+test-newest: newest
+	.venv-newest/bin/python -m pytest -n 2 -m "not slow" $(NEWEST)
+
 # For every edit, in two to three minutes on two cores: all but the integration tests and those marked slow.
 test-quick: setup
 	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore tests/integration
@@ -49,7 +62,7 @@ format: setup
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv runs/demo data/digits
+	rm -rf .venv .venv-newest runs/demo data/digits
 
 # The picture of README.md, from a run of its own.
 .PHONY: picture

@@ -196,7 +196,7 @@ def fix_cpu_threads() -> None:
 
 def _has_started() -> bool:
     """Whether JAX has devices already: then it refuses another number of them, and says nothing of the same."""
-    asked = jax.config.values["jax_num_cpu_devices"]
+    asked = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     try:
         jax.config.update("jax_num_cpu_devices", 2 if asked == 1 else 1)
     except RuntimeError:

@@ -9,16 +9,18 @@ import os
 import shutil
 import signal
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # A program of a test runs a few times on a few numbers, so it is compiled in haste, and by one thread: other tests have
-# the other cores. Children inherit it.
+# the other cores. Children inherit it. XLA ends a process for a flag that it does not know; one went with jaxlib 0.11.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_parallel_codegen_split_count=1"
+    + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
 )
 if "JAXDDP_GPU_PLUGIN" not in os.environ:
     # XLA's compiler for GPUs is fetched once, for the user and for the tests.

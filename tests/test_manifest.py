@@ -86,7 +86,8 @@ def test_a_thousand_of_a_thousand_damages_are_found(place):
         return [fault for fault in found if fault]
 
     names, rng, missed = files_in(place), random.Random(0), []
-    assert len(names) > 30 and faults() == []
+    # Orbax 0.11.36 writes 29, Orbax 0.12.8 more.
+    assert len(names) > 25 and faults() == []
     for number in range(1000):
         file = rng.choice(names)
         content = file.read_bytes()
@@ -294,7 +295,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "zeros": (lambda step: zeros(arrays(step)), " does not hold what was saved"),
     "a flipped bit": (lambda step: flip(arrays(step), 99), " does not hold what was saved"),
     "no OCDBT manifest": (lambda step: (step / "state/manifest.ocdbt").unlink(), "state/manifest.ocdbt is missing"),
-    "no progress": (lambda step: shutil.rmtree(step / "progress"), "progress/commit_success.txt is missing"),
+    # Which of its files is named first depends on Orbax.
+    "no progress": (lambda step: shutil.rmtree(step / "progress"), " is damaged: progress/"),
     "no metadata": (lambda step: (step / "state/_METADATA").unlink(), "state/_METADATA is missing"),
     "a directory": (lambda step: instead(Path.mkdir)(arrays(step)), " is not a regular file"),
     "a pipe": (lambda step: instead(os.mkfifo)(arrays(step)), " is not a regular file"),

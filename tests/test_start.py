@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,8 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ilsvrc import write_tree
+from jax._src import compilation_cache as jax_cache
+from jax._src import compiler
 
 import jaxddp
+import jaxddp.private_names as private_names
 from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.engine import program_cache as compilation_cache
 from jaxddp.engine.program_cache import PROGRAMS, keep_compiled_programs
@@ -139,8 +143,82 @@ def test_where_nothing_can_be_kept_a_run_goes_on_with_one_line(unset, spoil, mon
     assert float(jax.jit(lambda x: x + 1)(1.0)) == 2
 
 
-def test_other_processes_of_a_job_neither_warn_nor_thin_out(unset, monkeypatch, caplog):
+@pytest.fixture
+def not_first(unset, monkeypatch):
+    """This process as one of a job, but not the first: it keeps its programs through JAX's private functions."""
     monkeypatch.setattr(compilation_cache, "is_first", lambda: False)
+    monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)
+    private_names.say_lost.cache_clear()
+    # JAX takes its folder when it first compiles, which may be long ago.
+    jax_cache.reset_cache()
+    yield monkeypatch
+    jax_cache.reset_cache()
+
+
+def test_another_process_keeps_what_it_compiles(not_first, unset):
+    """With the installed JAX, whatever its `_cache_write` is given; process 0 itself is told nothing of it."""
+    not_first.setattr(compiler.distributed.global_state, "process_id", 1)
+    keep_compiled_programs()
+    keep_compiled_programs()  # as in a notebook
+    jax.jit(lambda x: x * 3 + 41)(1.0)
+    assert [path.name for path in unset.iterdir() if path.name.startswith("jit__lambda")]
+
+
+def of_five(cache_key, compile_time_secs, module_name, backend, executable):
+    """As in jax 0.12."""
+
+
+def of_six(executable, backend, module_name, compile_time_secs, cache_key, host_callbacks):
+    """As in jax 0.10, in another order."""
+
+
+@pytest.mark.parametrize("theirs", [of_five, of_six])
+def test_arguments_are_known_by_their_names(not_first, theirs):
+    kept = []
+
+    def put(cache_key, module_name, executable, backend, compile_time):
+        kept.append((cache_key, module_name, executable, backend.platform, compile_time))
+
+    not_first.setattr(jax_cache, "put_executable_and_time", put)
+    not_first.setattr(compiler, "_cache_write", theirs)
+    keep_compiled_programs()
+    cpu, gpu = (SimpleNamespace(platform=platform) for platform in ("cpu", "gpu"))
+    named = {"cache_key": "key", "compile_time_secs": 2.5, "module_name": "jit_f", "backend": cpu, "executable": "x"}
+    callbacks = {"host_callbacks": []} if theirs is of_six else {}
+    for each in (named, named | {"backend": gpu}, named | {"compile_time_secs": -1.0}):
+        compiler._cache_write(**each, **callbacks)
+    if callbacks:
+        compiler._cache_write(**named, host_callbacks=["prints"])
+    assert kept == [("key", "jit_f", "x", "cpu", 2)]
+
+
+@pytest.mark.parametrize("name", ["_cache_write", "put_executable_and_time"])
+@pytest.mark.parametrize("theirs", [None, lambda key: None, lambda *, why, **_: None])
+def test_without_jaxs_functions_one_line_says_what_is_lost(not_first, caplog, name, theirs):
+    place = compiler if name == "_cache_write" else jax_cache
+    not_first.setattr(place, name, theirs)
+    keep_compiled_programs()
+    keep_compiled_programs()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"jax {jax.__version__} has no jax._src.compiler._cache_write of the kind")
+    assert line.endswith("on CPUs, this process will compile its programs anew at each start")
+    assert getattr(place, name) is theirs
+
+
+def test_a_program_that_cannot_be_kept_is_one_line(not_first, caplog):
+    def put(cache_key, module_name, executable, backend, compile_time):
+        raise OSError(28, "No space left on device", f"/kept/{cache_key}")
+
+    not_first.setattr(jax_cache, "put_executable_and_time", put)
+    not_first.setattr(compiler, "_cache_write", of_five)
+    keep_compiled_programs()
+    for key in "ab":
+        compiler._cache_write(key, 1.0, "jit_f", SimpleNamespace(platform="cpu"), None)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("a compiled program is not kept (No space left on device)")
+
+
+def test_other_processes_of_a_job_neither_warn_nor_thin_out(not_first, unset, monkeypatch, caplog):
     monkeypatch.setattr(compilation_cache, "MOST_BYTES", 0)
     unset.mkdir(parents=True, mode=0o700)
     (unset / "program").write_bytes(b"x")

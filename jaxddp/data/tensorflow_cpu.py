@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 
+import jaxddp.private_names as private_names
 from jaxddp.log_level import errors_only
 
 # Read once, when TensorFlow is imported. Nothing here computes what oneDNN would speed up, and it writes to stderr.
@@ -23,8 +24,15 @@ if _HIDES_KERAS:
 try:
     with errors_only():
         import tensorflow as tf
+except ModuleNotFoundError as error:
+    if error.name != "keras":
+        raise
+    private_names.say_lost("TensorFlow", "import without Keras", "every start takes a second longer")
+    sys.modules.pop("keras", None)
+    with errors_only():
+        import tensorflow as tf
 finally:
-    if _HIDES_KERAS:
+    if _HIDES_KERAS and sys.modules.get("keras") is None:
         sys.modules.pop("keras", None)
 
 # TensorFlow's first op claims the memory of every GPU that it sees, and JAX needs it. After that first op, which a

@@ -5,10 +5,11 @@ options are given that way here. They belong to no stable interface: they change
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
+import jaxddp.private_names as private_names
 from jaxddp.config import Config
 from jaxddp.engine.averaging import Averaging
 from jaxddp.errors import InputError
@@ -21,6 +22,10 @@ _OVERLAP = {"xla_gpu_enable_latency_hiding_scheduler": "True"}
 """What moves computing between the start of an all-reduce and the wait for it. jaxlib 0.10.2 does so in any case."""
 _DETERMINISTIC = {"xla_gpu_deterministic_ops": "True"}
 """Without it XLA chooses between algorithms for GPUs by timing them, and some of them add in no fixed order."""
+_ONE_CALL = {"xla_backend_optimization_level": "1"}
+_HASTE = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"}
+_NO_EMITTERS = ("xla_cpu_use_fusion_emitters", "False")
+"""Of jaxlib 0.10. From 0.11 on there is no choice, and nothing is lost."""
 _BOOLEANS = {"true": "True", "false": "False"}
 
 
@@ -52,19 +57,17 @@ def step_options(config: Config, topology: Topology) -> dict[str, str]:
 
     Raises: as `compiler_options`.
     """
-    wanted: dict[str, str] = {}
+    own: dict[str, str] = {}
     if topology.platform == "gpu" and config.parallel.reproducible:
-        wanted = _DETERMINISTIC
+        own = _taken(_DETERMINISTIC, "parallel.reproducible may not give the same bits twice on GPUs")
     elif topology.platform == "gpu" and Averaging.of(config, topology).buckets > 1:
-        wanted = _OVERLAP
-    own = {name: value for name, value in wanted.items() if _refusal(name, value) is None}
+        own = _taken(_OVERLAP, "buckets may not be averaged while the next are computed")
     return own | compiler_options(config.parallel.xla_options)
 
 
 def options_of_one_call(platform: str) -> dict[str, str]:
     """For a program that is called once: on a CPU level 1 of optimization, which halves compiling, if it is taken."""
-    option = ("xla_backend_optimization_level", "1")
-    return dict([option]) if platform == "cpu" and _refusal(*option) is None else {}
+    return _taken(_ONE_CALL, "starts take longer to compile") if platform == "cpu" else {}
 
 
 def options_in_haste(platform: str) -> dict[str, str]:
@@ -72,12 +75,18 @@ def options_in_haste(platform: str) -> dict[str, str]:
 
     Those that are taken: they differ between releases of jaxlib.
     """
-    options = {
-        "xla_backend_optimization_level": "0",
-        "xla_llvm_disable_expensive_passes": "True",
-        "xla_cpu_use_fusion_emitters": "False",
-    }
-    return {name: value for name, value in options.items() if platform == "cpu" and _refusal(name, value) is None}
+    if platform != "cpu":
+        return {}
+    emitters = {} if _refusal(*_NO_EMITTERS) else dict([_NO_EMITTERS])
+    return _taken(_HASTE, "the self-test takes longer to compile") | emitters
+
+
+def _taken(options: Mapping[str, str], lost: str) -> dict[str, str]:
+    """Those that this jaxlib takes; a line says what is lost without another."""
+    for name, value in options.items():
+        if _refusal(name, value) is not None:
+            private_names.say_lost("jaxlib", f"option {name}={value}", lost)
+    return {name: value for name, value in options.items() if _refusal(name, value) is None}
 
 
 @functools.cache

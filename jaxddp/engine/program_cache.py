@@ -13,13 +13,13 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 
+import jaxddp.private_names as private_names
 from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.job.membership import is_first
 
@@ -31,6 +31,9 @@ MOST_BYTES = 1 << 30
 # JAX's defaults, which leave out what compiles within a second, and the values that replace them.
 _KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
 _KEEP_ALL = {_KEPT_FROM: (1.0, 0.0), "jax_persistent_cache_min_entry_size_bytes": (0, -1)}
+# Of JAX's private functions that write a program: what is read of their arguments, in whatever order.
+_WRITTEN = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
+_PUT = ("cache_key", "module_name", "executable", "backend", "compile_time")
 _log = logging.getLogger("jaxddp.parallel")
 # A notebook may prepare many trainings.
 _warn_once = functools.cache(_log.warning)
@@ -64,22 +67,35 @@ def keep_compiled_programs() -> None:
 def _keep_those_of_every_cpu() -> None:
     """On CPUs, have every process write its programs, which no other process can use; in JAX only process 0 writes.
 
-    There is no setting for it: a release of JAX without such a function compiles them at each start.
+    There is no setting for it. Where JAX's function is another one, a line says what is lost.
     """
     if is_first():
         return
-    from jax._src import compilation_cache, compiler
+    try:
+        from jax._src import compilation_cache, compiler
+    except ImportError:
+        compilation_cache = compiler = None
+    replaced = private_names.function(compiler, "_cache_write", _WRITTEN, ["host_callbacks"])
+    put = private_names.function(compilation_cache, "put_executable_and_time", _PUT)
+    if compiler is None or replaced is None or put is None:
+        lost = "on CPUs, this process will compile its programs anew at each start"
+        private_names.say_lost("jax", "jax._src.compiler._cache_write", lost)
+        return
+    order = inspect.signature(replaced)
 
-    def write_own(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Sequence[Any]) -> None:
-        if backend.platform != "cpu" or callbacks or seconds < _setting(_KEPT_FROM):
+    @functools.wraps(replaced)
+    def write_own(*arguments: Any, **named: Any) -> None:
+        given = order.bind(*arguments, **named).arguments
+        backend, seconds = given["backend"], given["compile_time_secs"]
+        if backend.platform != "cpu" or given.get("host_callbacks") or seconds < _setting(_KEPT_FROM):
             return
-        # A program that cannot be kept will be compiled again.
-        with suppress(Exception):
-            compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+        try:
+            put(given["cache_key"], given["module_name"], given["executable"], backend, int(seconds))
+        except Exception as error:  # As in JAX: training goes on.
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            _warn_once(f"a compiled program is not kept ({reason}) and will be compiled anew at the next start")
 
-    replaced, known = getattr(compiler, "_cache_write", None), inspect.signature(write_own).parameters
-    if replaced is not None and len(inspect.signature(replaced).parameters) == len(known):
-        compiler._cache_write = write_own
+    compiler._cache_write = write_own
 
 
 def _setting(name: str) -> Any:

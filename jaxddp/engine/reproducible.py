@@ -7,6 +7,7 @@ follows, or computes once what two shards have in common, the last bits differ. 
 walls that the compiler does not see through, and the program is the same on any number of devices.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
+import jaxddp.private_names as private_names
 from jaxddp.data.batch import Batch
 from jaxddp.engine.microbatches import zero_after
 from jaxddp.errors import InputError
@@ -56,15 +58,29 @@ def mean_of_shards(
 def _traced(take: Callable[..., T], *like: Any) -> Callable[..., T]:
     """The same function, traced once for all shards. Raises: InputError; it has a collective."""
     traced, shapes = jax.make_jaxpr(take, return_shape=True)(*like)
+    if not _sees_collectives():
+        lost = "parallel.reproducible cannot tell whether the network asks other devices, and would take it"
+        private_names.say_lost("jax", "jaxpr (axes of a collective)", lost)
     for operation in operations_in(traced):
-        axes = operation.params.get("axes", ()), operation.params.get("axis_name", ())
-        if operation.primitive.name != "pvary" and any(names == AXIS or AXIS in names for names in axes):
+        if _is_collective(operation):
             raise InputError(
                 f"parallel.reproducible: the network or the loss asks other devices ({operation.primitive.name}), and "
                 f"each of {SHARDS} shards is computed by itself; take it out, such as a batch norm with axis_name"
             )
     evaluate = jaxpr_as_fun(traced)
     return lambda *arrays: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(arrays)))
+
+
+def _is_collective(operation: Any) -> bool:
+    axes = operation.params.get("axes", ()), operation.params.get("axis_name", ())
+    return operation.primitive.name != "pvary" and any(names == AXIS or AXIS in names for names in axes)
+
+
+@functools.cache
+def _sees_collectives() -> bool:
+    """Whether a plain sum over the devices is known for one: JAX promises the names of no operation's parameters."""
+    traced = jax.make_jaxpr(lambda x: lax.psum(x, AXIS), axis_env=[(AXIS, 1)])(jnp.float32(0))
+    return any(map(_is_collective, operations_in(traced)))
 
 
 def walled(tree: T, zero: jax.Array, for_cpu: bool) -> T:

@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxddp.measure.flops import count_flops
+import jaxddp.private_names as private_names
+from jaxddp.measure.flops import count_flops, reads_jaxprs
 from jaxddp.measure.peaks import peak
+
+_BYTES = [f"{part}_size_in_bytes" for part in ("argument", "output", "alias", "temp")]
 
 
 @dataclass(frozen=True)
@@ -69,4 +72,15 @@ def compile_with_cost(function: Any, *arguments: Any) -> tuple[Any, Cost]:
     """Compile a jitted function for arguments, or for their shapes; the executable does what the function does."""
     traced = function.trace(*arguments)
     compiled = traced.lower().compile()
-    return compiled, Cost(dict(count_flops(traced.jaxpr)), compiled.memory_analysis())
+    flops = dict(count_flops(traced.jaxpr)) if reads_jaxprs() else {}
+    return compiled, Cost(flops, _memory_of(compiled))
+
+
+def _memory_of(compiled: Any) -> Any:
+    """XLA's `CompiledMemoryStats`; None where there are none, or of a form that is not known."""
+    found = compiled.memory_analysis()
+    if found is None or all(hasattr(found, name) for name in _BYTES):
+        return found
+    lost = "what memory a step needs is not known, and not compared with what there is"
+    private_names.say_lost("jax", "Compiled.memory_analysis()", lost)
+    return None

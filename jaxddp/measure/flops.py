@@ -2,15 +2,23 @@
 
 XLA's own count, `cost_analysis()`, leaves out the calls of cuDNN and cuBLAS that most convolutions and products become
 on a GPU (https://github.com/jax-ml/jax/issues/16008, https://github.com/jax-ml/jax/issues/22249).
+
+JAX promises neither the names of operations nor those of their parameters: `reads_jaxprs` tries them.
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+
+import jaxddp.private_names as private_names
 
 Flops = Counter[str]
 """Floating-point operations by the dtype of what is multiplied: {"bfloat16": 24_000_000_000}."""
@@ -35,6 +43,26 @@ def count_flops(jaxpr: Any) -> Flops:
         if jnp.issubdtype(dtype, jnp.inexact):
             found[dtype.name] += 2 * multiplications
     return found
+
+
+@functools.cache
+def reads_jaxprs() -> bool:
+    """Whether a product in a loop and a convolution of this JAX count as by hand; where they do not, a line says so."""
+
+    def known(image: Any, kernel: Any, matrix: Any) -> Any:
+        turned, _ = lax.scan(lambda carry, _: (carry @ matrix, None), matrix, length=3)
+        return jax.jit(lax.conv_general_dilated, static_argnums=(2, 3))(image, kernel, (1, 1), "SAME"), turned
+
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((1, 2, 3, 3), (5, 2, 3, 3), (4, 4))]
+    # On 3x3 pixels 49 of the 81 taps of a 3x3 kernel meet a pixel.
+    expected = {"float32": 2 * (49 * 2 * 5 + 3 * 4**3)}
+    # What another JAX says of itself may raise anything.
+    with suppress(Exception):
+        if count_flops(jax.make_jaxpr(known)(*shapes).jaxpr) == expected:
+            return True
+    lost = "what a step computes is not counted, and MFU not known"
+    private_names.say_lost("jax", "jaxpr (names of operations and their parameters)", lost)
+    return False
 
 
 def _multiplications(equation: Any) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import jaxddp.private_names as private_names
 from jaxddp.errors import InputError
 from jaxddp.wording import first_line, not_installed
 
@@ -38,10 +39,20 @@ def convert(function: Callable[[Any], Any], example: Any, name: str, output: str
 
 @contextlib.contextmanager
 def _open_sizes_padded() -> Iterator[None]:
-    """Have jax2onnx 0.13 pad arrays of open sizes, whose names its rule for `lax.pad` takes for numbers."""
-    from jax2onnx.plugins.jax.lax import pad
+    """Have jax2onnx pad arrays of open sizes, whose names its rule for `lax.pad` takes for numbers.
 
-    library = pad.ir
+    The rule's module is no part of what jax2onnx documents. Without it a network that pads may be refused.
+    """
+    try:
+        from jax2onnx.plugins.jax.lax import pad
+
+        library: Any = pad.ir
+        shape = library.Shape
+    except (ImportError, AttributeError):
+        lost = "a network that pads its images may not be exported with sizes that are open"
+        private_names.say_lost("jax2onnx", "jax2onnx.plugins.jax.lax.pad.ir", lost)
+        yield
+        return
 
     class Named(types.ModuleType):
         """`onnx_ir`, but for shapes of sizes that have names."""
@@ -51,7 +62,7 @@ def _open_sizes_padded() -> Iterator[None]:
 
         @staticmethod
         def Shape(sides: Any) -> Any:
-            return library.Shape([side if isinstance(side, int) else str(side) for side in sides])
+            return shape([side if isinstance(side, int) else str(side) for side in sides])
 
     pad.ir = Named("onnx_ir")
     try:

@@ -149,7 +149,9 @@ class Checkpoints:
                     f"{place}: a checkpoint of another architecture or optimizer: {name} is "
                     f"{there} there and {here} here; use the config that wrote it, or another --workdir"
                 )
-            abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+            abstract = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like
+            )
             items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
             restored = self._manager.restore(step, args=items)
         return restored["state"], restored["progress"]

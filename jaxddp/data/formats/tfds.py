@@ -7,7 +7,7 @@ files are read at the offset of a record, ArrayRecord files through the library'
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+import jaxddp.private_names as private_names
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
@@ -88,9 +89,10 @@ def _library() -> Any:
 
 def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
     tfds = _library()
-    home = Path(data_dir or tfds.core.constants.get_default_data_dir()).expanduser().absolute()
+    # The default that the library documents.
+    home = Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser().absolute()
     try:
-        return tfds.core.read_only_builder.builder_from_files(name, data_dir=str(home))
+        return _opener(tfds)(name, data_dir=str(home))
     except tfds.core.DatasetNotFoundError:
         raise _not_prepared(name, home) from None
     # The library documents no error for a damaged description or an invalid name.
@@ -100,6 +102,20 @@ def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
             f"{home}: the set {show(name)} cannot be opened ({reason}); write name, name/config or name:1.0.0, or "
             "prepare the set again"
         ) from None
+
+
+def _opener(tfds: Any) -> Callable[..., Any]:
+    """What opens a prepared set by its name from its files alone. The public `tfds.builder` runs the set's own code."""
+    found = private_names.function(
+        getattr(tfds.core, "read_only_builder", None), "builder_from_files", ["name"], ["builder_kwargs"]
+    )
+    if found is None:
+        lost = "a set of TensorFlow Datasets is opened through the code that made it, which may need more packages"
+        private_names.say_lost(
+            "tensorflow-datasets", "tensorflow_datasets.core.read_only_builder.builder_from_files", lost
+        )
+        return tfds.builder
+    return found
 
 
 def _not_prepared(name: str, home: Path) -> InputError:

@@ -1,0 +1,116 @@
+"""Make `.venv-newest`: what pip resolves today without constraints, on the newest Python that this machine has.
+
+It is kept for a day. Then pip is asked again, and where it resolves something else the environment is made anew. The
+last line says with what tests will run, or why there is no such environment.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+HOME = ROOT / ".venv-newest"
+PYTHON, STAMP = HOME / "bin" / "python", HOME / "made"
+MINORS = (13, 12, 11)
+ASKED_AGAIN = 24 * 3600
+INSTALL_SECONDS, ASK_SECONDS = 600, 120
+NOT_FOR_THESE_TESTS = {
+    "jax2onnx",  # asks for an older Orbax than all others
+    *("basedpyright", "ipykernel", "mlflow-skinny", "moto", "nbclient", "ruff", "wandb"),
+}
+TOLD = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy", "tensorflow-cpu", "tensorflow")
+
+
+def newest_python() -> Path:
+    """The newest that starts and can make environments, of PATH and of pyenv; at last the one that runs this."""
+    versions = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser() / "versions"
+    for minor in MINORS:
+        named = shutil.which(f"python3.{minor}")
+        beside = sorted(versions.glob(f"3.{minor}.*/bin/python"), key=lambda path: int(path.parts[-3].split(".")[2]))
+        for python in [*([Path(named)] if named else []), *reversed(beside)]:
+            asked = [str(python), "-c", f"import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, {minor}))"]
+            # The name may be pyenv's, of a version that is not switched on.
+            if subprocess.run(asked, capture_output=True, timeout=30, check=False).returncode == 0:
+                return python
+    return Path(sys.executable)
+
+
+def requirements(project: dict) -> list[str]:
+    """The package, and what its tests need."""
+    extras = project["optional-dependencies"]
+    named = {word: re.match(r"[\w-]+", word)[0] for word in [*extras["demo"], *extras["dev"]]}
+    return ["--editable", str(ROOT), *(word for word, name in named.items() if name not in NOT_FOR_THESE_TESTS)]
+
+
+def make(python: Path, wanted: list[str]) -> None:
+    """A new environment, by uv where it is present."""
+    if uv := shutil.which("uv"):
+        run(uv, "venv", "--quiet", "--clear", "--python", str(python), str(HOME))
+        run(uv, "pip", "install", "--quiet", "--python", str(PYTHON), *wanted)
+    else:
+        run(str(python), "-m", "venv", "--clear", str(HOME))
+        run(str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
+
+
+def is_newest(wanted: list[str]) -> bool:
+    """Whether pip would install nothing else; uv, which has made one in seconds, is not asked."""
+    if shutil.which("uv"):
+        return False
+    ask = ["install", "--dry-run", "--quiet", "--disable-pip-version-check", "--report", "-", "--upgrade"]
+    told = run(str(PYTHON), "-m", "pip", *ask, "--upgrade-strategy", "eager", *wanted, seconds=ASK_SECONDS)
+    return {one["metadata"]["name"] for one in json.loads(told)["install"]} <= {"jaxddp"}
+
+
+def run(*command: str, seconds: float = INSTALL_SECONDS) -> str:
+    """What it prints. Raises: OSError, with the last error that it wrote to stderr."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"it took more than {seconds:g} s") from None
+    if done.returncode:
+        lines = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()]
+        # After its errors pip writes notes.
+        raise OSError(([line for line in lines if line.lower().startswith("error: ")] or lines)[-1])
+    return done.stdout
+
+
+def installed() -> str:
+    """What the environment has, on one line."""
+    program = (
+        "import platform, sys; from importlib.metadata import distributions; "
+        "found = {one.name.lower().replace('_', '-'): one.version for one in distributions()}; "
+        "has = [f'{name} {found[name]}' for name in sys.argv[1:] if name in found]; "
+        "print(', '.join([f'Python {platform.python_version()}', *has]))"
+    )
+    return run(str(PYTHON), "-c", program, *TOLD).strip()
+
+
+def main() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    python, wanted = newest_python(), requirements(project)
+    made_of = hashlib.sha256("\n".join([str(python.resolve()), *wanted, *project["dependencies"]]).encode()).hexdigest()
+    is_made = STAMP.is_file() and STAMP.read_text() == made_of
+    try:
+        if not is_made or (time.time() - STAMP.stat().st_mtime > ASKED_AGAIN and not is_newest(wanted)):
+            print(f"newest versions: setting up {HOME.name}, a few minutes", flush=True)
+            STAMP.unlink(missing_ok=True)
+            make(python, wanted)
+            STAMP.write_text(made_of)
+        elif time.time() - STAMP.stat().st_mtime > ASKED_AGAIN:
+            STAMP.touch()
+    except OSError as error:
+        if not STAMP.is_file():
+            sys.exit(f"newest versions: they cannot be installed ({error}); try again with a network")
+        print(f"newest versions: pip cannot be asked ({error}); {HOME.name} is used as it was made")
+    print(f"newest versions: {installed()}")
+
+
+if __name__ == "__main__":
+    main()

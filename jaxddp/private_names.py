@@ -1,0 +1,37 @@
+"""Names that a library promises to nobody: each is probed before it is used, and one line says what is lost without it.
+
+BUILD_NOTES.md lists them all, and tests/test_private_names.py holds that list.
+"""
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+_log = logging.getLogger("jaxddp.libraries")
+
+
+def function(
+    module: Any, name: str, needed: Collection[str], optional: Collection[str] = ()
+) -> Callable[..., Any] | None:
+    """A module's function, if it has all parameters that are needed and no others than these and the optional ones.
+
+    None where it is another, or is not there; what an unknown parameter asks for cannot be done for it.
+    """
+    found = getattr(module, name, None)
+    if not callable(found):
+        return None
+    parameters = inspect.signature(found).parameters.keys()
+    return found if set(needed) <= parameters <= {*needed, *optional} else None
+
+
+@functools.cache
+def say_lost(package: str, name: str, lost: str) -> None:
+    """Say once that the installed version of a package has no such name as is used here, and what that costs."""
+    # TensorFlow's has several.
+    with suppress(PackageNotFoundError):
+        package = f"{package} {version(package)}"
+    _log.warning(f"{package} has no {name} of the kind that is used here: {lost}")

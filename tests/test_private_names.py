@@ -1,0 +1,270 @@
+"""What libraries promise to nobody: every use stands in one list, is probed where it is used, and says what is lost.
+
+BUILD_NOTES.md tells what each of the package's is for ("Private names").
+"""
+
+import ast
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxddp.private_names as private_names
+from jaxddp.data.formats import tfds
+from jaxddp.engine import compiler_options, reproducible
+from jaxddp.measure import cost, flops
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("jaxddp", "configs", "launch", "benchmarks", "tests")
+
+USED = {
+    "jaxddp/data/formats/tfds.py": "read_only_builder",
+    "jaxddp/data/tensorflow_cpu.py": "sys.modules['keras']",
+    "jaxddp/engine/averaging.py": "eqns",
+    "jaxddp/engine/program_cache.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
+    "jaxddp/experiment/identity.py": "eqns",
+    "jaxddp/job/device_exchange.py": "jax.experimental.multihost_utils",
+    "jaxddp/job/preemption.py": "jax.experimental.multihost_utils",
+    "jaxddp/measure/cost.py": "memory_analysis",
+    "jaxddp/measure/flops.py": "eqns",
+    "jaxddp/models/fused/blocks.py": "jax.experimental.pallas jax.experimental.pallas.triton",
+    "jaxddp/models/fused/kernels.py": "jax.experimental.pallas jax.experimental.pallas.triton",
+    "jaxddp/serving/onnx_file.py": "jax2onnx.plugins.jax.lax.pad",
+    "benchmarks/gpu_plugin.py": "jax._src.lib.xla_client _make_compile_only_devices",
+    "tests/test_fused_convolution.py": "jax.experimental.pallas.triton",
+    "tests/test_gpu_program.py": "jaxlib._hlo",
+    "tests/test_resident.py": "jax.experimental.multihost_utils",
+    "tests/test_start.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
+}
+"""By file, all that is not promised; what of it only the package is asked about, see `UNDOCUMENTED`."""
+UNDOCUMENTED = {"eqns", "memory_analysis", "plugins", "read_only_builder"}
+"""Without an underscore, and without a word in the library's reference either, or with one that promises nothing."""
+OF_PYTHON = {"_asdict", "_exit", "_fields", "_make", "_replace", "_repr_html_", "_repr_png_"}
+ASKED = {"getattr", "setattr", "hasattr", "delattr"}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+nodes = functools.cache(lambda source: list(ast.walk(ast.parse(source))))
+
+
+def defined(source: str) -> Iterator[str]:
+    """The private names that a module makes itself, at any depth."""
+    for node in nodes(source):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        # An attribute of another object may be a library's.
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
+            yield node.attr
+
+
+def is_own(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+FILES = {file: file.read_text() for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))}
+OWN = {name for source in FILES.values() for name in defined(source) if is_private(name)}
+
+
+def used(path: str, source: str) -> set[str]:
+    """What a module uses of libraries that is not promised."""
+    asked = UNDOCUMENTED if path.startswith("jaxddp/") else set()
+    known = OF_PYTHON.union(OWN, defined(source))
+
+    def unpromised(name: str) -> bool:
+        return (is_private(name) and name not in known) or name in asked or name == "experimental"
+
+    found = set()
+    for node in nodes(source):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            found |= {node.attr} if unpromised(node.attr) else set()
+            continue
+        elif isinstance(node, ast.Call) and len(node.args) > 1:
+            called, name = node.func, node.args[1]
+            asks = (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in ASKED
+            if asks and isinstance(name, ast.Constant) and isinstance(name.value, str) and unpromised(name.value):
+                found.add(name.value)
+            continue
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            key = getattr(node.slice, "value", None)
+            found |= {"sys.modules['keras']"} if key == "keras" else set()
+            continue
+        else:
+            continue
+        outside = [module for module in modules if module.partition(".")[0] not in ("jaxddp", "tests")]
+        found |= {module for module in outside if any(map(unpromised, module.split(".")))}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from jax._src import distributed", "jax._src.distributed"),
+        ("def f():\n    import jax._src.compiler as c\n    c._cache_write = None", "jax._src.compiler _cache_write"),
+        ("import jax\njax._src", "_src"),
+        ("from jax import experimental", "jax.experimental"),
+        ("import jax\njax.experimental.io_callback", "experimental"),
+        ("import optax\ngetattr(optax, '_private')", "_private"),
+        ("def f(monkeypatch, o):\n    monkeypatch.setattr(o, '_private', 1)", "_private"),
+        ("def f(manager):\n    return manager._checkpointer", "_checkpointer"),
+        ("def f(compiled):\n    return compiled.memory_analysis()", "memory_analysis"),
+        ("import sys\nsys.modules['keras'] = None", "sys.modules['keras']"),
+        ("from jaxddp.data import _private\nimport jax.numpy, os\nos._exit(1)", ""),
+        ("class A:\n    def f(self):\n        self._mine = 1\n\ndef f(a, b):\n    return b._replace(x=a.__dict__)", ""),
+        ("import jax\n_, _rest = jax.devices()", ""),
+    ],
+)
+def test_what_is_not_promised_is_seen(source, expected):
+    assert used("jaxddp/new.py", source) == set(expected.split())
+
+
+def test_it_stands_in_the_list_and_the_list_holds_nothing_else():
+    paths = {file.relative_to(ROOT).as_posix(): source for file, source in FILES.items()}
+    found = {path: names for path, source in paths.items() if (names := used(path, source))}
+    assert found == {path: set(names.split()) for path, names in USED.items()}
+
+
+# Each probe, where a library has changed
+
+
+@pytest.fixture
+def lines(caplog):
+    """What was said to be lost so far."""
+    private_names.say_lost.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "jaxddp.libraries"]
+
+
+def test_what_is_lost_is_said_once_and_with_the_version(lines):
+    for _ in range(2):
+        private_names.say_lost("jax", "jax._src.one", "starts are slow")
+        private_names.say_lost("no-such-package", "another", "nothing")
+    assert lines() == [
+        f"jax {jax.__version__} has no jax._src.one of the kind that is used here: starts are slow",
+        "no-such-package has no another of the kind that is used here: nothing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "is_known"),
+    [
+        (lambda b, a: None, True),
+        (lambda a, b, c=None: None, True),
+        (lambda a: None, False),
+        (lambda a, b, d: None, False),
+        (None, False),
+        (3, False),
+    ],
+)
+def test_a_function_is_known_by_its_parameters(found, is_known):
+    module = SimpleNamespace(name=found)
+    assert private_names.function(module, "name", ["a", "b"], ["c"]) is (found if is_known else None)
+    assert private_names.function(None, "name", []) is None
+
+
+def of_known_cost() -> cost.Cost:
+    eye = jnp.eye(4)
+    return cost.compile_with_cost(jax.jit(lambda x: x @ x), eye)[1]
+
+
+def misread(equation):
+    raise KeyError("dimension_numbers")
+
+
+@pytest.mark.parametrize("reading", [misread, lambda equation: None])
+def test_a_step_whose_operations_cannot_be_read_is_trained_uncounted(monkeypatch, lines, reading):
+    flops.reads_jaxprs.cache_clear()
+    assert of_known_cost().flops == 2 * 4**3 and lines() == []
+    flops.reads_jaxprs.cache_clear()
+    monkeypatch.setattr(flops, "_multiplications", reading)
+    found = [of_known_cost(), of_known_cost()]
+    flops.reads_jaxprs.cache_clear()
+    assert [each.flops for each in found] == [0, 0] and found[0].utilization(1, 1, "cpu") is None
+    (line,) = lines()
+    assert line.endswith("what a step computes is not counted, and MFU not known")
+
+
+def test_a_step_of_unknown_memory_is_trained(monkeypatch, lines):
+    assert of_known_cost().needed_bytes == 2 * 64
+    monkeypatch.setattr(cost, "_BYTES", [*cost._BYTES, "renamed"])
+    assert [of_known_cost().needed_bytes, of_known_cost().memory] == [None, None]
+    (line,) = lines()
+    assert "Compiled.memory_analysis()" in line
+
+
+def test_a_network_that_asks_other_devices_may_go_unseen_but_not_without_a_word(monkeypatch, lines):
+    def mean(take, images):
+        return reproducible._traced(take, images)(images)
+
+    reproducible._sees_collectives.cache_clear()
+    assert mean(lambda x: x + 1, np.zeros(2, np.float32)).tolist() == [1, 1] and lines() == []
+    reproducible._sees_collectives.cache_clear()
+    monkeypatch.setattr(reproducible, "_is_collective", lambda operation: False)
+    mean(lambda x: x + 1, np.zeros(2, np.float32))
+    reproducible._sees_collectives.cache_clear()
+    (line,) = lines()
+    assert line.endswith("cannot tell whether the network asks other devices, and would take it")
+
+
+def test_an_option_that_is_gone_is_left_out_with_a_line(monkeypatch, lines):
+    compiler_options.options_in_haste("cpu"), compiler_options.options_of_one_call("cpu")
+    assert lines() == [], "this jaxlib has lost one"
+    gone = {"xla_llvm_disable_expensive_passes", "xla_gpu_deterministic_ops", "xla_cpu_use_fusion_emitters"}
+    monkeypatch.setattr(compiler_options, "_refusal", lambda name, value: "No such option" if name in gone else None)
+    assert compiler_options.options_in_haste("cpu") == {"xla_backend_optimization_level": "0"}
+    assert compiler_options._taken(compiler_options._DETERMINISTIC, "bits") == {}
+    assert [line.partition(" option ")[2] for line in lines()] == [
+        "xla_llvm_disable_expensive_passes=True of the kind that is used here: the self-test takes longer to compile",
+        "xla_gpu_deterministic_ops=True of the kind that is used here: bits",
+    ]
+
+
+def test_a_set_of_tfds_is_opened_without_the_private_way(lines):
+    public = SimpleNamespace(builder=lambda name, data_dir: (name, data_dir), core=SimpleNamespace())
+    assert tfds._opener(public)("mnist", data_dir="/data") == ("mnist", "/data")
+    (line,) = lines()
+    assert "builder_from_files" in line and line.endswith("which may need more packages")
+
+
+def test_onnx_is_written_without_the_private_rule(monkeypatch, lines):
+    pytest.importorskip("jax2onnx")
+    from jax2onnx.plugins.jax.lax import pad
+
+    from jaxddp.serving import onnx_file
+
+    with onnx_file._open_sizes_padded():
+        assert type(pad.ir).__name__ == "Named"
+    monkeypatch.delattr(pad, "ir")
+    with onnx_file._open_sizes_padded():
+        assert not hasattr(pad, "ir")
+    (line,) = lines()
+    assert line.startswith("jax2onnx ") and "jax2onnx.plugins.jax.lax.pad.ir" in line
+
+
+@pytest.mark.parametrize(("imports", "said"), [("", ""), ("import keras", "every start takes a second longer")])
+def test_a_tensorflow_that_needs_keras_gets_it(tmp_path, imports, said):
+    stand_in = "class config:\n    set_visible_devices = staticmethod(lambda *_: None)\n"
+    (tmp_path / "tensorflow.py").write_text(imports + "\n" + stand_in)
+    (tmp_path / "keras.py").touch()
+    program = "import sys, jaxddp.data.tensorflow_cpu as here; print('keras' in sys.modules, here.tf.__file__)"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == [str(bool(imports)), str(tmp_path / "tensorflow.py")]
+    assert done.stderr.strip().endswith(said) and len(done.stderr.splitlines()) == bool(said)
