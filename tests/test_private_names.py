@@ -30,6 +30,7 @@ USED = {
     "jaxddp/data/tensorflow_cpu.py": "sys.modules['keras']",
     "jaxddp/engine/averaging.py": "eqns",
     "jaxddp/engine/program_cache.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
+    "jaxddp/engine/extra_arguments.py": "eqns",
     "jaxddp/experiment/identity.py": "eqns",
     "jaxddp/job/device_exchange.py": "jax.experimental.multihost_utils",
     "jaxddp/job/preemption.py": "jax.experimental.multihost_utils",

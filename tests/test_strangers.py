@@ -1,5 +1,6 @@
 """What comes from a socket is checked before it is used: no stranger ends a job, before the meeting or after it."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
+from jaxddp.job.member import Member
 from jaxddp.job.messages import (
     LENGTH,
     Alive,
@@ -225,6 +227,38 @@ def test_processes_that_are_at_different_places_are_named():
     with pytest.raises(InputError, match=r"seed: process 1 gave no value in 0.2 s; does it run the same program\?"):
         alone.result(20)
     meeting.close()
+
+
+def test_a_hundred_processes_meet_agree_and_lose_one_in_one_thread():
+    """`benchmarks/meeting.py` has thousands."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = "{}:{}".format(*probe.getsockname())
+    lost, count = list[int](), 100
+
+    async def others() -> None:
+        known = [asyncio.Event() for _ in range(count - 2)]
+        members = [Member(Job(coordinator, count, process, key="k"), FACTS) for process in range(1, count)]
+        ends = [lambda loss, event=event: (lost.append(loss.process), event.set()) for event in known]
+        await asyncio.gather(*(member.meet(30, 10, end) for member, end in zip(members, [*ends, print], strict=True)))
+        for process, member in enumerate(members, 1):
+            member.tell(Value(0, "name", str(process)))
+        told = await asyncio.gather(*(member.answer(0, "name", 20) for member in members))
+        assert {answer.text for answer in told} == {str(sum(range(count)))}
+        members[-1].watch.close()
+        for connection in members[-1].tell(Alive()):
+            connection.writer.transport.abort()
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(event.wait() for event in known))
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(asyncio.run, others())
+        before = set(threading.enumerate())
+        link = Link.meet(Job(coordinator, count, 0, key="k"), FACTS, 30, end=lambda loss: lost.append(loss.process))
+        assert [thread.name for thread in set(threading.enumerate()) - before] == ["jaxddp-job"]
+        assert link.decide("name", "0", lambda texts: str(sum(map(int, texts))), 20) == str(sum(range(count)))
+        first.result(60)
+    assert lost == [count - 1] * (count - 1)
 
 
 @given(st.binary(max_size=200))
