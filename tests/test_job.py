@@ -248,6 +248,34 @@ agree({"all": "well"})
 """
 
 
+OWN_JOB = """# A program that joins its job by itself.
+import os
+import jax
+from jaxddp.errors import InputError
+from jaxddp.job.environment import find_job
+from jaxddp.job.membership import agree, exchange, from_first, is_first, join
+place = int(os.environ["JAX_PROCESS_ID"])
+jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], 2, place)
+join(find_job())
+agree({"all": "well"})
+assert exchange("places", "x" * 300 * place) == ["", "x" * 300], exchange
+assert from_first("the first", lambda: str(place)) == "0" and is_first() == (place == 0)
+try:
+    agree({"same": "1", "seed": str(place)})
+except InputError as error:
+    print("said", error, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_in_a_job_that_jax_was_told_of_before_the_devices_carry_what_is_compared(tmp_path):
+    group = Group(tmp_path, OWN_JOB)
+    line = "said seed differs: process 0 has '0', process 1 has '1'; start every process with the same"
+    ends = [process.communicate(timeout=60) for process in group.processes]
+    assert [out.splitlines()[-1] for out, _ in ends] == [line] * 2, ends
+    assert [process.returncode for process in group.processes] == [0, 0]
+
+
 @pytest.mark.slow
 def test_a_bad_input_in_a_script_of_ones_own_ends_all_with_its_code(tmp_path):
     script = SCRIPT.replace("{error}", "InputError").replace("{where}", "find_job().process_id == 1")

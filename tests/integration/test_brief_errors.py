@@ -32,7 +32,6 @@ def usual_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_broken_image_is_one_line_of_each_process(tree, start, tmp_path):
     shutil.copytree(tree, tmp_path / "tree")
-    # In process 1's share of the first batch: JAX has words of its own where process 0 ends before another.
     (image,) = (tmp_path / "tree").glob("ILSVRC/Data/CLS-LOC/train/*/n01000000_3.JPEG")
     image.write_bytes(image.read_bytes()[:-200])
     words = [*TRAIN, "--data.path", str(tmp_path / "tree"), "--workdir", str(tmp_path / "run"), *BRIEF]
@@ -42,8 +41,8 @@ def test_a_broken_image_is_one_line_of_each_process(tree, start, tmp_path):
         assert f"{image}: cut short: " in launched.last_of(rank)
         said = (launched.logs / f"process-{rank}.log").read_text()
         assert "Traceback" not in said and "tensorflow" not in said
-        # Process 0 also says with whom it joined, what it trains, its steps, and that it failed.
-        assert len(said.splitlines()) <= 1 + FEW + 8
+        # Process 0 also says with whom it joined, what it trains and its steps.
+        assert len(said.splitlines()) <= 1 + FEW + 5 * (rank == 0)
 
 
 def test_a_disk_without_room_is_one_line(arrays, start, tmp_path):
