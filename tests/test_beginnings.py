@@ -15,6 +15,7 @@ from jaxddp import ArrayTable, InputError
 from jaxddp.cli import main
 from jaxddp.experiment.lock import locked
 from jaxddp.experiment.session import session
+from jaxddp.recipe_file import COPY_FOLDER
 
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 
@@ -30,7 +31,7 @@ def test_a_mistake_in_a_recipe_leaves_nothing(mistake, tmp_path, capfd):
     assert not (tmp_path / "w").exists()
 
 
-@pytest.mark.parametrize("kept", [None, "notes.txt", "checkpoints/4.damaged", "config.json"])
+@pytest.mark.parametrize("kept", [None, "notes.txt", "checkpoints/4.damaged", "config.json", COPY_FOLDER])
 def test_what_was_there_stays(kept, tmp_path):
     if kept:
         (tmp_path / kept).mkdir(parents=True)

@@ -64,10 +64,10 @@ def session(directory: Path, *, keep: int = 2, goal: Goal | None = None, resume:
 
     For `keep` and `goal` see `Checkpoints`.
     """
-    made = not directory.exists()
+    before = {*os.listdir(directory)} if directory.is_dir() else None
     check_shared(files.create(directory))
     place = directory / CHECKPOINTS
-    with held(directory), withdrawn(directory, made=made):
+    with held(directory), withdrawn(directory, before):
         if resume != "never":
             # Before Orbax counts the damaged ones among those that it keeps.
             from_first("whole checkpoints", lambda: set_damaged_aside(place))
@@ -148,18 +148,19 @@ def check_shared(directory: Path) -> None:
 
 
 @contextmanager
-def withdrawn(directory: Path, *, made: bool) -> Iterator[None]:
-    """Where a mistake ends a run that has logged and saved nothing, what its beginning wrote goes, and the directory
-    too, if it is `made` for the run."""
+def withdrawn(directory: Path, before: set[str] | None) -> Iterator[None]:
+    """Where a mistake ends a run that has logged and saved nothing, what its beginning wrote goes, but not what was
+    there `before`; and the directory, if that was not there."""
     begins = is_first() and not (directory / CONFIG_FILE).exists()
     try:
         yield
     except InputError:
         with contextlib.suppress(OSError):
-            if begins and {*os.listdir(directory)} <= _BEGINNING and not os.listdir(directory / CHECKPOINTS):
-                for entry in list(directory.iterdir()):
+            written = {*os.listdir(directory)} - (before or set())
+            if begins and written <= _BEGINNING and not os.listdir(directory / CHECKPOINTS):
+                for entry in (directory / name for name in written):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-                if made:
+                if before is None:
                     directory.rmdir()
         raise
 
