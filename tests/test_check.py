@@ -336,7 +336,7 @@ def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, c
         (["check", "{root}", "--manifest", "{root}/gone/m.jsonl"], "gone/m.jsonl: cannot be written"),
         (["check", "{root}", "--manifest", "{root}"], "is a directory; give --manifest a file"),
         (["chekc", "{root}"], "data: unknown command 'chekc'; did you mean 'check'?"),
-        ([], "data: unknown command ''; there are: check, pack, show"),
+        ([], "data: unknown command ''; there are: check, pack, sample, show"),
     ],
 )
 def test_bad_input_is_one_line_and_2(arguments, expected, tmp_path, capfd, monkeypatch):

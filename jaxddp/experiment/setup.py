@@ -234,9 +234,9 @@ class RunSetup:
         evaluator, resident = None, self.data.cache == "device"
         if val is not None:
             check_wanted(listeners, multi_label=is_multi_label(self.table))
-            tell_unseen(val, self.table)
             metrics = self.programs.metrics(self.recipe.metrics, _wanted_metrics(listeners))
             evaluator = self.evaluator(val, eval_batch_size, metrics, evaluators, resident=resident)
+            tell_unseen(val, self.table)
         if resident:
             # Before anything is compiled: both have to fit, and no image may be damaged.
             self.feed.place(self.validated)
