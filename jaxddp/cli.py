@@ -16,7 +16,7 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions]
        jaxddp runs [DIR]
        jaxddp find-lr CONFIG [--lowest RATE] [--highest RATE] [--steps N] [--out FILE] [overrides]
-       jaxddp doctor [CONFIG] [--workdir DIR] [overrides]
+       jaxddp doctor [CONFIG [overrides]] [--workdir DIR]
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
        jaxddp data pack PATH --out DIR [--short-side PIXELS] [--quality Q] [--train CSV] [--val CSV]
@@ -33,6 +33,7 @@ COMMANDS = (
 )
 
 
+_RESUMES = "the same command resumes from the last checkpoint, if there is one"
 _INTERRUPTED = {
     "data": "what it was writing is not there",
     "find-lr": "nothing was written",
@@ -55,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _end("standard output was closed before all of it was written", 1, error)
     except KeyboardInterrupt as error:
-        what = _INTERRUPTED.get(arguments[0] if arguments else "")
-        return _end(f"interrupted; {what or 'the same command resumes from the last checkpoint'}", 130, error)
+        what = _INTERRUPTED.get(arguments[0] if arguments else "", _RESUMES)
+        return _end(f"interrupted; {what}", 130, error)
 
 
 def _end(line: str, code: int, error: BaseException) -> int:

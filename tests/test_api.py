@@ -108,6 +108,7 @@ def test_interrupted_in_a_notebook_and_called_again_goes_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step", save_every="2 steps",
               listeners=[Interrupt()])  # fmt: skip
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "interrupted"
     resumed, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step", save_every="2 steps")
     whole, _ = train(jaxddp.softmax_cross_entropy, setup)
     assert largest_difference(resumed, whole) == 0
@@ -258,6 +259,10 @@ def test_predictions_are_shown_with_what_is_wrong_about_them():
     assert all("%" in title for title in titles)
     assert sum("\nis " in title for title in titles) > 0 or right[1] == 1
     assert figure._repr_png_().startswith(b"\x89PNG")
+    for names, line in ((tuple("edcba"), "class 0 is 'e', and 'a'"), (tuple("abcd"), "4 classes, and 5")):
+        other = dataclasses.replace(VAL, labels=np.minimum(VAL.labels, len(names) - 1), class_names=names)
+        with pytest.raises(InputError, match=f"{line} in the training data; select the same classes in both"):
+            jaxddp.show_predictions(setup.state, setup, other)
 
 
 def test_images_without_labels_are_shown_with_the_classes_of_training(tmp_path):

@@ -87,7 +87,7 @@ def descent(start: int, stop: int, steps: int = 100) -> np.ndarray:
 def test_the_rate_of_the_steepest_descent_is_suggested():
     test = after(descent(50, 60))
     rate, steepest, diverged = test.suggestion()
-    assert rate == steepest and diverged is None and not test.diverges
+    assert rate == steepest and diverged is None and test.diverged_at is None
     # Smoothed, the fall begins a little later than it does.
     assert float(test.rates.schedule(50)) <= rate <= float(test.rates.schedule(53))
 
@@ -102,11 +102,12 @@ def test_it_is_at_most_a_tenth_of_the_rate_that_diverges():
     losses = np.append(descent(80, 90, 91), [50.0])
     test = after(losses, steps=100)
     rate, steepest, diverged = test.suggestion()
-    assert (
-        test.diverges and diverged == pytest.approx(float(test.rates.schedule(91))) and rate == diverged / 10 < steepest
-    )
+    assert test.diverged_at == 91 and diverged == pytest.approx(float(test.rates.schedule(91)))
+    assert rate == diverged / 10 < steepest
+    # The loss of a step that was under way has fallen back.
+    assert after(np.append(losses, [2.0]), steps=100).suggestion() == test.suggestion()
     finite = after(losses[:-1], steps=100, finite=False)
-    assert not finite.diverges and finite.suggestion().diverged == pytest.approx(float(test.rates.schedule(91)))
+    assert finite.diverged_at is None and finite.suggestion().diverged == pytest.approx(float(test.rates.schedule(91)))
 
 
 @pytest.mark.parametrize("losses", [[], [2.0], np.full(50, 2.0), np.linspace(2, 3, 50)])

@@ -210,6 +210,20 @@ def test_result_of_a_resumed_run_keeps_an_evaluation_that_was_not_finite(tmp_pat
     assert result["val"] == {"loss": None, "top1": 0.5, "count": 77}
 
 
+def test_a_run_that_trains_nothing_more_leaves_its_result(tmp_path: Path) -> None:
+    drive(JsonLines(tmp_path))
+    before = (tmp_path / "result.json").read_bytes()
+    again = JsonLines(tmp_path)
+    again.start(run_start(TOTAL, devices=7))
+    assert not (tmp_path / "result.json").exists()
+    again.end(RunEnd("done", TOTAL, 0.1, {}))
+    assert (tmp_path / "result.json").read_bytes() == before
+    again.start(run_start(TOTAL, devices=7))
+    again.step(step_record(TOTAL + 1))
+    again.end(RunEnd("done", TOTAL + 1, 0.1, {}))
+    assert strict_json((tmp_path / "result.json").read_text())["devices"] == 7
+
+
 def test_result_has_no_val_where_nothing_was_evaluated(tmp_path: Path) -> None:
     drive(JsonLines(tmp_path), evaluate=())
     assert strict_json((tmp_path / "result.json").read_text())["val"] is None

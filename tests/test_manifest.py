@@ -127,9 +127,13 @@ def test_a_quick_check_compares_names_and_sizes(place):
 
 def test_every_process_hears_what_is_damaged(place, monkeypatch):
     """Process 0 verifies, and the others end with its line."""
-    error = json.dumps(["", "step 4 is damaged"])
-    monkeypatch.setattr("jaxddp.job.membership.is_first", lambda: False)
-    monkeypatch.setattr("jaxddp.job.membership.exchange", lambda name, mine: [error, mine])
+
+    def decide(name, text, decide):
+        if name == "whole checkpoints":
+            raise InputError("step 4 is damaged")
+        return decide([text])
+
+    monkeypatch.setattr("jaxddp.job.membership._decide", decide)
     with pytest.raises(InputError, match="^step 4 is damaged$"), session(place.parent):
         pass
 

@@ -113,7 +113,7 @@ def test_a_run_is_shown_by_its_own_config(config: Config, tmp_path: Path, capfd)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "data: unknown command ''; there are: check, pack, show"),
+        ([], "data: unknown command ''; there are: check, pack, sample, show"),
         (["shwo"], "data: unknown command 'shwo'; did you mean 'show'?"),
         (["show"], "data show: the first argument is the config; there are: cifar10, "),
         (["show", "nothing.json"], "config 'nothing.json' does not exist"),

@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> int:
     rate, steepest, diverged = test.suggestion()
     files.replace(out, png(rate_figure(test.tried, test.losses, test.smoothed, rate)))
     ended = "does not diverge" if diverged is None else f"diverges at {diverged:.2g}"
-    print(f"{len(test.losses)} steps at rates from {rates.lowest:g} to {rates.highest:g}: {options.out}")
+    print(f"{len(test.losses)} steps at rates from {rates.lowest:g} to {test.tried[-1]:.2g}: {options.out}")
     if rate is None:
         print(f"the loss never falls, and {ended}; nothing is suggested: check the data, or try other rates")
         return 0

@@ -1,6 +1,9 @@
 """A command line becomes a dataclass: tyro, with one rule for durations."""
 
+import itertools
+from contextlib import redirect_stderr
 from dataclasses import fields, replace
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,15 +16,16 @@ from jaxddp.overrides import check_values
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 
 Command = TypeVar("Command")
+_FRAME = "│╭╮╰╯─ "
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
 """The field of a command that holds a recipe's config, whose keys are options without a prefix."""
 
 
 def parse(command: type[Command], default: Command, prog: str, arguments: list[str]) -> Command:
-    """The command with its overrides; tyro answers `--help` and mistyped options, and ends the program.
+    """The command with its overrides; tyro answers `--help`, and ends the program.
 
     Raises:
-        InputError: a value out of its range.
+        InputError: an option that is unknown, or a value that is none or out of its range.
     """
     registry = tyro.constructors.ConstructorRegistry()
 
@@ -39,9 +43,25 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
             str_from_instance=lambda value: [str(value)],
         )
 
-    parsed = tyro.cli(command, default=default, prog=prog, args=arguments, registry=registry)
+    with redirect_stderr(StringIO()) as said:
+        try:
+            parsed = tyro.cli(command, default=default, prog=prog, args=arguments, registry=registry)
+        except SystemExit as end:
+            if not end.code:
+                raise
+            raise InputError(f"{_told(said.getvalue())}; see {prog} --help") from None
     check_values(parsed, "--")
     return parsed
+
+
+def _told(box: str) -> str:
+    """What tyro says of a mistake, in a box of several parts, as one line: the first part, and the options it names."""
+    lines = [line.strip(_FRAME) for line in box.splitlines()[1:-1]]
+    first = " ".join(itertools.takewhile(bool, lines))
+    # A part begins where a line was nothing but frame.
+    options = [line.split()[0] for line in lines[lines.index("") if "" in lines else 0 :] if line.startswith("--")]
+    near = [option.rstrip(",") for option in dict.fromkeys(options) if option not in first]
+    return f"{first}; perhaps you mean {' or '.join(near[:3])}" if near else first
 
 
 def parse_recipe(command: type[Command], prog: str, arguments: list[str]) -> tuple[Command, RecipeFile]:

@@ -86,10 +86,14 @@ class RateTest:
         return np.asarray(self.rates.schedule(jnp.arange(len(self.losses))), np.float64)
 
     @property
-    def diverges(self) -> bool:
-        """Whether the smoothed loss is more than four times its least."""
+    def diverged_at(self) -> int | None:
+        """The first step, from 0, at which the smoothed loss is more than four times its least so far; None if none is.
+
+        A step that was under way may follow, with a smaller loss again.
+        """
         smoothed = self.smoothed
-        return bool(len(smoothed)) and bool(smoothed[-1] > _WORSE * smoothed.min())
+        worse = np.flatnonzero(smoothed > _WORSE * np.minimum.accumulate(smoothed))
+        return int(worse[0]) if worse.size else None
 
     def suggestion(self) -> Suggestion:
         """The rate at which the loss falls fastest, but at most a tenth of that at which it diverges.
@@ -101,8 +105,8 @@ class RateTest:
         diverged = None
         if not self.finite:
             diverged = float(self.rates.schedule(len(self.losses)))
-        elif self.diverges:
-            diverged = float(tried[-1])
+        elif self.diverged_at is not None:
+            diverged = float(tried[self.diverged_at])
         falls = least[:-window] - least[window:]
         if not falls.size or falls.max() <= 0:
             return Suggestion(None, None, diverged)
@@ -125,7 +129,7 @@ def find_rate(file: RecipeFile, rates: RateRange) -> RateTest:
 
     def stops(step: int) -> bool:
         # The first process alone has a listener, and all have to stop at one step.
-        return from_first("whether the loss diverges", lambda: str(test.diverges)) == str(True)
+        return from_first("whether the loss diverges", lambda: str(test.diverged_at is not None)) == str(True)
 
     run = experiment.setup().run(listeners=[test])
     try:

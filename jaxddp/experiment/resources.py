@@ -1,6 +1,5 @@
 """On what a run trains: its sources and its devices."""
 
-import itertools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,7 +70,12 @@ def open_resources(config: Config, topology: Topology) -> Resources:
 
 def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
     """See that a source has images and classes like those that a model is trained on. Raises: InputError."""
-    for label, (there, here) in enumerate(itertools.zip_longest(source.class_ids, trained.class_ids)):
+    if len(source.class_ids) != len(trained.class_ids):
+        raise InputError(
+            f"validation data: {len(source.class_ids)} classes, and {len(trained.class_ids)} in the training data; "
+            "select the same classes in both"
+        )
+    for label, (there, here) in enumerate(zip(source.class_ids, trained.class_ids, strict=True)):
         if there != here:
             raise InputError(
                 f"validation data: class {label} is {there!r}, and {here!r} in the training data; "

@@ -14,6 +14,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.argument_kinds import check_state
 from jaxddp.experiment.arguments import words_of_arguments
+from jaxddp.experiment.resources import check_comparable
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.metrics.top_k import TopK
@@ -74,8 +75,10 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     # A machine that only trains needs no matplotlib.
     from jaxddp.training.pictures import prediction_grid
 
-    rows = np.arange(min(count, len(table)))
     # A listing without labels has no classes of its own.
+    if table.class_names:
+        check_comparable(table, setup.table, setup.data)
+    rows = np.arange(min(count, len(table)))
     names = table.class_names or setup.table.class_names
     few = ArrayTable(chosen_images(table, setup.data.of_evaluation, rows), table.labels[rows], names)
     classify = setup.programs.classify(setup.eval_objective(), setup.topology)

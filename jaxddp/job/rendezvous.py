@@ -73,8 +73,8 @@ class Roll:
         missing = [str(process) for process in range(self._job.num_processes) if process not in self.hosts]
         who = f"process{'es' * (len(missing) > 1)} {', '.join(missing[:8])}"
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-        strangers = f"; {self._turned_away} turned away" if self._turned_away else ""
+        others = f"; turned away {self._turned_away}, of another job or with another {KEY}" if self._turned_away else ""
         return (
             f"{who}{more} of {self._job.num_processes} did not join in {timeout:g} s; start all of them, or raise "
-            f"parallel.start_timeout (process 0 listens on {listening}{strangers})"
+            f"parallel.start_timeout (process 0 listens on {listening}{others})"
         )

@@ -46,8 +46,8 @@ class RunFiles:
         name: what tells it from the runs beside it.
         config: config.json; empty where it cannot be read, and without most sections where the run came from Python.
         result: result.json; empty where there is none.
-        status: "running", "done", "stopped" (without gain), "preempted" or "failed"; "ended" where a run did so without
-            a word, and "unknown" where the directory is not locked while a run is at work.
+        status: "running", "done", "stopped" (without gain), "preempted", "interrupted" or "failed"; "ended" where a
+            run did so without a word, and "unknown" where the directory is not locked while a run is at work.
         goal: by what the run compares its validations.
         faults: a line for each file that is missing or damaged, whose part is left out.
     """

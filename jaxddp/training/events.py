@@ -23,7 +23,7 @@ class Used:
 
 UNKNOWN = Used()
 
-Status = Literal["done", "stopped", "preempted", "failed"]
+Status = Literal["done", "stopped", "preempted", "interrupted", "failed"]
 """How a run ends."""
 
 

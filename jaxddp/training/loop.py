@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +77,7 @@ def fit(run: Run) -> TrainState:
         if run.checkpoints:
             run.checkpoints.wait()
     except BaseException as error:
-        status = "preempted" if isinstance(error, Preempted) else "failed"
+        status = _status_of(error)
         seconds = time.perf_counter() - begin
         loop.fail(loop.ended(status, seconds, str(error), loop.used), error)
         raise
@@ -100,7 +101,7 @@ class _Loop:
         self.judgement = run.judgement.restored(run.progress.get("judgement"))
         self.measure = Measuring(run, self.tell)
         self.step, self.used = int(run.state.step), UNKNOWN
-        self._untested = run.self_test
+        self._untested, self._told = run.self_test, False
 
     def start(self) -> None:
         """Only those that started hear of the rest."""
@@ -220,7 +221,11 @@ class _Loop:
         self.used = self.run.usage(self.clock.rate(), self.work.mean())
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), Work()
         side = None if self.run.growing is None else self.run.growing.side(step - 1)
-        self.tell("step", StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used, side))
+        record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used, side)
+        # At the first one listeners open their files, some after an import that takes seconds.
+        with nullcontext() if self._told else self.clock.paused():
+            self.tell("step", record)
+        self._told = True
 
     def validate(self, step: int, state: TrainState, *, saved: bool) -> TrainState:
         """Where it is due. The metrics belong to the step's checkpoint, if there is one. Returns the state to go on."""
@@ -258,6 +263,13 @@ class _Loop:
         self.judgement, following = self.judgement.after(step, metrics), self.run.follow(state, metrics)
         self.clock.resume()
         return following
+
+
+def _status_of(error: BaseException) -> Status:
+    if isinstance(error, Preempted):
+        return "preempted"
+    # Of Ctrl-C.
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 def _ignore(record: Any) -> None:

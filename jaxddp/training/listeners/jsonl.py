@@ -32,15 +32,19 @@ class JsonLines(Listener):
     def start(self, run: RunStart) -> None:
         self._run = run
         files.create(self._metrics.parent)
+        # Where nothing is trained or validated any more, what the run came to stays.
+        self._ended = files.read(self._result) if run.start_step and self._result.exists() else None
         files.remove(self._result)
         kept = _rewind(self._metrics, run.start_step)
         self._validations = {row["split"]: row for row in kept if row["split"] != "train"}
 
     def step(self, record: StepRecord) -> None:
+        self._ended = None
         files.append(self._metrics, encode(rows.step_row(record)))
 
     def evaluation(self, record: EvaluationRecord) -> None:
         if record.final:
+            self._ended = None
             row, known = rows.evaluation_row(record), self._validations.get(record.split, {})
             # A run that ended after this line, and before its checkpoint had the metrics, reaches it again.
             if known.get("step") != record.step:
@@ -48,6 +52,9 @@ class JsonLines(Listener):
             self._validations[record.split] = row
 
     def end(self, run: RunEnd) -> None:
+        if self._ended is not None and run.status in ("done", "stopped"):
+            files.replace(self._result, self._ended)
+            return
         result: rows.Row = {"status": run.status, "step": run.step}
         result |= {"devices": self._run.devices, "processes": self._run.processes, VAL: None}
         for split, validation in ((VAL, run.validation), (VAL_EMA, run.averaged)):

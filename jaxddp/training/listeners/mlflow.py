@@ -18,7 +18,10 @@ from jaxddp.training.provenance import provenance
 from jaxddp.training.shown import SHOWN, images_to_show
 
 _FILE = "mlflow.json"
-_STATUSES = {"done": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
+_STATUSES = {
+    **{"done": "FINISHED", "stopped": "FINISHED"},
+    **{"failed": "FAILED", "preempted": "KILLED", "interrupted": "KILLED"},
+}
 _MOST_PARAMS, _MOST_METRICS = 100, 1000
 """As many as MLflow takes at once."""
 _LONGEST_PARAM = 6000

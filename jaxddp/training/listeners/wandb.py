@@ -20,7 +20,7 @@ from jaxddp.training.provenance import provenance
 from jaxddp.training.shown import SHOWN, Shown, drawable, images_to_show
 
 _FILE = "wandb.json"
-_EXIT_CODES = {"done": 0, "stopped": 0, "failed": 1, "preempted": 75}
+_EXIT_CODES = {"done": 0, "stopped": 0, "failed": 1, "preempted": 75, "interrupted": 130}
 _INIT_SECONDS, _FINISH_SECONDS = 60, 60
 
 
