@@ -186,6 +186,7 @@ def test_rates_that_decay_by_layer():
         assert all(np.all(leaf == -rate) for leaf in jax.tree.leaves(updates[name]))
 
 
+@pytest.mark.slow
 def test_layers_are_trained_from_their_step_on(tmp_path):
     model = {"unfreeze": ("layer3=2 steps", "conv1=50%"), "freeze": "layer2"}
     six = {"train": {"duration": "6 steps"}, "log": {"every": "6 steps"}}
