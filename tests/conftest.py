@@ -5,6 +5,7 @@ kept lies in a folder of this run alone, and nothing comes from, or goes to, the
 """
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -47,6 +48,9 @@ jax.config.update("jax_num_cpu_devices", 8)
 # No test asserts a time.
 settings.register_profile("jaxddp", deadline=None)
 settings.load_profile("jaxddp")
+# Tracing makes so many small objects that looking for cycles among them was a seventh of a test's time.
+gc.freeze()
+gc.set_threshold(50_000, 20, 20)
 # A shell has what it starts in the background ignore Ctrl-C, nohup a hang-up, and children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -115,6 +115,7 @@ def get_config():
         train={"batch_size": 8, "duration": "1 step", "precision": "float32"},
         eval={"batch_size": 8},
         log={"to": ()},
+        parallel={"self_test": "never"},
     )
 
 def get_model(config, num_classes):

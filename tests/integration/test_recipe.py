@@ -12,8 +12,8 @@ from small import random_table, write_arrays
 from started import Launched, Program, checkpoint_bytes, environment, lines, losses
 from test_recipe_file import NETWORK, WHOLE
 
-TOTAL = 300
-WORDS = ["--train.duration", f"{TOTAL} steps", "--checkpoint.every", "20 steps", "--eval.every", "50 steps"]
+TOTAL = 120
+WORDS = ["--train.duration", f"{TOTAL} steps", "--checkpoint.every", "20 steps", "--eval.every", "40 steps"]
 CHECKED = ("loss", "top1", "sure", "learning_rate")
 
 SCRIPT = """
@@ -36,7 +36,7 @@ setup = jaxddp.prepare_training(
     objective=mine.get_objective(config, None),
 )
 loss = mine.get_loss(config)
-jaxddp.train(loss, setup, val=val, workdir="python", log_every="1 step", eval_every="50 steps", listeners=())
+jaxddp.train(loss, setup, val=val, workdir="python", log_every="1 step", eval_every="40 steps", listeners=())
 """
 
 
