@@ -62,6 +62,7 @@ STRANGERS = {
     "a count of nothing": changed(count=0),
     "facts of numbers": changed(facts={"Python": 3}),
     "facts that are none": changed(facts=None),
+    "half a character": changed(proof="\ud800"),
     "another run": changed(run_id="other"),
     "a loss": encode(Lost(0, "was lost", 1)),
     "a value": encode(Value(0, "digests", "x")),

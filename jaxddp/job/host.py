@@ -130,7 +130,7 @@ class Host:
         if (reason := self._roll.stranger(challenge, hello)) is not None:
             return reason
         if self._decided.is_set():
-            return self._roll.late(hello.process)
+            return self._problem or self._roll.late(hello.process)
         self._problem = self._roll.mismatch(hello)
         if self._problem is None:
             self._members[hello.process] = connection, hello

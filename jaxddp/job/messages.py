@@ -141,5 +141,16 @@ def _suits(value: Any, hint: Any) -> bool:
         # True is an int, too.
         return type(value) is whole and value in bounds
     if typing.get_origin(hint) is dict:
-        return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-    return isinstance(value, hint)
+        return isinstance(value, dict) and all(map(_is_text, (*value, *value.values())))
+    return _is_text(value)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text that can be encoded: half of a surrogate pair cannot."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
