@@ -184,9 +184,9 @@ def test_what_a_model_is_measured_over_is_like_what_it_is_trained_on(tmp_path):
     with pytest.raises(
         InputError, match="validation data: class 1 is 'c', and 'b' in the training data; select the same"
     ):
+        measure(VAL.images, tuple("acbde"))
+    with pytest.raises(InputError, match="validation data: 4 classes, and 5 in the training data; select the same"):
         measure(VAL.images, tuple("acde"))
-    with pytest.raises(InputError, match="validation data: class 4 is None, and 'e'"):
-        measure(VAL.images, tuple("abcd"))
     with pytest.raises(InputError, match=r"validation data: images of \(5, 6, 3\), and \(6, 6, 3\) in the training"):
         measure(VAL.images[:, 1:], tuple("abcde"))
     files = jaxddp.train_solutions(write_tree(tmp_path, classes=CLASSES, images=2, val=2, size=20))

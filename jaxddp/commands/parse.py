@@ -1,6 +1,7 @@
 """A command line becomes a dataclass: tyro, with one rule for durations."""
 
 import itertools
+import operator
 from contextlib import redirect_stderr
 from dataclasses import fields, replace
 from io import StringIO
@@ -16,7 +17,8 @@ from jaxddp.overrides import check_values
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 
 Command = TypeVar("Command")
-_FRAME = "│╭╮╰╯─ "
+_SIDES, _RULES = "│| ", "─-"
+"""Of the frame of a box, on terminals with such characters and without."""
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
 """The field of a command that holds a recipe's config, whose keys are options without a prefix."""
 
@@ -56,9 +58,11 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
 
 def _told(box: str) -> str:
     """What tyro says of a mistake, in a box of several parts, as one line: the first part, and the options it names."""
-    lines = [line.strip(_FRAME) for line in box.splitlines()[1:-1]]
+    inside = [line.strip(_SIDES).strip() for line in box.splitlines()[1:-1]]
+    # A plain terminal has a rule under the title, too.
+    lines = [*itertools.dropwhile(operator.not_, ("" if {*line} <= {*_RULES} else line for line in inside))]
     first = " ".join(itertools.takewhile(bool, lines))
-    # A part begins where a line was nothing but frame.
+    # A part begins behind a rule.
     options = [line.split()[0] for line in lines[lines.index("") if "" in lines else 0 :] if line.startswith("--")]
     near = [option.rstrip(",") for option in dict.fromkeys(options) if option not in first]
     return f"{first}; perhaps you mean {' or '.join(near[:3])}" if near else first
