@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from jaxddp.job.messages import LENGTH, Message, Strange, decode, encode
@@ -33,6 +33,12 @@ class Connection:
             return decode(await self.reader.readexactly(length))
         except (OSError, asyncio.IncompleteReadError):
             return None
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """All messages until the connection ends, which one that is strange ends too."""
+        with contextlib.suppress(Strange):
+            while (message := await self.receive()) is not None:
+                yield message
 
     async def close(self) -> None:
         """Send what is left, and end the connection."""

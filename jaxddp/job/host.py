@@ -14,7 +14,6 @@ from jaxddp.job.messages import (
     Challenge,
     Done,
     Hello,
-    Lost,
     Message,
     Refusal,
     Strange,
@@ -140,31 +139,20 @@ class Host:
         return self._problem
 
     async def _listen(self, process: int, connection: Connection) -> None:
-        while True:
-            try:
-                message = await connection.receive()
-            except Strange:
-                message = None
-            if message is None and not self._decided.is_set():
-                # It may be started again, until all are there.
-                del self._members[process], self._roll.hosts[process]
-                return
-            if message is None:
-                if self.watch is not None:
-                    self.watch.broke(process)
-                return
+        async for message in connection.messages():
             if isinstance(message, Value):
                 async with self._arrived:
                     self._values.setdefault(message.number, {})[process] = message
                     self._arrived.notify_all()
-            if self.watch is None:
-                continue
-            self.watch.heard(process)
-            if isinstance(message, Lost):
-                self.watch.report(Loss(message.process, message.reason, message.code))
-            elif isinstance(message, Done):
-                self.watch.done(process)
-                return
+            if self.watch is not None:
+                self.watch.told(process, message)
+                if isinstance(message, Done):
+                    return
+        if not self._decided.is_set():
+            # It may be started again, until all are there.
+            del self._members[process], self._roll.hosts[process]
+        elif self.watch is not None:
+            self.watch.broke(process)
 
 
 def _raise_file_limit(processes: int) -> None:

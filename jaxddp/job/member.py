@@ -15,7 +15,6 @@ from jaxddp.job.messages import (
     Challenge,
     Done,
     Hello,
-    Lost,
     Message,
     Refusal,
     Strange,
@@ -82,14 +81,8 @@ class Member:
         connection.send(
             Hello(job.process_id, job.num_processes, job.run_id, socket.gethostname(), self._facts, own, proof)
         )
-        try:
-            # Process 0 has the same timeout, and its reason says more than one here.
-            async with asyncio.timeout(max(give_up - time.monotonic(), 0) + 5):
-                answer = await connection.receive(STRANGERS_LONGEST)
-        except TimeoutError:
-            raise InputError(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
-        except Strange:
-            raise InputError(_NOT_OURS) from None
+        # Process 0 has the same timeout, and its reason says more than one here.
+        answer = await _said(connection, max(give_up - time.monotonic(), 0) + 5, timeout)
         if answer is None:
             raise InputError("process 0 ended before all processes had joined")
         if isinstance(answer, Refusal):
@@ -127,22 +120,13 @@ class Member:
 
     async def _listen(self) -> None:
         assert self.watch is not None
-        while True:
-            try:
-                message = await self._connection.receive()
-            except Strange:
-                message = None
-            if message is None:
-                self.watch.broke(0)
-                return
-            self.watch.heard(0)
+        async for message in self._connection.messages():
+            self.watch.told(0, message)
             if isinstance(message, Answer) and not (answer := self._answer(message.number)).done():
                 answer.set_result(message)
-            elif isinstance(message, Lost):
-                self.watch.report(Loss(message.process, message.reason, message.code))
             elif isinstance(message, Done):
-                self.watch.done(0)
                 return
+        self.watch.broke(0)
 
 
 _NOT_OURS = "what answers there is not process 0 of a jaxddp job; give another port"
@@ -150,15 +134,23 @@ _NOT_OURS = "what answers there is not process 0 of a jaxddp job; give another p
 
 async def _challenge(connection: Connection, remaining: float, timeout: float) -> Challenge:
     """The first word of process 0. Raises: InputError; it is another, or there is none."""
-    try:
-        async with asyncio.timeout(remaining):
-            said = await connection.receive(STRANGERS_LONGEST)
-    except TimeoutError:
-        raise InputError(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
-    except Strange:
-        said = Done()
+    said = await _said(connection, remaining, timeout)
     if said is None:
         raise ConnectionResetError("it closed the connection")
     if not isinstance(said, Challenge) or said.protocol != PROTOCOL:
         raise InputError(_NOT_OURS)
     return said
+
+
+async def _said(connection: Connection, seconds: float, timeout: float) -> Message | None:
+    """What process 0 says before all have joined; None where it has gone. Raises: InputError; nothing, or no message.
+
+    `timeout` is what the user knows of the `seconds` that this waits.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await connection.receive(STRANGERS_LONGEST)
+    except TimeoutError:
+        raise InputError(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
+    except Strange:
+        raise InputError(_NOT_OURS) from None

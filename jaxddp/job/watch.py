@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from jaxddp.job.connection import Connection
-from jaxddp.job.messages import Alive, Lost
+from jaxddp.job.messages import Alive, Done, Lost, Message
 
 # A loss is known at once when a connection breaks. A process whose collective fails because of it waits this long for
 # the reason; a process that still computes is given as long to fail by itself.
@@ -65,13 +65,13 @@ class Watch:
         """From here on nobody's end is a loss: this process ends itself."""
         self._closed = True
 
-    def heard(self, process: int) -> None:
-        """A process gave a sign of life."""
+    def told(self, process: int, message: Message) -> None:
+        """A process gave a sign of life, which may say that it ends in order, or who was lost."""
         self._heard[process] = time.monotonic()
-
-    def done(self, process: int) -> None:
-        """A process ends in order."""
-        self._connections.pop(process, None)
+        if isinstance(message, Lost):
+            self.report(Loss(message.process, message.reason, message.code))
+        elif isinstance(message, Done):
+            self._connections.pop(process, None)
 
     def broke(self, process: int) -> None:
         """The connection with a process ended."""
