@@ -23,7 +23,7 @@ from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
 from jaxddp.job.member import Member
 from jaxddp.job.messages import Value
-from jaxddp.job.watch import Loss
+from jaxddp.job.watch import Loss, Waits
 
 SECONDS = 120.0
 FACTS = {"Python": "3", "jax's version": "0"}
@@ -60,7 +60,7 @@ async def others(address: str, processes: int) -> None:
             all_lost.set()
 
     members = [Member(job(address, processes, process), FACTS) for process in range(1, processes)]
-    await asyncio.gather(*(member.meet(SECONDS, 10.0, end) for member in members))
+    await asyncio.gather(*(member.meet(SECONDS, Waits(), end) for member in members))
     for number, name in enumerate(VALUES):
         for process, member in enumerate(members, 1):
             member.tell(Value(number, name, "1" if name == VALUES[1] and process == processes // 2 else "0"))

@@ -30,7 +30,7 @@ from jaxddp.job.messages import (
     decode,
     encode,
 )
-from jaxddp.job.watch import Loss
+from jaxddp.job.watch import Loss, Waits
 
 FACTS = {"Python": "3"}
 HELLO = Hello(1, 2, "run", "there", FACTS, "nonce", "")
@@ -260,7 +260,9 @@ def test_a_hundred_processes_meet_agree_and_lose_one_in_one_thread():
         known = [asyncio.Event() for _ in range(count - 2)]
         members = [Member(Job(coordinator, count, process, key="k"), FACTS) for process in range(1, count)]
         ends = [lambda loss, event=event: (lost.append(loss.process), event.set()) for event in known]
-        await asyncio.gather(*(member.meet(30, 10, end) for member, end in zip(members, [*ends, print], strict=True)))
+        await asyncio.gather(
+            *(member.meet(30, Waits(), end) for member, end in zip(members, [*ends, print], strict=True))
+        )
         for process, member in enumerate(members, 1):
             member.tell(Value(0, "name", str(process)))
         told = await asyncio.gather(*(member.answer(0, "name", 20) for member in members))

@@ -27,7 +27,10 @@ _OPTIONS = {
         *("lookahead", "lookahead_decay", "stop_after", "stop_min_gain"),
     ),
     "checkpoint": ("best", "best_is", "best_smoothing"),
-    "parallel": ("buckets", "reproducible", "xla_options"),
+    "parallel": (
+        *("buckets", "reproducible", "xla_options"),
+        *("start_timeout", "heartbeat_timeout", "stall_timeout", "shutdown_timeout"),
+    ),
     "log": ("gradient_norm",),
     "objective": (
         *("strong_cutout", "strong_rand_augment", "strong_rand_magnitude", "threshold"),
@@ -67,8 +70,6 @@ _WORDS = (
     (re.compile(r"(?<![\w/.'-])objects\.(?=\w)"), ""),
     (re.compile(r"--workdir\b"), "workdir"),
     (re.compile(r"\buse the config that wrote it"), "use the model and optimizer that wrote it"),
-    # How long processes wait for each other is no argument.
-    (re.compile(r", or raise parallel\.start_timeout"), ""),
 )
 
 

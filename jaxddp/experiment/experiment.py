@@ -7,6 +7,7 @@ from typing import Any
 
 import optax
 
+import jaxddp.job.progress as progress
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.data.labels import is_multi_label
@@ -55,6 +56,7 @@ class Experiment:
         return initialize(self.recipe, self.resources, self.feed, self.preprocess, fresh=fresh)
 
 
+@progress.phase("start")
 def open_experiment(file: RecipeFile, learning_rate: optax.Schedule | None = None) -> Experiment:
     """Join the job, find the devices, open the data and make the recipe's objects. Raises: InputError.
 
@@ -80,6 +82,7 @@ def open_experiment(file: RecipeFile, learning_rate: optax.Schedule | None = Non
     return Experiment(file, recipe, resources, feed, preprocess)
 
 
+@progress.phase("start")
 def train(
     experiment: Experiment, directory: Path, *, resume: Resume = "auto", listeners: Sequence[Any] = ()
 ) -> TrainState:
@@ -108,6 +111,7 @@ def train(
         return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file], config=claimed.content()))
 
 
+@progress.phase("start")
 def evaluate(experiment: Experiment, directory: Path, which: str = "latest") -> dict[str, float]:
     """The validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
 

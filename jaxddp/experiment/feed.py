@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+import jaxddp.job.progress as progress
 from jaxddp.augment.resize import Side
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
@@ -223,6 +224,7 @@ class Feed:
                 feed = self.unlabelled if use == UNLABELLED and self.unlabelled else self
                 batches = source.train_batches(order, data, range(order.num_batches), self.shard, feed.substitutes)
             for batch in batches:
+                progress.moved()
                 substituted += 0 if batch.substituted is None else int(batch.substituted.sum())
                 yield batch.image
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import jaxddp.job.progress as progress
 from jaxddp.data.labels import is_multi_label
 from jaxddp.engine.state import TrainState
 from jaxddp.experiment.argument_kinds import Measure, check_start
@@ -20,6 +21,7 @@ from jaxddp.training.loggers import make_loggers
 from jaxddp.training.loop import fit
 
 
+@progress.phase("start")
 def fit_setup(
     setup: RunSetup, directory: Path | None, listeners: Sequence[Any], evaluators: Sequence[Measure]
 ) -> TrainState:

@@ -51,8 +51,8 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> None:
         simulate_cpu_devices(parallel.cpu_devices)
     if parallel.reproducible:
         fix_cpu_threads()
-    waits = {"start": parallel.start_timeout, "silence": parallel.heartbeat_timeout}
-    join(job, **waits, shutdown=parallel.shutdown_timeout)
+    waits = {"silence": parallel.heartbeat_timeout, "stall": parallel.stall_timeout}
+    join(job, start=parallel.start_timeout, **waits, shutdown=parallel.shutdown_timeout)
     keep_compiled_programs()
 
 

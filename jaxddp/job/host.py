@@ -22,7 +22,7 @@ from jaxddp.job.messages import (
 )
 from jaxddp.job.ports import WAITING, listen
 from jaxddp.job.rendezvous import Roll
-from jaxddp.job.watch import Loss, Watch
+from jaxddp.job.watch import Loss, Waits, Watch
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
 """The variable with which a launcher passes on a listening socket, so that no other program takes its port."""
@@ -50,7 +50,7 @@ class Host:
         self.jax_address = ""
         self.watch: Watch | None = None
 
-    async def meet(self, timeout: float, silence: float, end: Callable[[Loss], None]) -> None:
+    async def meet(self, timeout: float, waits: Waits, end: Callable[[Loss], None]) -> None:
         """Let all in, or tell all why not. Raises: InputError; as `jaxddp.job.link.Link.meet`."""
         _raise_file_limit(self._job.num_processes)
         inherited = os.environ.pop(INHERITED_SOCKET, None)
@@ -69,7 +69,7 @@ class Host:
             raise InputError(self._problem)
         self.jax_address = _free_address(own)
         connections = {process: connection for process, (connection, _) in self._members.items()}
-        self.watch = Watch(connections, self._roll.hosts, silence, end)
+        self.watch = Watch(0, connections, self._roll.hosts, waits, end)
         for connection, hello in self._members.values():
             proof = proof_of_coordinator(self._job.key, hello.nonce, self.jax_address)
             connection.send(Welcome(self.jax_address, proof))

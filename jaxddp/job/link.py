@@ -15,9 +15,9 @@ from jaxddp.errors import InputError, about
 from jaxddp.job.environment import Job
 from jaxddp.job.host import Host
 from jaxddp.job.member import Member
-from jaxddp.job.messages import Answer, Done, Lost, Message, Value
+from jaxddp.job.messages import Alive, Answer, Done, Lost, Message, Value
 from jaxddp.job.ports import LOOPBACK, split_address
-from jaxddp.job.watch import Loss, end_process
+from jaxddp.job.watch import Loss, Waits, end_process
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Link:
         facts: Mapping[str, str],
         timeout: float,
         *,
-        silence: float = 10.0,
+        waits: Waits = Waits(),  # noqa: B008
         end: Callable[[Loss], None] = end_process,
     ) -> "Link":
         """Wait until all processes have joined, and compare their facts; from then on they watch each other.
@@ -60,7 +60,7 @@ class Link:
         Args:
             facts: values by name that must be the same in all processes (versions).
             timeout: seconds.
-            silence: seconds without a sign of life, after which a process counts as lost.
+            waits: after how many seconds a process counts as lost or stuck.
             end: called with the first loss, once the others are told; by default it ends this process.
 
         Raises:
@@ -73,7 +73,7 @@ class Link:
 
         async def met() -> Host | Member:
             side = Member(job, facts) if job.process_id else Host(job, facts)
-            await side.meet(timeout, silence, end)
+            await side.meet(timeout, waits, end)
             return side
 
         try:
@@ -106,6 +106,14 @@ class Link:
         answer = _made(number, name, make)
         self._loop.call_soon_threadsafe(self._side.tell, answer)
         return _text(answer)
+
+    def standings(self) -> dict[int, Alive]:
+        """Where each process stands; only process 0 hears of all."""
+
+        async def found() -> dict[int, Alive]:
+            return self.watch.standings()
+
+        return self._call(found())
 
     def fail(self, reason: str, code: int) -> None:
         """Tell the others that this process fails, and why."""

@@ -20,7 +20,7 @@ from jaxddp.job.messages import (
     Strange,
     Welcome,
 )
-from jaxddp.job.watch import Loss, Watch
+from jaxddp.job.watch import Loss, Waits, Watch
 
 _RETRY_SECONDS = 0.2
 _CONNECT_SECONDS = 5.0
@@ -40,7 +40,7 @@ class Member:
         self.jax_address = ""
         self.watch: Watch | None = None
 
-    async def meet(self, timeout: float, silence: float, end: Callable[[Loss], None]) -> None:
+    async def meet(self, timeout: float, waits: Waits, end: Callable[[Loss], None]) -> None:
         """Join, and wait for the others. Raises: InputError; as `jaxddp.job.link.Link.meet`."""
         give_up = time.monotonic() + timeout
         connection, challenge = await self._connect(give_up, timeout)
@@ -50,7 +50,7 @@ class Member:
             await connection.close()
             raise
         self._connection = connection
-        self.watch = Watch({0: connection}, {0: self._job.host}, silence, end)
+        self.watch = Watch(self._job.process_id, {0: connection}, {0: self._job.host}, waits, end)
         self._listening = asyncio.ensure_future(self._listen())
         self._beating = asyncio.ensure_future(self.watch.beat())
 

@@ -1,7 +1,7 @@
 """Joining a job and leaving it, in order or after a failure; and what all processes of it know of each other.
 
 In a job that a program joined by `jax.distributed.initialize` itself, the devices carry what the processes compare, and
-nobody watches.
+each process watches itself alone.
 """
 
 import atexit
@@ -17,11 +17,14 @@ from types import TracebackType
 
 import jax
 
+import jaxddp.job.progress as progress
 from jaxddp.errors import InputError, JaxddpError, Preempted
+from jaxddp.job.alone import watch_alone
 from jaxddp.job.device_exchange import decided_on_devices
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
-from jaxddp.job.watch import end_now
+from jaxddp.job.messages import Alive
+from jaxddp.job.watch import Waits, end_now
 from jaxddp.wording import show
 
 _COMPARE_SECONDS = 600
@@ -30,24 +33,29 @@ _COMPARE_SECONDS = 600
 _link: Link | None = None
 
 
-def join(job: Job | None, *, start: float = 60, silence: float = 10, shutdown: float = 60) -> None:
-    """Join the job's processes, before anything asks for devices. Does nothing without a job, or a second time.
+def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: float = 600, shutdown: float = 60) -> None:
+    """Join the job's processes, before anything asks for devices; without a job, or a second time, only watch.
 
-    From then on this process ends within `silence` and a few seconds when another one is lost.
+    From then on this process ends within `silence` and a few seconds when another one is lost, and within `stall` when
+    one stands still, which may be itself.
 
     Args:
         start: seconds until all processes have joined.
         silence: seconds without a heartbeat of a process, before it counts as lost.
+        stall: seconds without progress of a process, before it counts as stuck; some phases have a multiple of it, see
+            `jaxddp.job.progress`.
         shutdown: seconds to wait for the others at the end.
 
     Raises `InputError` where the processes do not reach each other, or differ where they must not; see `Link.meet`.
     """
     global _link
     if job is None or jax.distributed.is_initialized():
+        if _link is None:
+            watch_alone(stall)
         return
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
-    _link = Link.meet(job, _versions(), start, silence=silence)
+    _link = Link.meet(job, _versions(), start, waits=Waits(silence, stall))
     sys.excepthook = _on_exception
     try:
         with _without_proxies():
@@ -125,14 +133,21 @@ def from_first(name: str, make: Callable[[], str]) -> str:
         InputError: that of process 0, on every process.
     """
     if _link is not None:
-        return _link.spread(name, make, _COMPARE_SECONDS)
+        with progress.phase("agreement"):
+            return _link.spread(name, make, _COMPARE_SECONDS)
     return _decide(name, "", lambda _: make())
+
+
+def standings() -> dict[int, Alive]:
+    """Where each process stands, and where its seconds went; only process 0 hears of all. Empty outside of our jobs."""
+    return {} if _link is None else _link.standings()
 
 
 def _decide(name: str, text: str, decide: Callable[[list[str]], str]) -> str:
     """What process 0 makes of the texts of all."""
     if _link is not None:
-        return _link.decide(name, text, decide, _COMPARE_SECONDS)
+        with progress.phase("agreement"):
+            return _link.decide(name, text, decide, _COMPARE_SECONDS)
     return decided_on_devices(text, decide) if jax.distributed.is_initialized() else decide([text])
 
 

@@ -7,17 +7,19 @@ import dataclasses
 import functools
 import json
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from jaxddp.job.progress import OUTSIDE
 from jaxddp.ranges import Range
 
-PROTOCOL = "jaxddp-2"
+PROTOCOL = "jaxddp-3"
 LENGTH = 4
 
 _Count = Annotated[int, Range(1, 2**24)]
 _Number = Annotated[int, Range(0, 2**53)]
 _Code = Annotated[int, Range(0, 255)]
+_Seconds = Annotated[float, Range(0, 1e12)]
 
 
 class Strange(ValueError):
@@ -62,7 +64,15 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Alive:
-    """A heartbeat."""
+    """A heartbeat: where the process stands, and the seconds that it has spent in each phase.
+
+    See `jaxddp.job.progress`.
+    """
+
+    phase: str = OUTSIDE
+    step: _Number = 0
+    idle: _Seconds = 0.0
+    spent: dict[str, _Seconds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,11 +82,15 @@ class Done:
 
 @dataclass(frozen=True)
 class Lost:
-    """A process ended before the job did; all others end with its code."""
+    """A process ended before the job did, or stands still; all others end with its code.
+
+    `stacks` says whose threads are shown before the end: "none", those of its "own", or of "all" processes.
+    """
 
     process: _Number
     reason: str
     code: _Code
+    stacks: str = "none"
 
 
 @dataclass(frozen=True)
@@ -141,7 +155,8 @@ def _suits(value: Any, hint: Any) -> bool:
         # True is an int, too.
         return type(value) is whole and value in bounds
     if typing.get_origin(hint) is dict:
-        return isinstance(value, dict) and all(map(_is_text, (*value, *value.values())))
+        _, inner = typing.get_args(hint)
+        return isinstance(value, dict) and all(_is_text(key) and _suits(each, inner) for key, each in value.items())
     return _is_text(value)
 
 

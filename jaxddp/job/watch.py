@@ -1,57 +1,82 @@
-"""A process that is lost ends the job: all processes watch each other, so that none waits for one that is gone.
+"""A process that is lost or stuck ends the job: all processes watch each other, so that none waits without an end.
 
 Process 0 is connected with all others. A killed process closes its connection, a stopped process or machine sends no
 more heartbeats, and a process that fails says why before it ends; process 0 passes this on. JAX detects some of this
-through a collective that fails or its own heartbeat, but without naming the process, and not always in Python.
+through a collective that fails or its own heartbeat, but without naming the process, and not always in Python. A
+process that is alive but stands still says so with its heartbeats, and process 0 finds the one that others wait for.
 """
 
 import asyncio
+import contextlib
+import faulthandler
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import jaxddp.job.progress as progress
 from jaxddp.job.connection import Connection
 from jaxddp.job.messages import Alive, Done, Lost, Message
+from jaxddp.job.progress import Standing
+
+LONGER = "if it takes that long, raise parallel.stall_timeout"
 
 # A loss is known at once when a connection breaks. A process whose collective fails because of it waits this long for
 # the reason; a process that still computes is given as long to fail by itself.
 GRACE_SECONDS = 2.0
+_WRITING_SECONDS = 1.0
+
+
+class Waits(NamedTuple):
+    """After how many seconds without a sign of life a process counts as lost, and without progress as stuck."""
+
+    silence: float = 10.0
+    stall: float = 600.0
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A process that ended before the job did: the reason, and the exit code that all others adopt."""
+    """A process that ended before the job did, or stands still: the reason, and the exit code that all others adopt.
+
+    For `stacks` see `jaxddp.job.messages.Lost`.
+    """
 
     process: int
     reason: str
     code: int
+    stacks: str = "none"
 
     def __str__(self) -> str:
         return f"process {self.process} {self.reason}; the job ends here"
 
 
 class Watch:
-    """Knows who is connected, who is done, and who was lost first, which ends this process.
+    """Knows who is connected, where each stands, who is done, and who was lost first, which ends this process.
 
     Args:
+        own: this process's id. Process 0 judges who is stuck.
         connections: of the processes that this one is connected with.
         hosts: the names of their hosts.
-        silence: seconds without a word after which a process counts as lost.
+        waits: after how many seconds a process counts as lost or stuck.
         end: called with the loss, in the thread of the event loop, once the others are told.
     """
 
     def __init__(
         self,
+        own: int,
         connections: Mapping[int, Connection],
         hosts: Mapping[int, str],
-        silence: float,
+        waits: Waits,
         end: Callable[[Loss], None],
     ):
-        self._connections, self._hosts, self._silence, self._end = dict(connections), hosts, silence, end
+        self._own, self._connections, self._hosts = own, dict(connections), hosts
+        self._waits, self._end = waits, end
         self._heard = dict.fromkeys(connections, time.monotonic())
+        self._alive = dict[int, Alive]()
         self._lost: Loss | None = None
         self._known = threading.Event()
         self._closed = False
@@ -68,10 +93,13 @@ class Watch:
     def told(self, process: int, message: Message) -> None:
         """A process gave a sign of life, which may say that it ends in order, or who was lost."""
         self._heard[process] = time.monotonic()
-        if isinstance(message, Lost):
-            self.report(Loss(message.process, message.reason, message.code))
+        if isinstance(message, Alive):
+            self._alive[process] = message
+        elif isinstance(message, Lost):
+            self.report(Loss(message.process, message.reason, message.code, message.stacks))
         elif isinstance(message, Done):
             self._connections.pop(process, None)
+            self._alive.pop(process, None)
 
     def broke(self, process: int) -> None:
         """The connection with a process ended."""
@@ -83,30 +111,52 @@ class Watch:
             return
         self._lost = loss
         self.tell(loss)
+        if loss.stacks == "all" or (loss.stacks == "own" and loss.process == self._own):
+            show_stacks()
         self._known.set()
         self._end(loss)
 
     def tell(self, loss: Loss) -> None:
-        """Process 0 tells all others; every other process tells process 0."""
-        for process, connection in self._connections.items():
-            if process != loss.process:
-                connection.send(Lost(loss.process, loss.reason, loss.code))
+        """Process 0 tells all others, also one that is alive but stuck; every other process tells process 0."""
+        for connection in self._connections.values():
+            connection.send(Lost(loss.process, loss.reason, loss.code, loss.stacks))
+
+    def standings(self) -> dict[int, Alive]:
+        """What each process that is connected, and this one, said last of where it stands."""
+        own = progress.standing()
+        return self._alive | {self._own: Alive(own.phase, own.step, own.idle, progress.spent())}
 
     async def beat(self) -> None:
         """Give signs of life, and look for those of the others, until this is cancelled."""
-        between = min(1.0, self._silence / 4)
+        between = min(1.0, self._waits.silence / 4, self._waits.stall / 4)
         while not self._closed:
             begin = time.monotonic()
+            own = self.standings()[self._own]
             for connection in self._connections.values():
-                connection.send(Alive())
+                connection.send(own)
             await asyncio.sleep(between)
-            # A process that was stopped itself, or did not get to run, has heard nobody.
-            now = time.monotonic()
-            late = now - begin - between
-            for process in list(self._connections):
-                self._heard[process] = min(now, self._heard[process] + late)
-                if now - self._heard[process] > self._silence:
-                    self.report(Loss(process, f"gave no sign of life for {self._silence:g} s{self._on(process)}", 1))
+            # A process that was stopped itself, or did not get to run, has heard nobody, and could go nowhere.
+            late = time.monotonic() - begin - between
+            progress.excuse(late)
+            self._find_silent(late)
+            if self._own == 0:
+                self._find_stuck()
+
+    def _find_silent(self, late: float) -> None:
+        now, silence = time.monotonic(), self._waits.silence
+        for process in list(self._connections):
+            self._heard[process] = min(now, self._heard[process] + late)
+            if now - self._heard[process] > silence:
+                self.report(Loss(process, f"gave no sign of life for {silence:g} s{self._on(process)}", 1))
+
+    def _find_stuck(self) -> None:
+        standings = {process: Standing(each.phase, each.step, each.idle) for process, each in self.standings().items()}
+        process = progress.stuck(standings, self._waits.stall)
+        if process is not None:
+            which = standings[process]
+            stacks, whose = ("all", "of all processes") if which.waits else ("own", "of its threads")
+            reason = f"{which}{self._on(process)}; its log has the stacks {whose}; {LONGER}"
+            self.report(Loss(process, reason, 1, stacks))
 
     def _on(self, process: int) -> str:
         host = self._hosts.get(process)
@@ -119,10 +169,26 @@ def end_process(loss: Loss) -> None:
     asyncio.get_running_loop().call_later(GRACE_SECONDS, end_now, str(loss), loss.code)
 
 
+def show_stacks() -> None:
+    """Write the stacks of all threads to stderr."""
+    # By way of a file: what writes them holds Python's lock, and stderr may be a pipe that nobody empties.
+    with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        stacks = file.read().decode(errors="replace")
+        _in_time(lambda: sys.stderr.write(f"the stacks of all threads:\n{stacks}"))
+
+
 def end_now(line: str, code: int) -> None:
     """Write the line as the last of stderr, and end the process without running exit handlers."""
-    sys.stdout.flush()
+    _in_time(sys.stdout.flush)
     # In one piece: mpirun mixes what several processes write.
-    sys.stderr.write(f"jaxddp: {line}\n")
-    sys.stderr.flush()
+    _in_time(lambda: (sys.stderr.write(f"jaxddp: {line}\n"), sys.stderr.flush()))
     os._exit(code)
+
+
+def _in_time(write: Callable[[], object]) -> None:
+    """Write, but do not wait for a reader that does not read, nor for a thread that does."""
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(_WRITING_SECONDS)

@@ -32,5 +32,8 @@ class ParallelConfig:
     """Seconds that the processes of a job wait for each other at the start."""
     heartbeat_timeout: Seconds = 10.0
     """Seconds without a sign of life after which a process counts as lost, and the job ends."""
+    stall_timeout: Seconds = 600.0
+    """Seconds without progress after which a process that is alive counts as stuck, and the run ends; saving, restoring
+    and validating have 3 times as many, starting and compiling 6 times."""
     shutdown_timeout: Seconds = 60.0
     """Seconds that a process waits for the others at the end."""

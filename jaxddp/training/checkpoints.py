@@ -11,6 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
+import jaxddp.job.progress as progress
 from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.errors import InputError, NonFiniteError, noted_on
 from jaxddp.goal import Goal
@@ -88,6 +89,7 @@ class Checkpoints:
             raise InputError(f"{self.directory}: no checkpoint {which!r}; {there} (or say latest or best)")
         return step
 
+    @progress.phase("save")
     def save(self, step: int, state: TrainState, progress: Mapping[str, Any]) -> None:
         """Copy the state to host memory and write it in the background, and `progress`, small plain values, as JSON.
 
@@ -110,6 +112,7 @@ class Checkpoints:
         if is_first():
             self._manifest = self._writer.submit(self._write_manifest, step)
 
+    @progress.phase("restore")
     def verify(self, step: int) -> None:
         """Compare a checkpoint with its manifest; a line says so where it has none. Does nothing on other processes.
 
@@ -134,6 +137,7 @@ class Checkpoints:
         if not self.manifests.has(step):
             _log.warning(f"{place}: step {step} has no manifest, so its files cannot be verified")
 
+    @progress.phase("restore")
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The state and the progress (see `save`) of a step, laid out over the devices as `like` is.
 
@@ -156,6 +160,7 @@ class Checkpoints:
             restored = self._manager.restore(step, args=items)
         return restored["state"], restored["progress"]
 
+    @progress.phase("restore")
     def restore_as_saved(self, step: int, sharding: jax.sharding.Sharding) -> TrainState:
         """The state of a step, whatever its architecture, each array laid out as `sharding`. Raises: as `restore`."""
         self.verify(step)
@@ -169,12 +174,14 @@ class Checkpoints:
             restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
         return TrainState(**restored["state"])
 
+    @progress.phase("save")
     def wait(self) -> None:
         """Return when all that was saved is on disk; an `InputError` of the background writing shows here."""
         with writing(self.directory):
             self._manager.wait_until_finished()
         self._finish_manifest()
 
+    @progress.phase("save")
     def close(self) -> None:
         """Finish what is being written: another manager of the directory would take it for rubbish."""
         try:

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+import jaxddp.job.progress as progress
+
 
 class Clock:
     """Times the steps between two records, of an epoch, and of all that this process trains; `batch_size` is global.
@@ -25,7 +27,8 @@ class Clock:
     def waiting_for_data(self) -> Iterator[None]:
         """What passes in the block is time spent waiting for data."""
         begin = time.perf_counter()
-        yield
+        with progress.phase("input"):
+            yield
         self._waited += time.perf_counter() - begin
 
     @contextmanager
@@ -44,7 +47,8 @@ class Clock:
         if self._started:
             self._steps += steps
             return
-        jax.block_until_ready(result)
+        with progress.phase("device"):
+            jax.block_until_ready(result)
         self._started = True
         self._first_seconds, self._first_steps = time.perf_counter() - self._begin, steps
         self.resume()

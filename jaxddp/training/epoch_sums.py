@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import jaxddp.job.progress as progress
 from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.errors import InputError, NonFiniteError
@@ -44,7 +45,8 @@ class EpochSums:
         in_flight = 0
         for dispatched, its_sums in reversed(self._pending):
             if in_flight >= _STEPS_IN_FLIGHT:
-                jax.block_until_ready(its_sums.values)
+                with progress.phase("device"):
+                    jax.block_until_ready(its_sums.values)
                 break
             in_flight += len(dispatched)
 
@@ -55,7 +57,8 @@ class EpochSums:
         InputError; too many images were substituted.
         """
         steps = [step for several, _ in self._pending for step in several]
-        fetched = jax.device_get([sums.values for _, sums in self._pending])
+        with progress.phase("device"):
+            fetched = jax.device_get([sums.values for _, sums in self._pending])
         values = [
             value.astype(np.float64)
             for (several, _), found in zip(self._pending, fetched, strict=True)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+import jaxddp.job.progress as progress
 from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.set_metrics import finished
 from jaxddp.engine.state import TrainState
@@ -56,6 +57,7 @@ class Evaluator:
         """The metrics over the split, as `measure` finds them."""
         return self.measure(state, report, between).metrics
 
+    @progress.phase("validation")
     def measure(
         self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
     ) -> Measured:
@@ -69,6 +71,7 @@ class Evaluator:
         in_flight: deque[Any] = deque()
         reported = time.perf_counter()
         for number, feed in enumerate(self.batches()):
+            progress.moved()
             if number:
                 between()
             sums = self.step(state, *feed)
@@ -76,11 +79,13 @@ class Evaluator:
             of_set.add(sums.sets, stacked=sums.values.ndim == 3)
             in_flight.append(totals.values)
             if len(in_flight) > (_BATCHES_IN_FLIGHT if sums.values.ndim == 2 else 1):
-                jax.block_until_ready(in_flight.popleft())
+                with progress.phase("device"):
+                    jax.block_until_ready(in_flight.popleft())
             if report and time.perf_counter() - reported > _REPORT_SECONDS:
                 report(totals.means(), totals.count())
                 reported = time.perf_counter()
-        seen = totals.count() if totals is not None else 0
+        with progress.phase("device"):
+            seen = totals.count() if totals is not None else 0
         if totals is None or seen != self.num_examples:
             raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
         found = of_set.found()

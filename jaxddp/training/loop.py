@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+import jaxddp.job.progress as progress
 from jaxddp.engine.following import rate_factor
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import THEN, NonFiniteError, Preempted
@@ -25,6 +26,7 @@ from jaxddp.training.run import Run
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
 
+@progress.phase("training")
 def fit(run: Run) -> TrainState:
     """Train from the run's state to its plan's last step, and return the last state.
 
@@ -57,6 +59,7 @@ def fit(run: Run) -> TrainState:
     try:
         loop.start()
         state = loop.begin(done, state)
+        progress.at_step(done)
         stream = run.chunks(done)
         profile = run.profile if run.topology.process_index == 0 else None
         with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
@@ -66,12 +69,13 @@ def fit(run: Run) -> TrainState:
                 loop.test(state, *chunk.feed)
                 loop.compile(state, chunk.feed)
                 loop.memory.step = done + chunk.steps
-                with traced.step(done + 1, state):
+                with traced.step(done + 1, state), progress.phase("dispatch"):
                     state, sums = run.program(state, *chunk.feed)
                 loop.clock.dispatched(chunk.steps, sums.values)
                 loop.count(chunk.steps)
                 loop.sums.add(range(done + 1, done + chunk.steps + 1), sums)
                 done += chunk.steps
+                progress.at_step(done)
                 traced.done(done, state)
                 state = loop.end_step(done, state)
         if run.checkpoints:
@@ -108,21 +112,24 @@ class _Loop:
         # What one process prints and writes, all would print and write.
         listeners = self.run.listeners if self.run.topology.process_index == 0 else ()
         record = self.run.start()
-        for listener in listeners:
-            getattr(listener, "start", _ignore)(record)
-            self.listeners.append(listener)
+        with progress.phase("listeners"):
+            for listener in listeners:
+                getattr(listener, "start", _ignore)(record)
+                self.listeners.append(listener)
 
     def tell(self, moment: str, record: Any) -> None:
-        for listener in self.listeners:
-            getattr(listener, moment, _ignore)(record)
+        with progress.phase("listeners"):
+            for listener in self.listeners:
+                getattr(listener, moment, _ignore)(record)
 
     def fail(self, record: RunEnd, error: BaseException) -> None:
         """Tell all listeners of the end; one that fails at it must not hide the reason of it."""
-        for listener in self.listeners:
-            try:
-                getattr(listener, "end", _ignore)(record)
-            except Exception as another:
-                error.add_note(f"{THEN} {type(listener).__name__}.end failed: {another}")
+        with progress.phase("listeners"):
+            for listener in self.listeners:
+                try:
+                    getattr(listener, "end", _ignore)(record)
+                except Exception as another:
+                    error.add_note(f"{THEN} {type(listener).__name__}.end failed: {another}")
 
     def ended(self, status: Status, seconds: float, reason: str, used: Used) -> RunEnd:
         """How the run ended, as listeners are told."""
@@ -150,7 +157,7 @@ class _Loop:
         """Before the first step of this run, which may be a resumed one."""
         test, self._untested = self._untested, None
         if test:
-            with self.clock.paused():
+            with self.clock.paused(), progress.phase("compile"):
                 test(state, *feed)
 
     def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
@@ -159,8 +166,9 @@ class _Loop:
         for needed in (feed, growing.largest(feed)) if first and growing else (feed,):
             if first or not self.run.program.is_ready(*needed):
                 # What the devices still compute meanwhile is training time, and compiling is not.
-                jax.block_until_ready(state)
-                with self.clock.paused():
+                with progress.phase("device"):
+                    jax.block_until_ready(state)
+                with self.clock.paused(), progress.phase("compile"):
                     self.run.program.prepare(state, *needed)
             if first:
                 self.memory.check(state, feed)
@@ -188,9 +196,10 @@ class _Loop:
 
     def _compare(self, step: int, state: TrainState) -> None:
         if self.run.replicas:
-            jax.block_until_ready(state)
-            with self.clock.paused():
-                self.run.replicas.check(step, state)
+            with progress.phase("device"):
+                jax.block_until_ready(state)
+                with self.clock.paused():
+                    self.run.replicas.check(step, state)
 
     def _save(self, step: int, state: TrainState) -> None:
         if self.run.checkpoints:

@@ -1,0 +1,153 @@
+"""Where a process stands, and who of several is stuck: the one that the others wait for, and nobody before its time."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import typing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxddp.job.progress as progress
+from jaxddp.job.progress import OUTSIDE, Phase, Standing, stuck
+
+PHASES = typing.get_args(Phase)
+WAITING = {"agreement", "dispatch", "device"}
+standings = st.dictionaries(
+    st.integers(0, 7),
+    st.builds(Standing, st.sampled_from(PHASES), st.integers(0, 3), st.floats(0, 100)),
+    min_size=1,
+)
+
+
+def test_phases_within_each_other_have_seconds_of_their_own():
+    before = progress.spent()
+    with progress.phase("validation"):
+        time.sleep(0.02)
+        with progress.phase("device"):
+            assert progress.standing().phase == "device"
+            time.sleep(0.05)
+        assert progress.standing().phase == "validation"
+    spent = {name: progress.spent()[name] - before.get(name, 0) for name in ("validation", "device")}
+    assert 0.02 <= spent["validation"] and 0.05 <= spent["device"]
+    assert progress.standing().phase == OUTSIDE
+
+
+def test_a_phase_ends_with_an_exception():
+    with pytest.raises(RuntimeError), progress.phase("input"):
+        raise RuntimeError
+    assert progress.standing().phase == OUTSIDE
+
+
+def test_progress_is_a_phase_a_step_or_a_move():
+    for goes_on in (lambda: progress.at_step(7), progress.moved, lambda: progress.excuse(100.0)):
+        progress._own.changed = time.monotonic() - 50
+        assert progress.standing().idle >= 50
+        goes_on()
+        assert progress.standing().idle < 50
+    assert progress.standing().step == 7
+    progress.at_step(0)
+
+
+@given(standings, st.floats(0.1, 50))
+def test_who_is_stuck(found, timeout):
+    named = stuck(found, timeout)
+    busy = {process for process, own in found.items() if own.phase not in {*WAITING, OUTSIDE}}
+    waiting = {process for process, own in found.items() if own.phase in WAITING}
+    outside = found.keys() - busy - waiting
+    if named is not None:
+        assert found[named].idle > timeout, "before its time"
+        assert named not in waiting or not (busy | outside), "one that waits for another"
+        assert named not in outside or waiting, "nobody waits for it"
+    longest = 6 * timeout
+    late = {process for process, own in found.items() if own.idle > longest}
+    candidates = busy | (outside if waiting else set()) or waiting
+    assert (named is not None) or not (late & candidates), "a wait without an end"
+
+
+def test_where_all_wait_the_one_that_is_behind_is_named():
+    found = {0: Standing("device", 9, 20.0), 1: Standing("dispatch", 8, 15.0), 2: Standing("device", 8, 16.0)}
+    assert stuck(found, 10) == 2
+    assert stuck({**found, 3: Standing("save", 9, 20.0)}, 10) is None
+    assert stuck({**found, 3: Standing("save", 9, 31.0)}, 10) == 3
+
+
+def test_what_is_said_of_it():
+    assert str(Standing("input", 1200, 600.4)) == "made no progress for 600 s after step 1,200, in phase 'input'"
+    assert str(Standing("start", 0, 3600)) == "made no progress for 3600 s, in phase 'start'"
+
+
+ALONE = """
+import sys, threading
+import jaxddp.job.progress as progress
+from jaxddp.job.alone import watch_alone
+
+watch_alone(0.5)
+{body}
+"""
+BODIES = {
+    "a wait": "with progress.phase('input'): threading.Event().wait()",
+    "a loop": "with progress.phase('input'):\n    while True: pass",
+    "a pipe that nobody reads": (
+        "with progress.phase('listeners'):\n    while True: print('x' * 1000); progress.moved()"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_process_alone_ends_with_its_stacks(kind, tmp_path):
+    (tmp_path / "script.py").write_text(ALONE.format(body=BODIES[kind]))
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py")],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.wait(40) == 1
+            assert process.stderr is not None
+            *stacks, last = process.stderr.read().splitlines()
+        finally:
+            process.kill()
+    phase = "listeners" if "pipe" in kind else "input"
+    assert last.startswith("jaxddp: this process made no progress for ") and f", in phase '{phase}'; " in last
+    assert stacks[0] == "the stacks of all threads:"
+    assert any(f'"{tmp_path}/script.py", line ' in line for line in stacks)
+
+
+def test_outside_of_every_phase_a_process_alone_may_wait(tmp_path):
+    (tmp_path / "script.py").write_text(ALONE.format(body="import time; time.sleep(3); print('done')"))
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")], env=environ, capture_output=True, text=True, timeout=40
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_of_two_threads_the_first_counts_until_it_is_done():
+    """As of two runs in one notebook, which must not be in a phase for ever once both are done."""
+    inside, done = threading.Barrier(2), threading.Event()
+
+    def run() -> None:
+        with progress.phase("validation"):
+            inside.wait(10)
+            done.wait(10)
+            progress.at_step(7)
+
+    with progress.phase("training"):
+        thread = threading.Thread(target=run)
+        thread.start()
+        inside.wait(10)
+        assert progress.standing().phase == "training"
+    assert progress.standing().phase == OUTSIDE
+    with progress.phase("save"):
+        done.set()
+        thread.join(20)
+        assert progress.standing()[:2] == ("save", 0)
+    assert progress.standing().phase == OUTSIDE
