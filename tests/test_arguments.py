@@ -469,7 +469,7 @@ def test_resnets(named, value, expected):
         ("config.json: objects.metric half was None", "config.json: metric half was None"),
         ("use the config that wrote it, or another --workdir", "use the model and optimizer that wrote it, or another "
          "workdir"),
-        ("start all of them, or raise parallel.start_timeout (process 0", "start all of them, or raise start_timeout (process 0"),
+        ("all of them, or raise parallel.start_timeout (process 0", "all of them, or raise start_timeout (process 0"),
         # What is no key stays.
         ("/runs/train.precision: cannot be read", "/runs/train.precision: cannot be read"),
         ("runs/model.weights.safetensors: no such file", "runs/model.weights.safetensors: no such file"),

@@ -18,6 +18,7 @@ from jaxddp.errors import JaxddpError
 from jaxddp.job.membership import exchange, is_first
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.training.step_seconds import FILE
 
 _LONGEST_REASON = 500
 
@@ -96,6 +97,8 @@ def _look_at_directory(
     if file is not None and setup is not None:
         needed = rehearsal.checkpoint_bytes(setup.state, file.config.checkpoint.keep)
     written = report.add("work directory", checks.work_directory, workdir, needed)
+    if written is not None and (written / FILE).exists():
+        report.add("processes", checks.slow_processes, workdir)
     if topology is not None and topology.process_count > 1 and _all_can(topology, written is not None):
         report.add("shared", checks.shared, workdir)
 

@@ -21,6 +21,7 @@ from jaxddp.job.membership import agree, installed_version
 from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.training.step_seconds import FILE, StepSeconds
 from jaxddp.wording import size
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -129,6 +130,18 @@ def work_directory(directory: Path, needed: int | None) -> Finding:
         )
     taken = "" if needed is None else f", checkpoints up to {size(needed)}"
     return Finding(f"{directory}: writable, {size(free)} free{taken}", directory)
+
+
+def slow_processes(directory: Path) -> Finding:
+    """Which process made the others wait when a job's run there looked last."""
+    path = directory / FILE
+    with files.reading(path, "another run there writes it anew"):
+        found = StepSeconds.loads(path, files.read(path))
+    slow, steps = found.slow(), f"steps {found.first + 1:,} to {found.last:,} of the run there"
+    if not slow:
+        return Finding(f"{len(found.seconds)} processes, none makes the others wait ({steps})")
+    more = f", and {len(slow) - 1} more" if len(slow) > 1 else ""
+    return Finding(f"{slow[0]}{more} ({steps}); the table is in the run's log", verdict="warn")
 
 
 def shared(directory: Path) -> Finding:

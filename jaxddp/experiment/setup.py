@@ -39,6 +39,7 @@ from jaxddp.job.membership import agree, from_first, is_first
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.protocol import Model
 from jaxddp.training.evaluation import Evaluator
+from jaxddp.training.listeners.slow_processes import SlowProcesses
 from jaxddp.training.plan import Plan
 from jaxddp.training.predictor import Predictor
 from jaxddp.training.run import Chunk, Chunks, Run
@@ -249,7 +250,7 @@ class RunSetup:
         run = Run(
             *(self.plan, self.topology, self.state, program, chunks, self.division, evaluator),
             predictor=self.predictor(int(most)),
-            listeners=listeners,
+            listeners=[*listeners, SlowProcesses()] if self.topology.process_count > 1 else listeners,
             learning_rate=rate,
             suspects=blame,
             self_test=self.programs.self_test(self.objective, self.recipe, self.topology, resident=resident),

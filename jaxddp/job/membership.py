@@ -24,7 +24,7 @@ from jaxddp.job.device_exchange import decided_on_devices
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
 from jaxddp.job.messages import Alive
-from jaxddp.job.watch import Waits, end_now
+from jaxddp.job.watch import Waits, end_now, show_stacks_on_signal
 from jaxddp.wording import show
 
 _COMPARE_SECONDS = 600
@@ -49,6 +49,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
     Raises `InputError` where the processes do not reach each other, or differ where they must not; see `Link.meet`.
     """
     global _link
+    show_stacks_on_signal()
     if job is None or jax.distributed.is_initialized():
         if _link is None:
             watch_alone(stall)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -177,6 +178,13 @@ def show_stacks() -> None:
         file.seek(0)
         stacks = file.read().decode(errors="replace")
         _in_time(lambda: sys.stderr.write(f"the stacks of all threads:\n{stacks}"))
+
+
+def show_stacks_on_signal() -> None:
+    """SIGUSR1 shows the stacks, unless the program has a use of its own for it; also where Python's lock is held."""
+    if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+        with contextlib.suppress(OSError, ValueError):  # Of a notebook's stderr, which is no file.
+            faulthandler.register(signal.SIGUSR1)
 
 
 def end_now(line: str, code: int) -> None:

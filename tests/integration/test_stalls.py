@@ -2,12 +2,17 @@
 
 import os
 import re
+import shutil
+import signal
+import socket
+import sys
 
 import pytest
-from started import ENDLESS, TRAIN, Launched, Program, environment, last_line, lines
+from started import ENDLESS, TRAIN, Launched, Program, lines
 
 SOON = 60
 """Seconds within which all must have ended: three times the longest limit here, on a machine that is busy."""
+ALONE = r"jaxddp: this process made no progress for \d+ s after step \d+, in phase 'input'; "
 STALL = ["--parallel.stall-timeout", "3"]
 
 SCRIPT = """
@@ -15,9 +20,10 @@ import itertools, os, re, sys, threading
 import jax, numpy as np
 from jax.experimental import multihost_utils
 from jaxddp.cli import main
+from jaxddp.data.order import EvalOrder
 from jaxddp.mesh import Topology
+from jaxddp.engine.step import Program
 from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.listeners.jsonl import JsonLines
 
 def in_a_file():
@@ -48,9 +54,9 @@ def before(owner, name, number, stall):
 PLACES = {
     "input": (Topology, "place", 12),
     "listeners": (JsonLines, "step", 6),
-    "save": (Checkpoints, "wait", 0),
-    "validation": (Evaluator, "step", 0),
-    "start": (Checkpoints, "__enter__", 0),
+    "save": (Checkpoints, "_finish_manifest", 0),
+    "validation": (EvalOrder, "rows", 1),
+    "dispatch": (Program, "__call__", 8),
 }
 who, where, how = sys.argv[1], sys.argv[3], sys.argv[4]
 if os.environ.get("JAX_PROCESS_ID", "0") == who:
@@ -79,12 +85,12 @@ def ends_by_naming(run: Program, processes: int, process: int, phase: str, funct
     for rank in range(processes):
         assert re.match(line, run.last_of(rank)), run.last_of(rank)
     log = (run.logs / f"process-{process}.log").read_text()
-    assert "the stacks of all threads:\n" in log and f", line " in log and f" in {function}\n" in log
+    assert "the stacks of all threads:\n" in log and ", line " in log and f" in {function}\n" in log
 
 
 @pytest.mark.parametrize(
     ("who", "where", "how"),
-    [(1, "input", "in_a_file"), (0, "listeners", "for_ever"), (1, "input", "in_a_loop")],
+    [(0, "listeners", "for_ever"), (1, "input", "in_a_loop")],
 )
 def test_a_process_that_stands_still_is_named_by_all(stalled, who, where, how):
     run = stalled(who, where, how)
@@ -94,5 +100,60 @@ def test_a_process_that_stands_still_is_named_by_all(stalled, who, where, how):
 
 
 def test_a_collective_that_others_do_not_enter(stalled):
-    run = stalled(1, "input", "in_a_collective")
+    """Both wait for each other, one in that collective, the other in the step's; so the stacks of both are shown."""
+    run = stalled(1, "dispatch", "in_a_collective")
     assert run.end(SOON) == 1, run.out + run.err
+    line = r"jaxddp: process [01] made no progress for \d+ s after step \d+, in phase '(dispatch|device)' .*of all proc"
+    for rank in (0, 1):
+        assert re.match(line, run.last_of(rank)), run.last_of(rank)
+        assert "the stacks of all threads:\n" in (run.logs / f"process-{rank}.log").read_text()
+    assert " in in_a_collective\n" in (run.logs / "process-1.log").read_text()
+
+
+def test_a_process_that_holds_pythons_lock_is_silent(stalled):
+    run = stalled(1, "input", "with_pythons_lock", "--parallel.heartbeat-timeout", "3")
+    assert run.end(SOON) == 1, run.out + run.err
+    assert "process 1: killed by SIGKILL\n" in run.err
+    assert run.last_of(0).startswith("jaxddp: process 1 gave no sign of life for 3 s")
+
+
+@pytest.mark.parametrize(("where", "how"), [("save", "in_a_file"), ("validation", "in_a_loop")])
+def test_a_process_alone_has_the_same_watch(stalled, where, how):
+    often = ["--parallel.stall-timeout", "1", "--train.duration", "4 steps", "--eval.every", "2 steps"]
+    run = stalled(0, where, how, *often, processes=1)
+    assert run.end(SOON) == 1, run.out + run.err
+    last = run.last_of(0)
+    assert re.match(rf"jaxddp: this process made no progress for \d+ s after step \d, in phase '{where}'; ", last), last
+    assert f" in {how}\n" in (run.logs / "process-0.log").read_text()
+
+
+def test_images_that_turn_into_fifos(tree, start, tmp_path):
+    copy = shutil.copytree(tree, tmp_path / "tree")
+    words = [*TRAIN, "--data.path", str(copy), "--workdir", str(tmp_path / "run"), *ENDLESS, *STALL]
+    run = start(Launched, tmp_path / "launch", 1, words)
+    run.wait_until(lambda: lines(tmp_path / "run"))
+    for image in copy.glob("ILSVRC/**/train/**/*.JPEG"):
+        image.unlink()
+        os.mkfifo(image)
+    assert run.end(SOON) == 1, run.out + run.err
+    assert re.match(
+        r"jaxddp: this process made no progress for \d+ s after step \d+, in phase 'input'; ", run.last_of(0)
+    )
+
+
+def test_a_store_that_was_stopped(tree, start, tmp_path):
+    """It accepts connections and answers nothing more, long before the minute that an image may take."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    server = start(
+        Program, [sys.executable, "-m", "http.server", "-b", "127.0.0.1", "-d", str(tree), port], tmp_path / "web"
+    )
+    words = [*TRAIN, "--data.path", f"http://127.0.0.1:{port}/", "--workdir", str(tmp_path / "run"), *ENDLESS, *STALL]
+    run = start(Launched, tmp_path / "launch", 1, words)
+    run.wait_until(lambda: lines(tmp_path / "run"))
+    server.process.send_signal(signal.SIGSTOP)
+    assert run.end(SOON) == 1, run.out + run.err
+    assert re.match(
+        r"jaxddp: this process made no progress for \d+ s after step \d+, in phase 'input'; ", run.last_of(0)
+    )
+    server.process.send_signal(signal.SIGKILL)

@@ -1,0 +1,124 @@
+"""Seconds a step by process and phase: who is slow, what is said of it, and what `jaxddp doctor` reads."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import jaxddp.training.listeners.slow_processes as slow_processes
+from jaxddp.cluster.checks import slow_processes as check
+from jaxddp.errors import InputError
+from jaxddp.job.messages import Alive
+from jaxddp.training.events import RunStart, StepRecord
+from jaxddp.training.listeners.slow_processes import SlowProcesses
+from jaxddp.training.step_seconds import FILE, StepSeconds
+
+FAST = {"input": 0.01, "dispatch": 0.001, "device": 0.08, "save": 0.0, "training": 0.001, "listeners": 0.001}
+
+
+def looked(*each: dict[str, float], step: int = 100) -> dict[int, tuple[int, dict[str, float]]]:
+    """What processes that spend so many seconds a step have spent after a step."""
+    return {
+        process: (step, {phase: seconds * step for phase, seconds in phases.items()} | {"compile": 70.0})
+        for process, phases in enumerate(each)
+    }
+
+
+def found(*each: dict[str, float]) -> StepSeconds:
+    result = StepSeconds.between(looked(*each, step=20), looked(*each, step=100))
+    assert result is not None
+    return result
+
+
+def test_seconds_a_step_are_what_was_spent_between_two_looks():
+    result = found(FAST, FAST)
+    assert (result.first, result.last) == (20, 100)
+    expected = {"input": 0.01, "dispatch": 0.001, "device": 0.08, "save": 0.0, "other": 0.002}
+    assert dict(result.seconds[1]) == pytest.approx(expected)
+    assert result.slow() == []
+
+
+def test_the_process_that_makes_the_others_wait_is_named_and_not_those_that_wait():
+    slow = {**FAST, "input": 0.07, "device": 0.02}
+    (first,) = found(FAST, slow, FAST, FAST).slow()
+    assert str(first) == "process 1 takes 0.07 s a step in phase 'input', 7.0 times the median"
+    # Of two processes the median is the lesser.
+    assert [(each.process, each.phase) for each in found(slow, FAST).slow()] == [(0, "input")]
+
+
+def test_where_all_else_is_alike_the_devices_tell():
+    (first,) = found(FAST, FAST, {**FAST, "device": 0.2}).slow()
+    assert (first.process, first.phase) == (2, "device")
+
+
+@pytest.mark.parametrize("changed", [{"input": 0.0149}, {"dispatch": 0.009}], ids=["below 1.5", "below a tenth"])
+def test_what_is_little_is_not_slow(changed):
+    assert found(FAST, {**FAST, **changed}).slow() == []
+
+
+def test_a_phase_that_others_do_not_have():
+    (first,) = found(FAST, {**FAST, "save": 0.05}).slow()
+    assert str(first) == "process 1 takes 0.05 s a step in phase 'save', and others none"
+
+
+def test_nothing_is_said_of_processes_that_made_no_step():
+    assert StepSeconds.between(looked(FAST, FAST), looked(FAST, FAST)) is None
+    assert StepSeconds.between({}, looked(FAST)) is None
+
+
+def test_the_table_has_the_slowest_of_very_many_and_the_median():
+    lines = found(*[FAST] * 20, {**FAST, "input": 0.5}).table()
+    assert len(lines) == 1 + 8 + 1
+    assert lines[0].split() == ["input", "dispatch", "device", "save", "other"]
+    assert [line.split()[:2] for line in lines[1:]] == [
+        *(["process", str(p)] for p in (*range(7), 20)),
+        ["median", "0.0100"],
+    ]
+    assert lines[-2].split() == ["process", "20", "0.5000", "0.0010", "0.0800", "0.0000", "0.0020"]
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(step, 0.0, {}, None, 1.0, 0.0)
+
+
+def test_a_slow_process_is_said_once_with_a_table_and_doctor_reads_it(tmp_path, monkeypatch, caplog):
+    seen = {0: FAST, 1: {**FAST, "input": 0.07}}
+    step = 0
+
+    def standings() -> dict[int, Alive]:
+        spent = {process: {phase: s * step for phase, s in phases.items()} for process, phases in seen.items()}
+        return {process: Alive("device", step, 0.0, each) for process, each in spent.items()}
+
+    monkeypatch.setattr(slow_processes, "standings", standings)
+    monkeypatch.setattr(slow_processes, "LOOK_SECONDS", 0.0)
+    listener = SlowProcesses()
+    listener.start(RunStart(0, 100, 8, 39, 2, 2, workdir=tmp_path))
+    for step in (10, 20, 30):
+        listener.step(record(step))
+    (said,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    line, *table = said.split("\n")
+    assert line == (
+        "process 1 takes 0.07 s a step in phase 'input', 7.0 times the median; seconds a step, from step 11 to 20:"
+    )
+    assert len(table) == 4
+    finding = check(tmp_path)
+    assert finding.verdict == "warn"
+    assert finding.detail.startswith(
+        "process 1 takes 0.07 s a step in phase 'input', 7.0 times the median (steps 21 to 30"
+    )
+
+
+def test_doctor_says_that_none_is_slow(tmp_path):
+    (tmp_path / FILE).write_bytes(found(FAST, FAST).dumps())
+    said = check(tmp_path)
+    detail = "2 processes, none makes the others wait (steps 21 to 100 of the run there)"
+    assert (said.verdict, said.detail) == ("ok", detail)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"first": 1}', b'{"first": 1, "last": 2, "seconds": {"0": {"input": "x"}}}']
+)
+def test_a_damaged_file_is_one_line(tmp_path: Path, content):
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(InputError, match=f"{FILE}: cannot be read .*; remove it"):
+        check(tmp_path)
