@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
@@ -21,7 +22,7 @@ class SlowProcesses(Listener):
 
     def start(self, run: RunStart) -> None:
         self._file = None if run.workdir is None else run.workdir / FILE
-        self._before: dict[int, Spent] | None = None
+        self._before: Mapping[int, Spent] | None = None
         self._looked, self._told = 0.0, dict[tuple[int, str], float]()
 
     def step(self, record: StepRecord) -> None:
