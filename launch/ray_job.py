@@ -13,7 +13,6 @@ the job starts again from its last checkpoint after every failure but a mistake.
 """
 
 import argparse
-import itertools
 import os
 import secrets
 import select
@@ -23,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayActorError
@@ -35,6 +34,7 @@ from jaxddp.errors import InputError, JaxddpError
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.job.host import INHERITED_SOCKET
 from jaxddp.job.ports import listen
+from jaxddp.wording import first_line
 
 FORWARDED = ("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "JAXDDP_CACHE", "JAXDDP_DATASETS")
 """Variables of this machine that all processes are given; all others are those of their machines."""
@@ -86,7 +86,8 @@ class Member:
     def read(self) -> tuple[list[str], int | None]:
         """The next lines of its output, at the latest after half a second; and its code once it has ended."""
         if not select.select([self._output], [], [], 0.5)[0]:
-            return [], None
+            # Something that it has started may hold its output open.
+            return [], self._process.poll()
         piece = os.read(self._output, 1 << 16)
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if not piece and self._rest:
@@ -99,14 +100,21 @@ class Member:
             os.killpg(self._process.pid, number)
 
 
-class Job:
-    """One start of all processes: they are placed, started, watched, and gone when `close` returns."""
+class End(NamedTuple):
+    """How one start of the job ended."""
 
-    def __init__(self, processes: int, bundle: Mapping[str, float], wait: float):
-        self._room = reserve([dict(bundle)] * processes, wait)
-        self._members, self._ends = place(self._room, bundle), dict[int, int]()
-        self.asked: signal.Signals | None = None
-        """The signal for which it was asked to stop."""
+    code: int
+    cause: str
+    asked: bool = False
+    """Whether it was asked to stop."""
+
+
+class Job:
+    """One start of all processes, whose actors are in order of their ids."""
+
+    def __init__(self, members: Sequence[Any]):
+        self._members, self._ends = members, dict[int, int]()
+        self._asked: signal.Signals | None = None
 
     def start(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         shared = {
@@ -118,8 +126,8 @@ class Job:
         each = [shared | {"JAX_PROCESS_ID": str(rank)} for rank in range(len(self._members))]
         ray.get([member.start.remote(words, own) for member, own in zip(self._members, each, strict=True)])
 
-    def watch(self, received: list[signal.Signals]) -> int:
-        """Show what all say until all have ended; the job's code. Signals that this process receives are appended."""
+    def watch(self, received: list[signal.Signals]) -> End:
+        """Show what all say until all have ended. Signals that this process receives are appended to the list."""
         pending = {member.read.remote(): rank for rank, member in enumerate(self._members)}
         plan: list[tuple[float, signal.Signals]] = []
         while pending:
@@ -137,20 +145,10 @@ class Job:
                 for rank in pending.values():
                     self._members[rank].send.remote(number)
                 if not plan:
-                    # One whose machine is gone will never answer.
-                    ends = dict.fromkeys(pending.values(), -signal.SIGKILL)
-                    self._ends, pending = self._ends | ends, {}
-        if self.asked and not set(self._ends.values()) <= {0, PREEMPTED}:
-            return 128 + self.asked
-        return self.cause()[1]
-
-    def _stop(self, number: signal.Signals) -> list[tuple[float, signal.Signals]]:
-        """What follows from a signal: all save and stop; on another Ctrl-C they are killed."""
-        if self.asked:
-            return [(time.monotonic(), signal.SIGKILL)] if number == signal.SIGINT else []
-        self.asked = number
-        say(f"{number.name}: every process was asked to save and stop; another Ctrl-C kills them")
-        return deadlines(SAVE_GRACE)
+                    # An actor whose machine is gone will never answer.
+                    self._ends |= dict.fromkeys(pending.values(), -signal.SIGKILL)
+                    pending.clear()
+        return self._end()
 
     def _show(self, rank: int, reference: ray.ObjectRef) -> int | None:
         """Print what a process says, and note its end, if it has come."""
@@ -163,19 +161,23 @@ class Job:
             self._ends[rank] = code
         return code
 
-    def cause(self) -> tuple[str, int]:
-        """How the job ended: the first that was killed, or else the first that failed; and the code for it."""
+    def _stop(self, number: signal.Signals) -> list[tuple[float, signal.Signals]]:
+        """What follows from a signal: all save and stop; on another Ctrl-C they are killed."""
+        if self._asked:
+            return [(time.monotonic(), signal.SIGKILL)] if number == signal.SIGINT else []
+        self._asked = number
+        say(f"{number.name}: every process was asked to save and stop; another Ctrl-C kills them")
+        return deadlines(SAVE_GRACE)
+
+    def _end(self) -> End:
+        """Of the first that was killed, or else of the first that failed."""
         failed = {rank: code for rank, code in self._ends.items() if code}
         rank = next((rank for rank, code in failed.items() if code < 0), next(iter(failed), 0))
         code = self._ends[rank]
-        if code >= 0:
-            return f"process {rank}: exit code {code}", code
-        return f"process {rank}: killed by {signal.Signals(-code).name}", 128 - code
-
-    def close(self) -> None:
-        for member in self._members:
-            ray.kill(member)
-        remove_placement_group(self._room)
+        how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        if self._asked and not set(self._ends.values()) <= {0, PREEMPTED}:
+            code = -self._asked
+        return End(code if code >= 0 else 128 - code, f"process {rank}: {how}", self._asked is not None)
 
 
 def deadlines(kill: float, terminate: float = 0) -> list[tuple[float, signal.Signals]]:
@@ -184,59 +186,64 @@ def deadlines(kill: float, terminate: float = 0) -> list[tuple[float, signal.Sig
     return [(now + terminate, signal.SIGTERM), (now + terminate + kill, signal.SIGKILL)]
 
 
-def reserve(bundles: list[dict[str, float]], wait: float) -> PlacementGroup:
+def reserve(options: argparse.Namespace, received: list[signal.Signals]) -> PlacementGroup:
     """Room for all processes at once, on few machines. Raises: InputError; there is none in time."""
-    room = placement_group(bundles, strategy="PACK")
-    if not room.wait(wait):
-        remove_placement_group(room)
-        has = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
-        raise InputError(
-            f"Ray has no room for {len(bundles)} processes with {bundles[0]} each in {wait:g} s, of {has} in all; "
-            "start fewer, or give --wait more seconds"
-        )
+    bundle = {"CPU": float(options.cpus), "GPU": float(options.gpus)}
+    room, give_up = placement_group([bundle] * options.processes, strategy="PACK"), time.monotonic() + options.wait
+    while not room.wait(0.5):
+        if received or time.monotonic() > give_up:
+            remove_placement_group(room)
+            has = {name: ray.cluster_resources().get(name, 0.0) for name in bundle}
+            raise InputError(
+                f"Ray has no room for {options.processes} processes with {bundle} each, of {has} in all, in "
+                f"{options.wait:g} s; start fewer, or give --wait more seconds"
+            )
     return room
 
 
-def place(room: PlacementGroup, bundle: Mapping[str, float]) -> list[Any]:
+def place(room: PlacementGroup, options: argparse.Namespace) -> list[Any]:
     """An actor for each process, in order of their ids: those of one machine follow each other."""
     actor: Any = ray.remote(Member)
-    created = []
-    for index in range(room.bundle_count):
-        there = PlacementGroupSchedulingStrategy(room, placement_group_bundle_index=index)
-        resources = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
-        created.append(actor.options(**resources, scheduling_strategy=there).remote())
+    resources = {"num_cpus": options.cpus, "num_gpus": options.gpus}
+    bundles = [PlacementGroupSchedulingStrategy(room, index) for index in range(options.processes)]
+    created = [actor.options(**resources, scheduling_strategy=bundle).remote() for bundle in bundles]
     places = ray.get([member.place.remote() for member in created])
     return [created[index] for index in sorted(range(len(created)), key=places.__getitem__)]
 
 
-def say(line: str) -> None:
-    print(f"ray_job.py: {line}", file=sys.stderr, flush=True)
+def attempt(options: argparse.Namespace, environ: Mapping[str, str], received: list[signal.Signals]) -> End:
+    """Start the job once, and see it end; nothing of it is left."""
+    room = reserve(options, received)
+    try:
+        job = Job(place(room, options))
+        job.start(options.command, environ)
+        return job.watch(received)
+    except RayActorError as error:
+        return End(1, f"an actor was lost at the start ({first_line(error)})")
+    finally:
+        # With its room an actor ends, and with it its process.
+        remove_placement_group(room)
 
 
-def run(options: argparse.Namespace, words: Sequence[str], received: list[signal.Signals]) -> int:
+def run(options: argparse.Namespace, received: list[signal.Signals]) -> int:
     """Start the job, and again after a failure while restarts are left; the code of its last end."""
-    bundle = {"CPU": options.cpus} | ({"GPU": options.gpus} if options.gpus else {})
     environ = {name: os.environ[name] for name in FORWARDED if name in os.environ}
     environ |= {KEY: os.environ.get(KEY) or secrets.token_hex(32)}
     if not options.gpus:
         environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    for restart in itertools.count(1):
-        job = Job(options.processes, bundle, options.wait)
-        try:
-            job.start(words, environ)
-            code = job.watch(received)
-        finally:
-            job.close()
-        if code == 0:
-            return code
-        if code == InputError.exit_code or job.asked or restart > options.restarts:
-            say(job.cause()[0])
-            return code
-        pause = min(PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
-        say(f"{job.cause()[0]}; restart {restart} of {options.restarts} in {pause:g} s")
+    restarts = 0
+    while True:
+        end = attempt(options, environ, received)
+        if end.code in (0, InputError.exit_code) or end.asked or restarts == options.restarts:
+            break
+        pause = min(PAUSE * 2**restarts, LONGEST_PAUSE)
+        restarts += 1
+        say(f"{end.cause}; restart {restarts} of {options.restarts} in {pause:g} s")
         if interrupted(pause, received):
-            return code
-    raise AssertionError("counting has no end")
+            break
+    if end.code:
+        say(end.cause)
+    return end.code
 
 
 def interrupted(seconds: float, received: list[signal.Signals]) -> bool:
@@ -247,7 +254,11 @@ def interrupted(seconds: float, received: list[signal.Signals]) -> bool:
     return bool(received)
 
 
-def arguments() -> tuple[argparse.Namespace, list[str]]:
+def say(line: str) -> None:
+    print(f"ray_job.py: {line}", file=sys.stderr, flush=True)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, required=True, help="in the job")
     parser.add_argument("--gpus", type=int, default=0, help="of each process (default: none, it computes on the CPU)")
@@ -256,18 +267,17 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--wait", type=float, default=600, help="seconds for Ray to find room")
     parser.add_argument("--address", help="of the cluster (default: Ray's own rule; `local` starts a Ray of its own)")
     parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="of jaxddp, such as `-- train digits …`")
-    options = parser.parse_args()
-    return options, options.command
+    return parser.parse_args()
 
 
 def main() -> int:
-    options, words = arguments()
+    options = arguments()
     ray.init(address=options.address, include_dashboard=False, log_to_driver=False)
     received: list[signal.Signals] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: received.append(signal.Signals(number)))
     try:
-        return run(options, words, received)
+        return run(options, received)
     except JaxddpError as error:
         say(str(error))
         return error.exit_code

@@ -104,6 +104,6 @@ def test_a_mistake_is_not_started_again_and_a_job_that_is_asked_to_stop_saves(jo
 def test_a_job_for_which_there_is_no_room_is_one_line(job):
     run = job(BRIEF, "--cpus", "1000", "--wait", "2")
     assert run.end() == 2
-    assert run.last.startswith(
-        "ray_job.py: Ray has no room for 2 processes with {'CPU': 1000} each in 2 s, of {'CPU': "
-    )
+    room = "2 processes with {'CPU': 1000.0, 'GPU': 0.0} each, of "
+    assert run.last.startswith(f"ray_job.py: Ray has no room for {room}{{'CPU': "), run.err
+    assert run.last.endswith(" in all, in 2 s; start fewer, or give --wait more seconds")
