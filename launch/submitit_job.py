@@ -2,7 +2,7 @@
 
     python launch/submitit_job.py --nodes 2 --tasks 8 --gpus 8 --minutes 1440 --folder /shared/runs/first/jobs -- \\
         train imagenet_resnet50 --data.path /data/imagenet --workdir /shared/runs/first
-    python launch/submitit_job.py --cluster local --tasks 2 -- train digits --data.path data/digits --workdir runs/digits
+    python launch/submitit_job.py --cluster local --tasks 2 -- train digits --data.path data/digits --workdir runs/one
 
 Each task is one process of the job, with one of its machine's GPUs. On SLURM the script prints the job and ends, unless
 it is told to --wait; a job on this machine is waited for.

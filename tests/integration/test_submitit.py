@@ -1,4 +1,4 @@
-"""Submitit's own executor on this machine: `launch/submitit_job.py` starts tasks, which save and go on when asked to."""
+"""Submitit on this machine: `launch/submitit_job.py` starts tasks, which save and go on when they are asked to stop."""
 
 import os
 import signal
