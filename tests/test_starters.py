@@ -259,6 +259,11 @@ def test_one_process_is_alone_without_an_error(environ):
             "JAX_COORDINATOR_ADDRESS='first-slice-job-0-0.first': expected HOST:PORT with a port from 1 to 65535, "
             "as in host0:1234",
         ),
+        (
+            {"SLURM_JOB_ID": "77", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+            "environment: SLURM_PROCID set but not the coordinator's address (JAX_COORDINATOR_ADDRESS) and the number "
+            "of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a process alone",
+        ),
         (NODE | {"SKYPILOT_NODE_RANK": "3"}, "SKYPILOT_NODE_RANK=3: expected 0 to 2, for SKYPILOT_NUM_NODES=3"),
     ],
 )
