@@ -23,7 +23,8 @@ ASKED_AGAIN = 24 * 3600
 INSTALL_SECONDS, ASK_SECONDS = 600, 120
 NOT_FOR_THESE_TESTS = {
     "jax2onnx",  # asks for an older Orbax than all others
-    *("basedpyright", "ipykernel", "mlflow-skinny", "moto", "nbclient", "ruff", "wandb"),
+    *("basedpyright", "ipykernel", "kubernetes-validate", "mlflow-skinny", "moto", "nbclient", "ray", "ruff"),
+    *("submitit", "wandb"),
 }
 TOLD = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy", "tensorflow-cpu", "tensorflow")
 

@@ -31,7 +31,10 @@ STEPS = 6
 BRIEF = ["--train.duration", f"{STEPS} steps"]
 ENDLESS = ["--train.duration", "100000 steps", "--eval.every", "100000 steps", "--checkpoint.every", "100000 steps"]
 
-_OF_A_JOB = re.compile(r"JAX_(COORDINATOR|NUM|PROCESS|LOCAL)_|JAXDDP_|SLURM_|OMPI_|PMI|RANK$|LOCAL_RANK|WORLD_SIZE")
+_OF_A_JOB = re.compile(
+    r"JAX_(COORDINATOR|NUM|PROCESS|LOCAL)_|JAXDDP_|SLURM_|OMPI_|PMI|RANK$|LOCAL_RANK|WORLD_SIZE"
+    r"|SUBMITIT_|PET_|COORDINATOR_ADDRESS$|JOBSET_NAME$|SKYPILOT_|AWS_BATCH_|JOB_COMPLETION_INDEX$"
+)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -1,0 +1,109 @@
+"""A real Ray on this machine: `launch/ray_job.py` starts the processes of a job, ends them, and starts them again."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from started import (
+    BRIEF,
+    ENDLESS,
+    REPOSITORY,
+    STEPS,
+    TRAIN,
+    Program,
+    checkpoint_bytes,
+    checkpoint_steps,
+    close,
+    environment,
+    losses,
+    result,
+)
+
+pytest.importorskip("ray", reason="no ray here: pip install ray")
+
+ENVIRONMENT = environment(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
+LONGER = ["--train.duration", f"{10 * STEPS} steps", "--checkpoint.every", f"{2 * STEPS} steps"]
+
+
+class RayJob(Program):
+    """The driver of two processes with a core each, of a Ray that it starts and ends."""
+
+    def __init__(self, folder: Path, words: list[str], *options: str):
+        own = [str(REPOSITORY / "launch" / "ray_job.py"), "--address", "local", "--processes", "2", *options]
+        super().__init__([sys.executable, *own, "--", *words], folder, ENVIRONMENT)
+        self.workdir = Path(words[words.index("--workdir") + 1])
+
+    def worker(self, rank: int) -> int:
+        """The pid of a process of the job, which is a grandchild of Ray's daemon; that is a child of the driver."""
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and self._is_worker(folder, rank):
+                return int(folder.name)
+        pytest.fail(f"process {rank} does not run:\n{self.out}{self.err}")
+
+    def _is_worker(self, folder: Path, rank: int) -> bool:
+        try:
+            told, words = (folder / "environ").read_bytes().split(b"\0"), (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return f"JAX_PROCESS_ID={rank}".encode() in told and str(self.workdir).encode() in words
+
+
+@pytest.fixture
+def job(start, arrays, tmp_path):
+    def started(length: list[str], *options: str) -> RayJob:
+        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / "run"), *length]
+        return start(RayJob, tmp_path / "ray", words, *options)
+
+    return started
+
+
+def test_two_actors_train_as_one(job, reference):
+    run = job(BRIEF)
+    run.ends_well()
+    assert "[0] joined: process 0 of 2, coordinator " in run.out
+    end = result(run.workdir)
+    assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
+    assert close(losses(run.workdir), losses(reference))
+
+
+def test_a_killed_process_ends_the_job_with_its_code(job):
+    run = job(ENDLESS)
+    run.wait_until(lambda: losses(run.workdir))
+    os.kill(run.worker(1), signal.SIGKILL)
+    assert run.end(within=40) == 128 + signal.SIGKILL, run.out + run.err
+    assert run.last == "ray_job.py: process 1: killed by SIGKILL"
+    assert "[0] jaxddp: process 1 was lost (on " in run.out
+
+
+def test_a_restarted_job_ends_with_the_same_bits(job, arrays, start, tmp_path):
+    run = job(LONGER, "--restarts", "2")
+    run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and checkpoint_steps(run.workdir))
+    os.kill(run.worker(0), signal.SIGKILL)
+    run.ends_well()
+    assert "ray_job.py: process 0: killed by SIGKILL; restart 1 of 2 in 1 s\n" in run.err
+    undisturbed = tmp_path / "undisturbed"
+    words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(undisturbed), *LONGER]
+    start(RayJob, tmp_path / "another", words).ends_well()
+    assert losses(run.workdir) == losses(undisturbed)
+    assert checkpoint_bytes(run.workdir) == checkpoint_bytes(undisturbed)
+
+
+def test_a_mistake_is_not_started_again_and_a_job_that_is_asked_to_stop_saves(job):
+    run = job([*BRIEF, "--train.batch-size", "7"], "--restarts", "2")
+    assert run.end() == 2, run.out + run.err
+    assert "restart" not in run.err and "jaxddp: train.batch_size=7 cannot be divided among 2 devices" in run.out
+    run = job(ENDLESS, "--restarts", "2")
+    run.wait_until(lambda: losses(run.workdir))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 75, run.out + run.err
+    assert result(run.workdir)["status"] == "preempted" and checkpoint_steps(run.workdir)
+
+
+def test_a_job_for_which_there_is_no_room_is_one_line(job):
+    run = job(BRIEF, "--cpus", "1000", "--wait", "2")
+    assert run.end() == 2
+    room = "2 processes with {'CPU': 1000.0, 'GPU': 0.0} each, of "
+    assert run.last.startswith(f"ray_job.py: Ray has no room for {room}{{'CPU': "), run.err
+    assert run.last.endswith(" in all, in 2 s; start fewer, or give --wait more seconds")

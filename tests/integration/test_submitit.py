@@ -1,0 +1,101 @@
+"""Submitit on this machine: `launch/submitit_job.py` starts tasks, which save and go on when they are asked to stop."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from started import (
+    BRIEF,
+    ENDLESS,
+    REPOSITORY,
+    STEPS,
+    TRAIN,
+    Program,
+    checkpoint_bytes,
+    checkpoint_steps,
+    close,
+    environment,
+    losses,
+    result,
+)
+
+pytest.importorskip("submitit", reason="no submitit here: pip install submitit")
+
+LONGER = ["--train.duration", f"{10 * STEPS} steps", "--checkpoint.every", f"{2 * STEPS} steps"]
+
+
+class SubmittedJob(Program):
+    """The script, which waits for two tasks."""
+
+    def __init__(self, folder: Path, words: list[str]):
+        self.logs = folder / "jobs"
+        own = ["--cluster", "local", "--tasks", "2", "--folder", str(self.logs)]
+        script = str(REPOSITORY / "launch" / "submitit_job.py")
+        super().__init__([sys.executable, script, *own, "--", *words], folder, environment())
+        self.workdir = Path(words[words.index("--workdir") + 1])
+
+    def printed(self, task: int) -> str:
+        """What a task has printed to both streams."""
+        return "".join(file.read_text() for file in sorted(self.logs.glob(f"*_{task}_log.*")))
+
+    def tasks(self) -> list[int]:
+        """The pids of the tasks, children of submitit's controller, in order."""
+        (controller,) = children(self.process.pid)
+        return sorted(children(controller), key=lambda pid: told(pid)["SUBMITIT_LOCAL_GLOBALID"])
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def told(pid: int) -> dict[str, str]:
+    words = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+@pytest.fixture
+def job(start, arrays, tmp_path):
+    def started(length: list[str], name: str = "run") -> SubmittedJob:
+        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / name), *length]
+        return start(SubmittedJob, tmp_path / f"submitted-{name}", words)
+
+    return started
+
+
+def test_two_tasks_train_as_one(job, reference):
+    run = job(BRIEF)
+    run.ends_well()
+    assert "joined: process 0 of 2, coordinator 127.0.0.1:" in run.printed(0)
+    assert "(from SUBMITIT_LOCAL_JOB_ID, SUBMITIT_LOCAL_NTASKS, SUBMITIT_LOCAL_GLOBALID" in run.printed(0)
+    end = result(run.workdir)
+    assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
+    assert close(losses(run.workdir), losses(reference))
+
+
+def test_a_killed_process_ends_the_other_and_both_are_named(job):
+    run = job(ENDLESS)
+    run.wait_until(lambda: losses(run.workdir))
+    (process,) = children(run.tasks()[1])
+    os.kill(process, signal.SIGKILL)
+    assert run.end(within=40) == 1
+    assert "submitit_job.py: process 0: exit code 1\n" in run.err
+    assert "submitit_job.py: process 1: killed by SIGKILL\n" in run.err
+    assert "jaxddp: process 1 was lost (on " in run.printed(0)
+
+
+def test_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(job):
+    run = job(LONGER)
+    run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and checkpoint_steps(run.workdir))
+    # As SLURM does: to every process of every task.
+    tasks = run.tasks()
+    for pid in [*(child for task in tasks for child in children(task)), *tasks]:
+        os.kill(pid, signal.SIGUSR2)
+    run.ends_well()
+    assert "Requeued job" in run.printed(0) and "resum" in run.printed(0)
+    assert result(run.workdir)["status"] == "done"
+    undisturbed = job(LONGER, "undisturbed")
+    undisturbed.ends_well()
+    assert losses(run.workdir) == losses(undisturbed.workdir)
+    assert checkpoint_bytes(run.workdir) == checkpoint_bytes(undisturbed.workdir)

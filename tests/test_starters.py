@@ -1,0 +1,273 @@
+"""What each scheduler sets, as it sets it: the place of a process in its job, and nobody alone who is not."""
+
+import socket
+
+import pytest
+
+import jaxddp.job.starters as starters
+from jaxddp.errors import InputError
+from jaxddp.job.environment import Job, find_job
+from jaxddp.job.starters import own_address
+
+SKYPILOT = {
+    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9\n10.0.0.5", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    "SKYPILOT_TASK_ID": "sky-2026-11-24-00-15-43-109312_train_4",
+}  # fmt: skip
+BATCH = {
+    "AWS_BATCH_JOB_ATTEMPT": "1", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "2", "AWS_BATCH_JOB_NUM_NODES": "4",
+    "AWS_BATCH_CE_NAME": "gpus", "AWS_BATCH_JQ_NAME": "training",
+}  # fmt: skip
+MAIN_ADDRESS = {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.7"}
+XPK = {
+    "REPLICATED_JOB_NAME": "slice-job", "JOBSET_NAME": "first", "NNODES": "2", "GPUS_PER_NODE": "8",
+    "USE_GPUDIRECT": "rdma", "COMMAND": "jaxddp train digits", "JAX_COORDINATOR_PORT": "6002",
+    "JAX_COORDINATOR_ADDRESS": "first-slice-job-0-0.first",
+}  # fmt: skip
+KUBEFLOW_JAX = {"JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": "first-node-0-0.first:29500"}
+KUBEFLOW_TORCH = {
+    "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_MASTER_ADDR": "first-node-0-0.first",
+    "PET_MASTER_PORT": "29500",
+}  # fmt: skip
+JAX_JOB = {
+    "PYTHONUNBUFFERED": "1", "COORDINATOR_PORT": "6666", "COORDINATOR_ADDRESS": "first-worker-0", "NUM_PROCESSES": "2",
+}  # fmt: skip
+SUBMITIT = {
+    "SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_NTASKS": "2", "SUBMITIT_LOCAL_JOB_ID": "4711",
+    "SUBMITIT_LOCAL_NODEID": "0", "SUBMITIT_LOCAL_JOB_NUM_NODES": "1", "CUDA_VISIBLE_DEVICES": "0,1",
+}  # fmt: skip
+TORCHRUN = {
+    "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "8008", "WORLD_SIZE": "24", "RANK": "9", "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1", "TORCHELASTIC_RUN_ID": "sweep-3",
+}  # fmt: skip
+STEP = {
+    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "1",
+}  # fmt: skip
+
+
+def batch(node: int, **more: str) -> dict[str, str]:
+    """What a node of the job is told: each has a name of its own, and the main node, which is 2, no address."""
+    own = {"AWS_BATCH_JOB_ID": f"f1d2-77#{node}", "AWS_BATCH_JOB_NODE_INDEX": str(node)}
+    return BATCH | own | ({} if node == 2 else MAIN_ADDRESS) | more
+
+
+def found(environ: dict[str, str]) -> Job:
+    job = find_job(environ)
+    assert job is not None
+    return job
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_skypilot_one_process_a_node(rank):
+    job = found(SKYPILOT | {"SKYPILOT_NODE_RANK": str(rank)})
+    assert (job.host, job.num_processes, job.process_id, job.local_device_ids) == ("10.0.0.4", 3, rank, None)
+    assert job.run_id == SKYPILOT["SKYPILOT_TASK_ID"]
+    other = found(SKYPILOT | {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_TASK_ID": "sky-2026-11-24-00-15-43-109312_train_5"})
+    assert other.port != job.port and other.run_id != job.run_id
+    assert str(job).endswith("(from SKYPILOT_NODE_IPS, SKYPILOT_NUM_NODES, SKYPILOT_NODE_RANK)")
+
+
+def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
+    monkeypatch.setattr(starters, "own_address", lambda: "10.0.0.7")
+    jobs = [found(batch(node)) for node in range(4)]
+    assert [job.process_id for job in jobs] == [2, 1, 0, 3]
+    # All meet at one address, which the main node knows of itself.
+    assert {job.coordinator for job in jobs} == {f"10.0.0.7:{jobs[0].port}"}
+    assert {job.run_id for job in jobs} == {"f1d2-77.1"} and {job.num_processes for job in jobs} == {4}
+    again = found(batch(1, AWS_BATCH_JOB_ATTEMPT="2"))
+    assert again.run_id == "f1d2-77.2" and again.port != jobs[1].port
+    usual = [found(batch(node, AWS_BATCH_JOB_MAIN_NODE_INDEX="0", **MAIN_ADDRESS)) for node in range(4)]
+    assert [job.process_id for job in usual] == [0, 1, 2, 3]
+
+
+def test_the_main_node_of_aws_batch_takes_its_own_address_only_where_nobody_tells_it(monkeypatch):
+    monkeypatch.setattr(starters, "own_address", lambda: pytest.fail("asked"))
+    assert found(batch(2, JAX_COORDINATOR_ADDRESS="10.0.0.8:1234")).coordinator == "10.0.0.8:1234"
+    with pytest.raises(InputError, match="AWS_BATCH_JOB_MAIN_NODE_INDEX set but not the coordinator's address"):
+        find_job({name: value for name, value in batch(1).items() if name not in MAIN_ADDRESS})
+
+
+def test_own_address_is_one_that_others_reach(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.2.3")
+    assert own_address() == "10.1.2.3"
+
+    class Chooser:
+        """Of a machine with a route, whose name stands for a loopback."""
+
+        def __init__(self, *kind):
+            assert kind == (socket.AF_INET, socket.SOCK_DGRAM)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def connect(self, where):
+            pass
+
+        def getsockname(self):
+            return "10.1.2.4", 40000
+
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.setattr(socket, "socket", Chooser)
+    assert own_address() == "10.1.2.4"
+
+    def no_route(self, where):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(Chooser, "connect", no_route)
+    with pytest.raises(InputError, match="this machine has no address that others reach; set JAX_COORDINATOR_ADDRESS"):
+        own_address()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("environ", "process", "coordinator"),
+    [
+        (XPK, "NODE_RANK", "first-slice-job-0-0.first:6002"),
+        (KUBEFLOW_JAX, "JAX_PROCESS_ID", "first-node-0-0.first:29500"),
+        (KUBEFLOW_TORCH, "PET_NODE_RANK", "first-node-0-0.first:29500"),
+        (JAX_JOB, "PROCESS_ID", "first-worker-0:6666"),
+    ],
+    ids=["xpk", "kubeflow-jax", "kubeflow-torch", "jaxjob"],
+)
+def test_on_kubernetes_each_pod_is_a_process(environ, process, coordinator, rank):
+    indexed = {} if environ is JAX_JOB else {"JOB_COMPLETION_INDEX": str(rank)}
+    job = found(environ | indexed | {process: str(rank), "KUBERNETES_SERVICE_HOST": "10.96.0.1"})
+    assert (job.coordinator, job.num_processes, job.process_id) == (coordinator, 2, rank)
+    assert job.local_device_ids is None and process in job.sources
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_submitit_on_one_machine_gives_each_task_its_accelerator(rank):
+    own = {"SUBMITIT_LOCAL_GLOBALID": str(rank), "SUBMITIT_LOCAL_LOCALID": str(rank)}
+    job = found(SUBMITIT | own)
+    assert (job.host, job.num_processes, job.process_id, job.local_device_ids) == ("127.0.0.1", 2, rank, (rank,))
+    assert job.run_id == "4711" and job.port != found(SUBMITIT | own | {"SUBMITIT_LOCAL_JOB_ID": "4712"}).port
+    # Submitted from within a step of SLURM, whose variables the tasks inherit.
+    assert found(STEP | {"SLURM_PROCID": "3"} | SUBMITIT | own).process_id == rank
+
+
+def test_the_agent_of_torchrun_keeps_its_port_for_itself():
+    agent = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    own, other = found(agent), found(agent | {"RANK": "0"})
+    assert own.coordinator == other.coordinator and own.host == "10.0.0.4" and own.port != 8008
+    assert found(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).port == 8008
+    assert own.run_id == "sweep-3"
+
+
+def test_open_mpi_5_names_its_job_otherwise():
+    five = {
+        "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_NAMESPACE": "prterun-host-17@1",
+    }  # fmt: skip
+    job, other = found(five), found(five | {"PMIX_NAMESPACE": "prterun-host-18@1"})
+    assert (job.host, job.process_id, job.run_id) == ("127.0.0.1", 1, "prterun-host-17@1") and job.port != other.port
+    with pytest.raises(InputError, match="OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_RANK set but not the coordinator's"):
+        find_job(five | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+
+
+NODE = SKYPILOT | {"SKYPILOT_NODE_RANK": "1"}
+GIVEN = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:4242", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
+
+
+@pytest.mark.parametrize("outer", [NODE, batch(1), XPK | {"NODE_RANK": "1"}, STEP | {"SLURM_PROCID": "3"}])
+def test_a_launch_within_a_scheduler_is_a_job_of_its_own(outer):
+    job = found(outer | GIVEN | {"JAXDDP_RUN_ID": "ours"})
+    assert (job.coordinator, job.num_processes, job.process_id, job.run_id) == ("127.0.0.1:4242", 2, 0, "ours")
+
+
+@pytest.mark.parametrize("outer", [NODE, batch(1), STEP | {"SLURM_PROCID": "3"}, KUBEFLOW_TORCH])
+def test_torchrun_within_a_scheduler_comes_before_it(outer):
+    job = found(outer | TORCHRUN)
+    assert (job.coordinator, job.num_processes, job.process_id) == ("10.0.0.4:8008", 24, 9)
+    assert job.run_id == "sweep-3" and job.local_device_ids == (1,)
+
+
+def test_values_of_two_starters_are_not_mixed():
+    """A number of processes that a script exports for another program makes nobody alone, nor one of too many."""
+    step = STEP | {"SLURM_PROCID": "3"}
+    for size in ("1", "64"):
+        assert found(step | {"WORLD_SIZE": size}).num_processes == 4
+        assert found(NODE | {"WORLD_SIZE": size, "NUM_PROCESSES": "8", "NNODES": "5"}).num_processes == 3
+    assert found(step | {"MASTER_ADDR": "a1", "MASTER_PORT": "8008"}).coordinator == found(step).coordinator
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        SKYPILOT | {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_IPS": "10.0.0.4"},
+        {"AWS_BATCH_JOB_ID": "f1d2-77", "AWS_BATCH_JOB_ATTEMPT": "1", "AWS_BATCH_CE_NAME": "gpus"},
+        {"AWS_BATCH_JOB_ID": "f1d2-77:3", "AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ARRAY_SIZE": "10"},
+        batch(0, AWS_BATCH_JOB_NUM_NODES="1", AWS_BATCH_JOB_MAIN_NODE_INDEX="0"),
+        XPK | {"NNODES": "1", "NODE_RANK": "0", "JOB_COMPLETION_INDEX": "0"},
+        KUBEFLOW_JAX | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0", "JOB_COMPLETION_INDEX": "0"},
+        SUBMITIT | {"SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_LOCAL_GLOBALID": "0", "SUBMITIT_LOCAL_LOCALID": "0"},
+        # A person's word: one process a pod, node or task, none of which knows of the others.
+        {"JOB_COMPLETION_INDEX": "3", "JAX_NUM_PROCESSES": "1"},
+        NODE | {"JAX_NUM_PROCESSES": "1"},
+        STEP | {"SLURM_PROCID": "3", "JAX_NUM_PROCESSES": "1"},
+        # Names that mean nothing by themselves.
+        {"NNODES": "2", "NODE_RANK": "1"},
+        {"NUM_PROCESSES": "8", "PROCESS_ID": "1"},
+    ],
+)
+def test_one_process_is_alone_without_an_error(environ):
+    assert find_job(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (
+            {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"},
+            "environment: SKYPILOT_NUM_NODES, SKYPILOT_NODE_RANK set but not the coordinator's address "
+            "(JAX_COORDINATOR_ADDRESS); set it, or JAX_NUM_PROCESSES=1 for a process alone",
+        ),
+        (
+            {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9"},
+            "environment: SKYPILOT_NODE_IPS, SKYPILOT_NUM_NODES set but not this process's id (JAX_PROCESS_ID); "
+            "set it, or JAX_NUM_PROCESSES=1 for a process alone",
+        ),
+        (
+            {"JOB_COMPLETION_INDEX": "0"},
+            "environment: JOB_COMPLETION_INDEX set but not the coordinator's address (JAX_COORDINATOR_ADDRESS) and the "
+            "number of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a process alone",
+        ),
+        (
+            {"WORLD_SIZE": "8"},
+            "environment: WORLD_SIZE set but not the coordinator's address (JAX_COORDINATOR_ADDRESS) and this "
+            "process's id (JAX_PROCESS_ID); set them, or JAX_NUM_PROCESSES=1 for a process alone",
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "h0"},
+            "environment: WORLD_SIZE, RANK set but not the coordinator's address (JAX_COORDINATOR_ADDRESS); set it, or "
+            "JAX_NUM_PROCESSES=1 for a process alone",
+        ),
+        (
+            {name: value for name, value in STEP.items() if name != "SLURM_STEP_NODELIST"} | {"SLURM_PROCID": "3"},
+            "environment: SLURM_STEP_NUM_TASKS, SLURM_PROCID set but not the coordinator's address "
+            "(JAX_COORDINATOR_ADDRESS); set it, or JAX_NUM_PROCESSES=1 for a process alone",
+        ),
+        (
+            KUBEFLOW_TORCH | {"PET_NODE_RANK": "0", "PET_NNODES": "1:4"},
+            "PET_NNODES='1:4': expected a whole number from 1",
+        ),
+        (
+            XPK | {"NODE_RANK": "1", "JAX_COORDINATOR_PORT": ""},
+            "JAX_COORDINATOR_ADDRESS='first-slice-job-0-0.first': expected HOST:PORT with a port from 1 to 65535, "
+            "as in host0:1234",
+        ),
+        (
+            {"SLURM_JOB_ID": "77", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+            "environment: SLURM_PROCID set but not the coordinator's address (JAX_COORDINATOR_ADDRESS) and the number "
+            "of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a process alone",
+        ),
+        (NODE | {"SKYPILOT_NODE_RANK": "3"}, "SKYPILOT_NODE_RANK=3: expected 0 to 2, for SKYPILOT_NUM_NODES=3"),
+    ],
+)
+def test_several_processes_of_which_something_is_unknown_are_an_error(environ, expected):
+    with pytest.raises(InputError) as error:
+        find_job(environ)
+    assert str(error.value) == expected
