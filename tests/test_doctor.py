@@ -153,10 +153,20 @@ def test_any_exception_is_a_row_of_one_line():
     assert report.rows == [CheckRow("devices", "fail", "RuntimeError: no such driver")]
 
 
+def test_a_batch_script_of_slurm_is_told_of_srun(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    found = checks.environment()
+    assert found.verdict == "warn" and found.value == []
+    assert found.detail.endswith("a single process; SLURM has 4 tasks for this job; start them with srun")
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    assert checks.environment().verdict == "ok"
+
+
 def test_an_incomplete_environment_is_a_row(monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     rows = by_check(doctor(None, None))
     assert rows["environment"].verdict == "fail" and "JAX_PROCESS_ID" in rows["environment"].detail
+    assert (rows["coordinator"].verdict, rows["coordinator"].detail[:11]) == ("fail", "not joined:")
     assert rows["all-reduce"].verdict == "ok"
 
 

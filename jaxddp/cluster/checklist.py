@@ -58,8 +58,9 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     """
     report = Checklist()
     parallel = file.config.parallel if file else ParallelConfig()
-    job = next(iter(report.add("environment", checks.environment) or []), None)
-    report.add("coordinator", checks.coordinator, job, parallel)
+    found = report.add("environment", checks.environment)
+    job = next(iter(found or []), None)
+    report.add("coordinator", checks.coordinator, job, parallel, found is not None)
     topology = report.add("devices", checks.devices, parallel)
     report.add("versions", checks.versions)
     if topology is not None:

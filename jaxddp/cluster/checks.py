@@ -41,16 +41,23 @@ class Finding:
 
 def environment() -> Finding:
     """The job of this process; the value is a list that holds it, empty for a single process."""
-    job = find_job()
-    place = str(job) if job else "a single process (no launcher's variables)"
-    cores = len(local_cores())
-    return Finding(f"{platform.node()}, {cores} core{'s' * (cores > 1)}: {place}", [job] if job else [])
+    job, cores = find_job(), len(local_cores())
+    machine = f"{platform.node()}, {cores} core{'s' * (cores > 1)}"
+    if job is not None:
+        return Finding(f"{machine}: {job}", [job])
+    tasks = os.environ.get("SLURM_NTASKS", "1")
+    if tasks != "1" and "SLURM_STEP_ID" not in os.environ:
+        advice = f"SLURM has {tasks} tasks for this job; start them with srun"
+        return Finding(f"{machine}: a single process; {advice}", [], "warn")
+    return Finding(f"{machine}: a single process (no launcher's variables)", [])
 
 
-def coordinator(job: Job | None, parallel: ParallelConfig) -> Finding:
-    """Simulate the devices that the config asks for, and join the job."""
+def coordinator(job: Job | None, parallel: ParallelConfig, known: bool) -> Finding:
+    """Simulate the devices that the config asks for, and join the job, if the environment makes `known` which."""
     begin = time.monotonic()
     join_job(job, parallel)
+    if not known:
+        return Finding("not joined: the environment does not say which job", verdict="fail")
     if job is None:
         return Finding("not in a job")
     return Finding(f"{job.num_processes} processes met at {job.coordinator} in {time.monotonic() - begin:.1f} s")
