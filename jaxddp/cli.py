@@ -21,7 +21,8 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
        jaxddp data pack PATH --out DIR [--short-side PIXELS] [--quality Q] [--train CSV] [--val CSV]
        jaxddp data sample digits --out DIR
-       jaxddp launch [--processes P | --gpus K] [--nodes N --nr RANK --coordinator HOST:PORT] -- train CONFIG ...
+       jaxddp launch [--processes P | --gpus K] [--restarts N] [--nodes N|MIN:MAX --nr RANK --coordinator HOST:PORT]
+                     -- train CONFIG ...
 
 CONFIG is a name ({names}), the path of a Python file with
 get_config(), or of the config.json of a run; RUN is a work directory; PATH is what data.path takes; IMAGES is a folder,

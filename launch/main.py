@@ -21,7 +21,8 @@ from pathlib import Path
 import optax
 
 import jaxddp
-from jaxddp.cluster.launcher import Launch, launch
+from jaxddp.cluster.launcher import launch
+from jaxddp.cluster.options import Launch
 from jaxddp.errors import JaxddpError
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import abandon
@@ -100,7 +101,7 @@ def main() -> int:
         options = Launch(
             processes=args.processes,
             gpus=args.gpus,
-            nodes=args.nodes,
+            nodes=str(args.nodes),
             nr=args.nr,
             coordinator=args.coordinator,
             logs=args.workdir / "logs",

@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxddp.cluster import starter, workers
-from jaxddp.cluster.launcher import Launch, launch, split
+from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
+from jaxddp.cluster.options import Launch, split
 from jaxddp.cluster.output import Lines, Output
 from jaxddp.errors import InputError
 
@@ -36,7 +37,8 @@ package = types.ModuleType("jaxddp")
 package.__path__ = [{str(ROOT / "jaxddp")!r}]
 sys.modules["jaxddp"] = package
 from pathlib import Path
-from jaxddp.cluster.launcher import Launch, launch
+from jaxddp.cluster.launcher import launch
+from jaxddp.cluster.options import Launch
 """
 PRELUDE = """
 import os, signal, socket, subprocess, sys, time
@@ -150,7 +152,7 @@ def free_port() -> int:
 
 
 def test_several_machines(run, monkeypatch):
-    place = {"nodes": 2, "processes": 3, "coordinator": f"127.0.0.1:{free_port()}"}
+    place = {"nodes": "2", "processes": 3, "coordinator": f"127.0.0.1:{free_port()}"}
     told = run(TELL, nr=0, **place).told() + run(TELL, nr=1, **place).told()
     assert [each["JAX_PROCESS_ID"] for each in told] == ["0", "1", "2", "3", "4", "5"]
     assert {each["JAX_NUM_PROCESSES"] for each in told} == {"6"}
@@ -601,20 +603,20 @@ def test_gpus_are_counted_without_a_backend(environ, files, expected, tmp_path):
 # fmt: off
 BAD_OPTIONS = {
     "no process": ({"processes": 0}, "--processes=0: expected 1 to 10,000"),
-    "no machine": ({"nodes": 0}, "--nodes=0: expected 1 to 100,000"),
+    "no machine": ({"nodes": "0"}, "--nodes=0: expected 1 to 100,000"),
     "GPUs below zero": ({"gpus": -1}, "--gpus=-1: expected 0 to 10,000"),
     "a grace that is no number": ({"grace": float("nan")}, "--grace=nan: expected 0 to 1,000,000"),
     "a grace below zero": ({"save_grace": -1.0}, "--save_grace=-1.0: expected 0 to 1,000,000"),
     "no GPU and no number": ({"processes": None}, "say how many to start: --processes P"),
     "GPUs that are not there": ({"processes": None, "gpus": 2}, "--gpus 2: a process here would see 0; --processes P"),
     "more cores than there are": ({"processes": 1, "cores": 99999}, "--cores 99999: 1 process would need 99999"),
-    "nodes without coordinator": ({"nodes": 2, "nr": 0}, "--nodes 2: give --coordinator HOST:PORT"),
-    "nodes without nr": ({"nodes": 2, "coordinator": "h:1"}, "--nodes 2: give --nr, this machine's number, 0 to 1"),
-    "nr too large": ({"nodes": 2, "coordinator": "h:1", "nr": 2}, "--nr 2: expected 0 to 1, for --nodes 2"),
-    "nr below zero": ({"nodes": 2, "coordinator": "h:1", "nr": -1}, "--nr=-1: expected 0 to 99,999"),
+    "nodes without coordinator": ({"nodes": "2", "nr": 0}, "--nodes 2: give --coordinator HOST:PORT"),
+    "nodes without nr": ({"nodes": "2", "coordinator": "h:1"}, "--nodes 2: give --nr, this machine's number, 0 to 1"),
+    "nr too large": ({"nodes": "2", "coordinator": "h:1", "nr": 2}, "--nr 2: expected 0 to 1, for --nodes 2"),
+    "nr below zero": ({"nodes": "2", "coordinator": "h:1", "nr": -1}, "--nr=-1: expected 0 to 99,999"),
     "nr of one machine": ({"nr": 1}, "--nr 1: expected 0 to 0, for --nodes 1"),
-    "no port": ({"nodes": 2, "nr": 0, "coordinator": "host0"}, "--coordinator host0: expected HOST:PORT"),
-    "no host": ({"nodes": 2, "nr": 0, "coordinator": ":1234"}, "--coordinator :1234: expected HOST:PORT"),
+    "no port": ({"nodes": "2", "nr": 0, "coordinator": "host0"}, "--coordinator host0: expected HOST:PORT"),
+    "no host": ({"nodes": "2", "nr": 0, "coordinator": ":1234"}, "--coordinator :1234: expected HOST:PORT"),
     "port that is no number": ({"coordinator": "h:x"}, "--coordinator h:x: expected HOST:PORT"),
     "port out of range": ({"coordinator": "h:65536"}, "port from 1 to 65535"),
     "no such host": ({"coordinator": "no..where:1234"}, "no..where:1234: there is no host 'no..where'"),
@@ -642,7 +644,7 @@ def test_gpus_that_cannot_be_shared_evenly(tmp_path, monkeypatch):
 def test_a_port_that_is_taken(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        options = Launch(processes=1, logs=tmp_path, nodes=2, nr=0, coordinator=f"127.0.0.1:{port}")
+        options = Launch(processes=1, logs=tmp_path, nodes="2", nr=0, coordinator=f"127.0.0.1:{port}")
         with pytest.raises(InputError, match=f"port {port} is taken; choose another, the same on every machine"):
             launch(options, ["true"])
 
@@ -651,7 +653,7 @@ def test_a_name_that_is_the_loopback_is_told_of(run, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "host0")
     plain = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: plain("127.0.0.1", *rest, **named))
-    ran = run("", nodes=2, nr=0, processes=1, coordinator=f"host0:{free_port()}")
+    ran = run("", nodes="2", nr=0, processes=1, coordinator=f"host0:{free_port()}")
     assert "host0 is 127.0.0.1 here, where no other machine reaches it" in ran.err
 
 

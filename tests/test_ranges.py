@@ -15,7 +15,7 @@ from small import linear_model, random_table, write_arrays
 
 import jaxddp
 from jaxddp.cli import main
-from jaxddp.cluster.launcher import Launch
+from jaxddp.cluster.options import Launch
 from jaxddp.config import Config
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError

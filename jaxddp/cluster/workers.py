@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
+from jaxddp.cluster.inbox import Inbox
 from jaxddp.cluster.output import Output, say
+from jaxddp.cluster.restarts import PREEMPTED, End
 
-PREEMPTED = 75
 _STARTER = Path(__file__).with_name("starter.py")
 _POLL_SECONDS = 0.02
 _MOMENT_SECONDS = 2.0
@@ -93,6 +95,18 @@ class Worker:
             self.process.wait()
 
 
+class Onlooker(Protocol):
+    """Is told what happens while a group is watched."""
+
+    def hear(self, event: Any, group: "WorkerGroup") -> None:
+        """Something else than a signal came into the inbox."""
+        ...
+
+    def failed(self, end: End) -> None:
+        """The first process failed; the others still run."""
+        ...
+
+
 @dataclass
 class WorkerGroup:
     """The workers of one machine, watched until all have ended; `close` ends them."""
@@ -106,31 +120,52 @@ class WorkerGroup:
     _asked: signal.Signals | None = None
     _plan: list[tuple[float, signal.Signals]] = field(default_factory=list)
 
-    def watch(self, received: list[signal.Signals]) -> int:
-        """Wait until all have ended, and report each that did not end with 0.
+    def watch(self, inbox: Inbox, onlooker: Onlooker) -> End:
+        """Wait until all have ended, and say of each that did not end with 0 how it did.
 
         Args:
-            received: signals that this process receives are appended to it.
+            inbox: in which the signals arrive that this process receives.
 
         Returns:
-            0 where all ended with 0; the exit code of the first failure, or 128 plus its signal; 75 where all others
-            than 0 were preempted after saving; 128 plus the received signal where that ended the job.
+            With the code 0 where all ended with 0; the exit code of the first failure, or 128 plus its signal; 75 where
+            all others than 0 were preempted after saving; 128 plus the received signal where that ended them.
         """
         with selectors.DefaultSelector() as selector:
+            selector.register(inbox, selectors.EVENT_READ)
             for worker in self.workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker.output)
             while self._running():
                 for key, _ in selector.select(_POLL_SECONDS):
-                    output: Output = key.data
-                    output.read()
-                    if output.ended:
-                        selector.unregister(output)
-                self._note_ends()
-                while received:
-                    self._stop_on(received.pop(0))
+                    output: Output | None = key.data
+                    if output is not None:
+                        output.read()
+                        if output.ended:
+                            selector.unregister(output)
+                self._note_ends(onlooker)
+                for event in inbox.taken():
+                    if isinstance(event, signal.Signals):
+                        self._stop_on(event)
+                    else:
+                        onlooker.hear(event, self)
                 self._follow_plan()
         self.close()
         return self._conclude()
+
+    def save(self) -> None:
+        """Ask all to save and stop."""
+        if not self._plan:
+            self._schedule(0, self.save_grace)
+
+    def stop_with_others(self, *, saved: bool) -> None:
+        """Those of another machine have failed, or `saved` and stopped: give these a moment, or time to save, too."""
+        if not self._plan:
+            self._schedule(self.save_grace if saved else _MOMENT_SECONDS, self.grace)
+
+    def report(self) -> None:
+        """Say which process failed first, and its last lines."""
+        if self._failed is not None:
+            output = self._failed.output
+            say("\n".join([f"{self._failed}; its last lines, all of them in {output.path}:", *output.last_lines]))
 
     def close(self) -> None:
         """End what still runs, and show the last output."""
@@ -147,21 +182,22 @@ class WorkerGroup:
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.code is None]
 
-    def _note_ends(self) -> None:
+    def _note_ends(self, onlooker: Onlooker) -> None:
         ended = [worker for worker in self._running() if worker.poll() is not None]
         # Of processes that are found ended together, one that was killed is the likelier cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
             worker.output.drain(_DRAIN_SECONDS)
             if worker.code != 0:
                 say(str(worker))
-                self._stop_after(worker)
+                self._stop_after(worker, onlooker)
 
-    def _stop_after(self, worker: Worker) -> None:
+    def _stop_after(self, worker: Worker, onlooker: Onlooker) -> None:
         if self._asked or self._failed:
             return
         if worker.code != PREEMPTED:
             self._failed = worker
             self._schedule(_MOMENT_SECONDS, self.grace)
+            onlooker.failed(self._end_of(worker))
         elif not self._plan:
             # It has saved and ended; the others were asked to as well, and may still be writing.
             self._schedule(self.save_grace, self.grace)
@@ -184,35 +220,18 @@ class WorkerGroup:
             for worker in self._running():
                 worker.send(number)
 
-    def _conclude(self) -> int:
+    def _conclude(self) -> End:
         codes = {worker.code for worker in self.workers}
+        asked = self._asked is not None
         if self._failed is not None:
-            lines = self._failed.output.last_lines
-            say("\n".join([f"{self._failed}; its last lines, all of them in {self._failed.output.path}:", *lines]))
-            return _exit_code(self._failed.code or 0)
-        if codes == {0}:
-            return 0
+            return self._end_of(self._failed)
         if codes <= {0, PREEMPTED}:
-            return PREEMPTED
+            return End(max(code or 0 for code in codes), "asked to stop", asked)
         assert self._asked is not None
-        return _exit_code(-self._asked)
+        return End(_exit_code(-self._asked), self._asked.name, asked)
 
-
-@contextlib.contextmanager
-def caught_signals() -> Iterator[list[signal.Signals]]:
-    """In the block, SIGINT, SIGTERM and SIGHUP are appended to a list and do nothing else. Main thread only."""
-    received: list[signal.Signals] = []
-    names = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        names.append(signal.SIGHUP)
-    before = {name: signal.signal(name, lambda number, _: received.append(signal.Signals(number))) for name in names}
-    # If a parent ignores SIGCHLD, the kernel reaps ended processes, and their exit codes are lost.
-    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield received
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler or signal.SIG_DFL)
+    def _end_of(self, worker: Worker) -> End:
+        return End(_exit_code(worker.code or 0), str(worker), self._asked is not None)
 
 
 def _exit_code(code: int) -> int:

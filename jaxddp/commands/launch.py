@@ -1,10 +1,25 @@
 """`jaxddp launch -- COMMAND`: start a command in several processes of this machine."""
 
-from jaxddp.cluster.launcher import Launch, launch, split
-from jaxddp.commands.parse import parse
+from collections.abc import Sequence
+
+from jaxddp.cluster.launcher import launch
+from jaxddp.cluster.options import Launch, split
+from jaxddp.commands.evaluate import Eval
+from jaxddp.commands.parse import parse, parse_recipe
+from jaxddp.commands.train import Train
+from jaxddp.config import Config
 
 
 def run(arguments: list[str]) -> int:
     """Run the command; returns the exit code of the first process that failed. Raises: as `launch`."""
     own, command = split(arguments)
-    return launch(parse(Launch, Launch(), "jaxddp launch", own), command)
+    options = parse(Launch, Launch(), "jaxddp launch", own)
+    return launch(options, command, _config_of(command) if options.machines.elastic else None)
+
+
+def _config_of(command: Sequence[str]) -> Config | None:
+    """The config that a command of jaxddp trains or evaluates; None of other programs. Raises: InputError."""
+    kind, *words = command
+    if kind not in ("train", "eval") or not words or {"-h", "--help"} & set(words):
+        return None
+    return parse_recipe(Train if kind == "train" else Eval, f"jaxddp {kind}", words)[1].config

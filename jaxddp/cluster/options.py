@@ -1,0 +1,104 @@
+"""The options of `jaxddp launch`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from jaxddp.errors import InputError, about
+from jaxddp.job.ports import split_address
+from jaxddp.overrides import check_values, checked
+from jaxddp.ranges import Range, Seconds
+from jaxddp.wording import show
+
+_EXAMPLE = "jaxddp launch --processes 2 -- train digits"
+_Machines = Annotated[int, Range(1, 100_000)]
+
+
+class Machines(NamedTuple):
+    """How many machines a job may have."""
+
+    least: int
+    most: int
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it goes on with another number of them."""
+        return self.least < self.most
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start a command in several processes; by default in one for each GPU of this machine."""
+
+    processes: Annotated[int, Range(1, 10_000)] | None = None
+    """Processes on this machine; its GPUs, if it has any, are divided evenly among them."""
+    gpus: Annotated[int, Range(0, 10_000)] | None = None
+    """GPUs of this machine to use, one process each; with 0 all processes compute on the CPU."""
+    nodes: str = "1"
+    """Machines in the job, or the least and the most of them, as 1:4. Start the same command on each, with its own
+    --nr."""
+    nr: Annotated[int, Range(0, 99_999)] | None = None
+    """This machine's number, from 0."""
+    coordinator: str | None = None
+    """HOST:PORT by which every machine reaches machine 0; for one machine, by default a free port of the loopback."""
+    restarts: Annotated[int, Range(0, 1_000_000)] = 0
+    """How often a job that failed is started again, from its last checkpoint; bad input (exit code 2) is not."""
+    wait: Seconds = 300.0
+    """Seconds that machines wait for each other at each start, with --restarts or --nodes MIN:MAX."""
+    settle: Annotated[float, Range(0, 1_000_000)] = 10.0
+    """Of --nodes MIN:MAX, seconds in which no machine comes or goes, before fewer than MAX start."""
+    join_after: Annotated[float, Range(0, 1_000_000)] = 300.0
+    """Of --nodes MIN:MAX, seconds that a start is left alone, before all save and start again with more machines."""
+    run_id: str | None = None
+    """A name that distinguishes this job from others at the same address; the same on every machine."""
+    logs: Path | None = None
+    """Folder for the output of each process; by default `logs` in the command's --workdir, otherwise runs/launch."""
+    cores: Annotated[int, Range(0, 100_000)] | None = None
+    """Cores for each process; without GPUs by default an even share. With 0 every process uses all cores."""
+    grace: Annotated[float, Range(0, 1_000_000)] = 10.0
+    """Seconds between SIGTERM and SIGKILL for the other processes after one fails."""
+    save_grace: Annotated[float, Range(0, 1_000_000)] = 120.0
+    """Seconds between SIGTERM and SIGKILL after Ctrl-C or SIGTERM, when every process saves first."""
+
+    @property
+    def machines(self) -> Machines:
+        """How many machines `nodes` says. Raises: InputError."""
+        words = self.nodes.split(":")
+        if len(words) > 2 or not all(word.removeprefix("-").isdecimal() for word in words):
+            raise InputError(f"--nodes={show(self.nodes)}: expected a number of machines, as 2, or MIN:MAX, as 1:4")
+        machines = Machines(*(checked(int(word), _Machines, "--nodes") for word in (words[0], words[-1])))
+        if machines.least > machines.most:
+            raise InputError(f"--nodes {self.nodes}: MIN is above MAX")
+        return machines
+
+    @property
+    def launchers_meet(self) -> bool:
+        """Whether the launchers of several machines must know of each other."""
+        return self.machines.most > 1 and (self.machines.elastic or self.restarts > 0)
+
+    def check(self) -> None:
+        """Check the options without looking at the machine. Raises: InputError."""
+        check_values(self, "--")
+        most = self.machines.most
+        if most > 1 and self.coordinator is None:
+            raise InputError(f"--nodes {self.nodes}: give --coordinator HOST:PORT, an address of machine 0")
+        if most > 1 and self.nr is None:
+            raise InputError(f"--nodes {self.nodes}: give --nr, this machine's number, 0 to {most - 1}")
+        if self.nr is not None and self.nr >= most:
+            raise InputError(f"--nr {self.nr}: expected 0 to {most - 1}, for --nodes {self.nodes}")
+        if self.coordinator is not None:
+            with about(f"--coordinator {self.coordinator}"):
+                split_address(self.coordinator)
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of the launcher and the command, which the first `--` separates.
+
+    Raises `InputError` where there is no command, and the launcher's arguments do not ask for help.
+    """
+    words = list(arguments)
+    own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    if not command and not {"-h", "--help"} & set(own):
+        raise InputError(f"launch: no command; it follows a --, as in: {_EXAMPLE}")
+    return own, command

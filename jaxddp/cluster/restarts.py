@@ -1,0 +1,91 @@
+"""What follows when all processes of a job have ended: the end, or another start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from jaxddp.errors import InputError, Preempted
+
+LONGEST_DELAY = 60.0
+LONG_RUN = 600.0
+"""Seconds after which what failed at first counts as mended: delays begin anew."""
+PREEMPTED, BAD_INPUT = Preempted.exit_code, InputError.exit_code
+
+
+@dataclass(frozen=True)
+class End:
+    """Of a machine's processes.
+
+    Attributes:
+        code: 0; that of the first that failed, or 128 plus its signal; 75 where they were asked to stop, and saved.
+        cause: which process failed, and how; which signal the launcher received.
+        asked: whether the launcher received a signal.
+    """
+
+    code: int
+    cause: str
+    asked: bool = False
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many restarts there may be, how many there were, and how many failures have followed each other closely."""
+
+    most: int
+    used: int = 0
+    in_a_row: int = 0
+
+    def after_failure(self, seconds: float) -> "Budget | None":
+        """When a start failed after so many seconds; None where none is left."""
+        if self.used == self.most:
+            return None
+        return replace(self, used=self.used + 1, in_a_row=1 if seconds >= LONG_RUN else self.in_a_row + 1)
+
+    @property
+    def delay(self) -> float:
+        """Seconds before the next start: 1, 2, 4 and so on, at most 60."""
+        # A float has no power of two beyond 1023.
+        return min(2.0 ** min(self.in_a_row - 1, 10), LONGEST_DELAY) if self.in_a_row else 0.0
+
+
+@dataclass(frozen=True)
+class Again:
+    """Another start, and what the user is told of it."""
+
+    budget: Budget
+    delay: float
+    line: str
+
+
+def decide(
+    ends: Mapping[int, End],
+    failure: End | None,
+    budget: Budget,
+    seconds: float,
+    *,
+    elastic: bool = False,
+    growing: bool = False,
+) -> int | Again:
+    """What follows a start that ended: the exit code of the job, or another start.
+
+    Args:
+        ends: of each machine, by its number.
+        failure: the first of all machines; None where nothing failed.
+        seconds: how long they ran.
+        elastic: whether the job goes on without a machine that was asked to stop, but for machine 0.
+        growing: whether all were made to save and stop for the sake of a machine that came.
+    """
+    if all(end.code == 0 for end in ends.values()):
+        return 0
+    leaving = [machine for machine, end in ends.items() if end.asked]
+    code = PREEMPTED if failure is None else failure.code
+    if code == BAD_INPUT or (leaving and (0 in leaving or not elastic)):
+        return code
+    if leaving:
+        names = " and ".join(f"machine {machine}" for machine in sorted(leaving))
+        return Again(replace(budget, in_a_row=0), 0.0, f"{names} left; the others go on")
+    if growing:
+        return Again(replace(budget, in_a_row=0), 0.0, "saved; all start again with the machines that came")
+    after = budget.after_failure(seconds)
+    if failure is None or after is None:
+        return code
+    return Again(after, after.delay, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")

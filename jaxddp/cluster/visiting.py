@@ -1,0 +1,111 @@
+"""The launcher of another machine than 0: it does what that of machine 0 decides."""
+
+from typing import Any
+
+from jaxddp.cluster.conversation import Arrived, Gone, Heard
+from jaxddp.cluster.gathering import Generation, Quit, facts_of, job_of_launchers, wait_for
+from jaxddp.cluster.inbox import Inbox
+from jaxddp.cluster.notes import Ended, Failed, Over, Place, Stop, Told, shortened
+from jaxddp.cluster.options import Launch
+from jaxddp.cluster.output import say
+from jaxddp.cluster.restarts import BAD_INPUT, End
+from jaxddp.cluster.visitor import Unreachable, Visitor
+from jaxddp.cluster.workers import WorkerGroup
+from jaxddp.errors import InputError
+
+
+class Visiting:
+    """See `jaxddp.cluster.gathering.Gathering`. Only the main thread uses it."""
+
+    def __init__(self, options: Launch, processes: int, key: str, inbox: Inbox):
+        self.code = 1
+        self._options, self._inbox = options, inbox
+        self._visitor = Visitor(job_of_launchers(options, key), facts_of(options, processes), inbox)
+        self._reached = self._was_reached = False
+        self._generation = 0
+        self._place: Place | None = None
+        self._end: End | None = None
+        self._over: Over | None = None
+        self._asked = False
+
+    def meet(self) -> Generation | None:
+        try:
+            self._place = None
+            while self._place is None:
+                self._check_end()
+                if self._reached:
+                    wait_for(self._inbox, None, self.hear)
+                else:
+                    self._reach()
+        except Quit as quit_:
+            self.code, self._asked = quit_.code, quit_.asked
+            return None
+        self._generation, self._end = self._place.generation, None
+        return Generation(self._place)
+
+    def hear(self, event: Any, group: WorkerGroup | None = None) -> None:
+        """Follow what machine 0 says; `group` are the processes of this one that run."""
+        note = event.note if isinstance(event, Heard) else None
+        if isinstance(event, Unreachable):
+            self._give_up(event.error)
+        elif isinstance(event, Arrived):
+            self._reached = self._was_reached = True
+        elif isinstance(event, Gone):
+            self._reached = False
+            if self._over is None:
+                say(f"jaxddp launch: machine 0 {event.reason}")
+        elif isinstance(note, Told):
+            say(f"jaxddp launch: {note.line}")
+        elif isinstance(note, Place):
+            self._place = note
+        elif isinstance(note, Over):
+            self._over = note
+        if group is not None:
+            self._stop(note, group)
+
+    def failed(self, end: End) -> None:
+        self._visitor.send(Failed(self._generation, end.code, shortened(end.cause)))
+
+    def ended(self, end: End) -> None:
+        self._end = end
+        self._visitor.send(Ended(self._generation, end.code, shortened(end.cause), end.asked))
+
+    def close(self, error: str = "") -> None:
+        if error:
+            self._visitor.close(Ended(self._generation, BAD_INPUT, shortened(error), asked=False))
+        elif self._asked:
+            self._visitor.close(Ended(self._generation, self.code, "asked to stop", asked=True))
+        else:
+            self._visitor.close()
+
+    def _stop(self, note: Any, group: WorkerGroup) -> None:
+        if isinstance(note, Stop) and note.generation == self._generation:
+            group.stop_with_others(saved=note.saved)
+        elif not self._reached or self._over is not None:
+            group.stop_with_others(saved=False)
+
+    def _check_end(self) -> None:
+        """Raises: Quit; the job is over, or over for this machine."""
+        if self._over is not None:
+            raise Quit(self._over.code)
+        if self._end is None:
+            return
+        if self._end.asked and (self._options.machines.elastic or not self._reached):
+            raise Quit(self._end.code)
+        if not self._reached and not self._options.restarts:
+            raise Quit(self._end.code or 1)
+
+    def _reach(self) -> None:
+        """Wait until machine 0 is reached. Raises: InputError, where it never was; Quit."""
+        seconds = self._options.wait
+        if self._was_reached:
+            say(f"jaxddp launch: trying to reach machine 0 again, for up to {seconds:g} s")
+        self._visitor.reach(seconds)
+        while not self._reached:
+            wait_for(self._inbox, None, self.hear)
+
+    def _give_up(self, error: InputError) -> None:
+        if not self._was_reached:
+            raise error
+        say(f"jaxddp launch: {error}")
+        raise Quit(self._end.code if self._end and self._end.code else 1)

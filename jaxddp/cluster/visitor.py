@@ -1,0 +1,127 @@
+"""How the launcher of another machine than 0 reaches that of machine 0."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxddp.cluster.conversation import SILENCE_SECONDS, Arrived, Gone, NetworkThread, converse, leave
+from jaxddp.cluster.inbox import Inbox
+from jaxddp.cluster.notes import Note, packed
+from jaxddp.errors import InputError
+from jaxddp.job.connection import STRANGERS_LONGEST, Connection
+from jaxddp.job.environment import KEY, Job
+from jaxddp.job.handshake import nonce, proof_of_coordinator, proof_of_process, same
+from jaxddp.job.messages import PROTOCOL, Challenge, Hello, Message, Refusal, Strange, Welcome
+
+_RETRY_SECONDS = 0.2
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = SILENCE_SECONDS + 5
+_NOT_OURS = "what answers there is not the launcher of machine 0; give another port, the same on every machine"
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """Machine 0's launcher was not reached, or it turned this one away."""
+
+    error: InputError
+
+
+class Visitor:
+    """Reaches machine 0's launcher, and puts what becomes of it into an inbox.
+
+    That is `Arrived`, `Unreachable`, `Heard` or `Gone`.
+
+    Args:
+        job: of the launchers: a process is a machine's launcher.
+        facts: values by name that must be the same for all launchers.
+    """
+
+    def __init__(self, job: Job, facts: Mapping[str, str], inbox: Inbox):
+        self._job, self._facts, self._inbox = job, dict(facts), inbox
+        self._connection: Connection | None = None
+        self._network = NetworkThread("jaxddp-launcher")
+
+    def reach(self, seconds: float) -> None:
+        """Try to reach machine 0 for so long."""
+        self._network.begin(self._visit(seconds))
+
+    def send(self, note: Note) -> None:
+        """Send a note; where machine 0 has gone, nothing happens: the inbox says so."""
+        self._network.call(self._send, note)
+
+    def close(self, *notes: Note) -> None:
+        """Send the last notes, and close."""
+        if self._connection is not None:
+            self._network.result(leave(self._connection, *notes))
+        self._network.close()
+
+    def _send(self, note: Note) -> None:
+        if self._connection is not None:
+            self._connection.send(packed(note))
+
+    async def _visit(self, seconds: float) -> None:
+        try:
+            self._connection = connection = await self._connected(seconds)
+        except InputError as error:
+            self._inbox.put(Unreachable(InputError(f"--coordinator {self._job.coordinator}: {error}")))
+            return
+        self._inbox.put(Arrived(0, self._job.host))
+        try:
+            reason = await converse(connection, self._job.process_id, 0, self._job.host, self._inbox.put)
+        finally:
+            self._connection = None
+            await connection.close()
+        self._inbox.put(Gone(0, reason))
+
+    async def _connected(self, seconds: float) -> Connection:
+        """Raises: InputError; it is not reached in time, or turns this one away."""
+        give_up, last = time.monotonic() + seconds, "no answer"
+        while (remaining := give_up - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
+                    connection = Connection(*await asyncio.open_connection(self._job.host, self._job.port))
+                try:
+                    await self._greet(connection)
+                    return connection
+                except BaseException:
+                    await connection.close()
+                    raise
+            except socket.gaierror as error:
+                last = f"its name cannot be resolved: {error.strerror}"
+            except OSError as error:
+                last = error.strerror or str(error) or last
+            await asyncio.sleep(min(_RETRY_SECONDS, remaining))
+        raise InputError(
+            f"machine {self._job.process_id} could not reach it in {seconds:g} s ({last}); is the address right, "
+            "machine 0 started, with --restarts or --nodes MIN:MAX as here, and the port open?"
+        )
+
+    async def _greet(self, connection: Connection) -> None:
+        """Say who this is. Raises: OSError, worth another try; InputError, which is not."""
+        challenge = await _said(connection)
+        if not isinstance(challenge, Challenge) or challenge.protocol != PROTOCOL:
+            raise InputError(_NOT_OURS)
+        job, own = self._job, nonce()
+        proof = proof_of_process(job, challenge, own)
+        name = socket.gethostname()
+        connection.send(Hello(job.process_id, job.num_processes, job.run_id, name, self._facts, own, proof))
+        answer = await _said(connection)
+        if isinstance(answer, Refusal):
+            raise InputError(answer.reason)
+        if not isinstance(answer, Welcome):
+            raise InputError(_NOT_OURS)
+        if not same(answer.proof, proof_of_coordinator(job.key, own, "")):
+            raise InputError(f"{KEY} is another one there; give all machines of a job the same")
+
+
+async def _said(connection: Connection) -> Message:
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            said = await connection.receive(STRANGERS_LONGEST)
+    except Strange:
+        raise InputError(_NOT_OURS) from None
+    if said is None:
+        raise ConnectionResetError("it closed the connection")
+    return said
