@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from chaos_jobs import HEARTBEAT, START_TIMEOUT, Job, send
 from chaos_places import Cable, Store, fill
@@ -48,7 +49,7 @@ class Struck:
     chance: random.Random
     cable: Cable | None = None
     store: Store | None = None
-    disk: object = None
+    disk: Path | None = None
 
     def any_rank(self) -> int:
         return self.chance.randrange(len(self.job.hosts) * self.job.processes)
@@ -136,6 +137,7 @@ def pull_cable(struck: Struck) -> Iterator[None]:
 
 @contextmanager
 def fill_disk(struck: Struck) -> Iterator[None]:
+    assert struck.disk is not None
     filler = fill(struck.disk)
     try:
         yield
@@ -211,7 +213,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "process asked to stop": Fault(
         asked(signal.SIGTERM, "process"),
-        Promise(_codes(ASKED, *BEFORE_IT_LISTENS, 1), "asked to stop|SIGTERM", MEETING),
+        # 2 is of those that wait for it on another host: it had not joined.
+        Promise(_codes(ASKED, *BEFORE_IT_LISTENS, 1, 2), "asked to stop|SIGTERM", MEETING),
     ),
     "process paused": Fault(paused("process", HEARTBEAT / 2), GOES_ON, passes=True),
     "launcher paused": Fault(paused("launcher", 2 * HEARTBEAT), GOES_ON, passes=True),

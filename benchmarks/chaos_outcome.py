@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 Outcome = dict[str, Any]
+
+# Orbax warns of a file that no checkpoint here has.
+logging.getLogger("absl").setLevel(logging.ERROR)
 
 MEASURED = ("images_per_second", "data_wait_fraction", "peak_memory", "flops_utilization", "epoch_seconds", "seconds")
 """What differs from run to run."""
@@ -37,8 +41,10 @@ def without_times(row: dict[str, Any]) -> dict[str, Any]:
 def digests(place: Path) -> dict[str, str]:
     """The SHA-256 of the bytes of each array, read without the package."""
     reader = ocp.PyTreeCheckpointer()
-    tree = reader.metadata(place).item_metadata.tree
-    as_arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    metadata = reader.metadata(place).item_metadata
+    if metadata is None:
+        raise ValueError(f"{place}: no checkpoint")
+    as_arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
     state = reader.restore(place, args=ocp.args.PyTreeRestore(restore_args=as_arrays))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest() for path, leaf in leaves}

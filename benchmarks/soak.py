@@ -4,9 +4,9 @@
     python benchmarks/soak.py --door python --steps 2000 --folder /tmp/soak
 
 `jaxddp launch` starts processes that train a small network on 512 small images, with a default run's loggers, and are
-sampled each second. The median of the last quarter may be 2% above that of the first; of the disk, where checkpoints
-come and go, the highest value may, which is what a disk must have room for. The first tenth of the steps is left out:
-there programs are compiled, and what is imported on first use (TensorBoard's writer, matplotlib, Orbax's threads) comes
+sampled each second. From the first to the last quarter of the steps three things may grow by 2%: the median of memory;
+the least number of open files and of threads, which is what stays, as saves come and go; the most of the disk, which is
+what it must have room for. The first tenth of the steps is left out: there programs are compiled, and what is imported on first use (TensorBoard's writer, matplotlib, Orbax's threads) comes
 in. What has a line for each record (metrics.jsonl, event files, logs, validation.json) grows with the run; it stands
 apart, by the step. `--door python` trains by `jaxddp.train`.
 """
@@ -134,8 +134,7 @@ def compare_quarters(samples: Sequence[Sample], steps: int) -> dict[str, Figures
     rows = {}
     for name in first[0]:
         if name not in ("seconds", "step", "records: MB") and not name.endswith("CPU seconds"):
-            most = name.startswith("checkpoints")
-            rows[name] = judged(row([each[name] for each in first], [each[name] for each in last]), most=most)
+            rows[name] = judged(name, row([each[name] for each in first], [each[name] for each in last]))
     for name in ("seconds", *(name for name in first[0] if name.endswith("CPU seconds")), "records: MB"):
         rates = [rate(quarter, name) for quarter in (first, last)]
         rows[GROWS + name] = row(rates[:1], rates[1:]) | {"verdict": ""}
@@ -148,27 +147,28 @@ def rate(quarter: Sequence[Sample], name: str) -> float:
 
 
 def row(first: Sequence[float], last: Sequence[float]) -> Figures:
-    medians = {"first": statistics.median(first), "last": statistics.median(last)}
-    found: Figures = medians | {"most of first": max(first), "most of last": max(last)}
-    return found | {"ratio": over(found["last"], found["first"])}
+    kinds = {"least": min, "median": statistics.median, "most": max}
+    found: Figures = {kind: [of(first), of(last)] for kind, of in kinds.items()}
+    return found | {"ratio": over(*found["median"])}
 
 
-def judged(found: Figures, *, most: bool) -> Figures:
-    """With the verdict on the medians, or on the highest values."""
-    ratio = over(found["most of last"], found["most of first"]) if most else found["ratio"]
+def judged(name: str, found: Figures) -> Figures:
+    """With the verdict on what the module says."""
+    counted = name.endswith(("open files", "threads"))
+    ratio = over(*found["least" if counted else "most" if name.startswith("checkpoints") else "median"])
     verdict = "flat" if abs(ratio - 1) <= FLAT else "falls" if ratio < 1 else "grows"
     return found | {"ratio": ratio, "verdict": verdict}
 
 
-def over(value: float, base: float) -> float:
+def over(base: float, value: float) -> float:
     return value / base if base else 1.0 if value == 0 else float("inf")
 
 
 def table(rows: dict[str, Figures]) -> str:
-    names = ("first", "last", "most of first", "most of last")
-    lines = [f"{'':<36}" + "".join(f"{name:>15}" for name in names) + f"{'ratio':>9}"]
+    kinds = ("least", "median", "most")
+    lines = [f"{'of the first and of the last quarter':<36}" + "".join(f"{kind:>20}" for kind in kinds) + f"{'ratio':>9}"]
     for name, found in rows.items():
-        values = "".join(f"{found[key]:>15,.5g}" for key in names)
+        values = "".join("".join(f"{value:>10,.4g}" for value in found[kind]) for kind in kinds)
         lines.append(f"{name:<36}{values}{found['ratio']:>9.3f}  {found['verdict']}".rstrip())
     return "\n".join(lines)
 

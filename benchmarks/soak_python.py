@@ -11,7 +11,7 @@ import optax
 import jaxddp
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "recipes"))
-from small_recipe import SmallNet
+from small_recipe import SmallNet  # pyright: ignore[reportMissingImports]: the line above
 
 BATCH, LOGGERS = 8, ("curves", "parameters", "tensorboard")
 
