@@ -4,9 +4,9 @@
     python benchmarks/soak.py --door python --steps 2000 --folder /tmp/soak
 
 `jaxddp launch` starts processes that train a small network on 512 small images, with a default run's loggers, and are
-sampled each second. From the first to the last quarter of the steps the median may grow by 2%, or, of what is counted, by
-one: some threads of libraries come and go. Of the disk it is the most that may, for which there must be room, as
-checkpoints come and go. The first tenth of the steps is left out: there programs are compiled, and what is imported on
+sampled each second. From the first to the last quarter of the steps the median may grow by 2%, or by one of what is
+counted: some threads of libraries come and go. Of the disk, where checkpoints come and go, it is the most that may: so
+much room there must be. The first tenth of the steps is left out: there programs are compiled, and what is imported on
 first use (TensorBoard's writer, matplotlib, Orbax's threads) comes in. What has a line for each record (metrics.jsonl,
 event files, logs, validation.json) grows with the run; it stands apart, by the step. `--door python` trains by
 `jaxddp.train`.
