@@ -11,7 +11,8 @@ Sample = dict[str, float]
 
 TICKS = os.sysconf("SC_CLK_TCK")
 GROWING = "metrics.jsonl", "events.out.tfevents", "validation.json", "curves.png", ".log"
-"""Of a work directory: what has a line for each record, or a picture of them. It grows by its nature."""
+"""Of a work directory: what has a line for each record, or a picture of them."""
+TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 def process_sample(pid: int) -> dict[str, float]:
@@ -65,14 +66,37 @@ def rank_of(pid: int) -> int | None:
 
 
 def disk_sample(workdir: Path) -> dict[str, float]:
-    """A work directory's checkpoints, and apart from them what has a line for each record."""
-    sizes = {"checkpoints: MB": 0.0, "checkpoints: files": 0, "records: MB": 0.0, "records: files": 0}
+    """A work directory: its whole checkpoints, those in the making, the size of one, and all else.
+
+    Apart stands what has a line for each record, and grows by its nature.
+    """
+    sizes: dict[str, list[int]] = {"checkpoint": [], "in the making": [], "records": [], "other": []}
+    steps, making = set[str](), set[str]()
     for file in files_below(workdir):
+        folder = file.relative_to(workdir).parts[1] if file.is_relative_to(workdir / "checkpoints") else ""
         with suppress(FileNotFoundError):
-            kind = "records" if any(name in file.name for name in GROWING) else "checkpoints"
-            sizes[f"{kind}: MB"] += file.stat().st_size / 1e6
-            sizes[f"{kind}: files"] += 1
-    return sizes
+            sizes[kind_of(file, folder)].append(file.stat().st_size)
+            steps |= {folder} if folder.isdecimal() else set()
+            making |= {folder} if TEMPORARY in folder else set()
+    whole = max(1, len(steps))
+    return {
+        "checkpoints: whole": len(steps),
+        "checkpoints: in the making": len(making),
+        "a checkpoint: files": len(sizes["checkpoint"]) / whole,
+        "a checkpoint: MB": sum(sizes["checkpoint"]) / whole / 1e6,
+        "other files": len(sizes["other"]),
+        "records: files": len(sizes["records"]),
+        "records: MB": sum(sizes["records"]) / 1e6,
+    }
+
+
+def kind_of(file: Path, folder: str) -> str:
+    """What a file below a folder of the checkpoints, or elsewhere, belongs to."""
+    if folder.isdecimal():
+        return "checkpoint"
+    if TEMPORARY in folder:
+        return "in the making"
+    return "records" if any(name in file.name for name in GROWING) else "other"
 
 
 def files_below(folder: Path) -> Iterator[Path]:

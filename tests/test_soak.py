@@ -25,7 +25,8 @@ def sampled(grows: float = 0.0, adds: int = 0) -> list[process_samples.Sample]:
                 "process 0: resident MB": (100 + grows * share) if warm else 7,
                 "process 0: open files": 20 + int(adds * share) + (step % 50 == 0),
                 "process 0: CPU seconds": step * 0.25,
-                "checkpoints: MB": 1 + (step % 40 == 0),
+                "checkpoints: whole": 2 + (step % 40 == 0),
+                "a checkpoint: MB": 1 - 0.5 * (step % 40 == 0),
                 "records: MB": step * 0.001,
             }
         )
@@ -63,13 +64,25 @@ def test_a_process_is_read(tmp_path: Path) -> None:
     assert before["resident MB"] >= before["anonymous MB"] > 1 and before["threads"] >= 1
 
 
-def test_records_are_counted_apart_from_checkpoints(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    for name, size in (("metrics.jsonl", 3), ("checkpoints/validation.json", 5), ("checkpoints/arrays", 1000)):
+def test_a_work_directory_is_read(tmp_path: Path) -> None:
+    """Checkpoints apart from one in the making, and what has a line for each record apart from what has not."""
+    files = {"metrics.jsonl": 3, "config.json": 9, "checkpoints/validation.json": 5, "checkpoints/manifests.json": 7}
+    files |= {f"checkpoints/{step}/state/arrays": 1000 for step in (10, 20)} | {"checkpoints/20/manifest.json": 500}
+    files["checkpoints/30.orbax-checkpoint-tmp/state/arrays"] = 100
+    for name, size in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * size)
-    found = process_samples.disk_sample(tmp_path)
-    expected = {"checkpoints: MB": 0.001, "checkpoints: files": 1, "records: MB": 8e-6, "records: files": 2}
-    assert found == pytest.approx(expected)
+    assert process_samples.disk_sample(tmp_path) == pytest.approx(
+        {
+            "checkpoints: whole": 2,
+            "checkpoints: in the making": 1,
+            "a checkpoint: files": 1.5,
+            "a checkpoint: MB": 0.00125,
+            "other files": 2,
+            "records: files": 2,
+            "records: MB": 8e-6,
+        }
+    )
 
 
 def test_the_last_whole_line_says_the_step(tmp_path: Path) -> None:
