@@ -1,5 +1,6 @@
 """What the listeners write and show, from the same invented run: records in, files and lines out."""
 
+import gc
 import io
 import json
 import math
@@ -17,6 +18,7 @@ import pexpect
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
 import jaxddp.files as files
@@ -31,6 +33,7 @@ from jaxddp.training.listeners import parameters as overview
 from jaxddp.training.listeners.display import PlainLines
 from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.shown import Shown
 
 BATCH, EXAMPLES, TOTAL = 32, 100, 10  # epochs end at steps 4, 7 and 10
 
@@ -432,6 +435,28 @@ def test_the_picture_of_a_resumed_run_is_whole(tmp_path: Path) -> None:
         pictures.append((tmp_path / name / "curves.png").read_bytes())
     assert pictures[0].startswith(b"\x89PNG")
     assert pictures[0] == pictures[1]
+
+
+def test_no_figure_stays_in_memory(tmp_path: Path) -> None:
+    """Their parts refer to each other; a collection of all objects comes seldom in a long run."""
+    images, probabilities = np.zeros((2, 4, 4, 3), np.uint8), np.full((2, 5), 0.2)
+    shown = Shown.of(images, np.zeros(2, int), probabilities, tuple("abcde"))
+    written = JsonLines(tmp_path), tensorboard.TensorBoard(tmp_path, 2)
+    drive(*written, stop=TOTAL - 1, evaluate=())
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, Figure) for each in gc.get_objects())
+        for step in (4, 7):
+            curves_file.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+            written[1].evaluation(evaluation_record(step, predictions=shown))
+        assert sum(isinstance(each, Figure) for each in gc.get_objects()) == before
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        written[1].end(RunEnd("done", TOTAL, 1.0))
+    curves_file.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+    assert gc.isenabled()
 
 
 def test_drawing_between_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,6 @@ class Curves(Listener):
 def draw(metrics: Path, picture: Path) -> None:
     """Draw the curves of a `metrics.jsonl` into a PNG file, replaced whole. Raises: InputError; of either file."""
     # The first step need not wait for matplotlib's import.
-    from jaxddp.training.pictures import figure, png
+    from jaxddp.training.pictures import drawn, figure, png
 
-    files.replace(picture, png(figure(rows.series(row for _, row in rows.parse(metrics)))))
+    files.replace(picture, drawn(lambda: png(figure(rows.series(row for _, row in rows.parse(metrics))))))

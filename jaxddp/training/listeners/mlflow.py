@@ -95,10 +95,10 @@ class MLflow(Listener):
             return
         self._note(rows.evaluation_row(record))
         self._send()
-        if record.predictions is not None:
-            from jaxddp.training.pictures import pixels, prediction_grid
+        if (predictions := record.predictions) is not None:
+            from jaxddp.training.pictures import drawn, pixels, prediction_grid
 
-            picture = pixels(prediction_grid(record.predictions))
+            picture = drawn(lambda: pixels(prediction_grid(predictions)))
             self._client.log_image(self._id, picture, key=f"{record.split}/predictions", step=record.step)
 
     def end(self, run: RunEnd) -> None:

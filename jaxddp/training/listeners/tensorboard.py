@@ -37,10 +37,10 @@ class TensorBoard(Listener):
     def evaluation(self, record: EvaluationRecord) -> None:
         if record.final:
             self._write(rows.evaluation_row(record))
-            if record.predictions is not None:
-                from jaxddp.training.pictures import pixels, prediction_grid
+            if (predictions := record.predictions) is not None:
+                from jaxddp.training.pictures import drawn, pixels, prediction_grid
 
-                picture = pixels(prediction_grid(record.predictions))[None, ..., :3]
+                picture = drawn(lambda: pixels(prediction_grid(predictions)))[None, ..., :3]
                 self._writer.write_images(record.step, {f"{record.split}/predictions": picture})
             self._writer.flush()
 

@@ -1,0 +1,224 @@
+"""What `benchmarks/chaos.py` does to a job, and what a job promises of each: a line and an end in time, or to go on."""
+
+import contextlib
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos_jobs import HEARTBEAT, START_TIMEOUT, Job, send
+from chaos_places import Cable, Store, fill
+
+GRACE = 2.0
+SLACK = 15.0
+"""Seconds that a busy machine may add: the launcher's and the processes' own grace, and what they still write."""
+FIXED = ("start", "compile", "step", "save", "evaluation", "end", "restart", "restart, step")
+JOINED = tuple(moment for moment in FIXED if moment not in ("start", "restart"))
+"""All moments at which the processes of a job have met, or nearly so."""
+
+LOST = "(was lost|gave no sign of life for|did not|has not|no answer|not come|ended: )"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """How a job ends after a fault: the codes that its launchers may have, words that are said, the longest time."""
+
+    codes: frozenset[int]
+    words: str = ""
+    seconds: float = HEARTBEAT + SLACK
+
+    def broken_by(self, codes: list[int | None], said: str) -> str:
+        """What of it was not kept; "" where all was."""
+        unexpected = [code for code in codes if code not in self.codes]
+        if unexpected:
+            return f"exit codes {codes}, expected each among {sorted(self.codes)}"
+        if self.words and any(codes) and not re.search(self.words, said):
+            return f"nothing said like {self.words!r}"
+        return ""
+
+
+@dataclass
+class Struck:
+    """What a fault strikes: the job, the place it runs in, and which process or host."""
+
+    job: Job
+    chance: random.Random
+    cable: Cable | None = None
+    store: Store | None = None
+    disk: Path | None = None
+
+    def any_rank(self) -> int:
+        return self.chance.randrange(len(self.job.hosts) * self.job.processes)
+
+    def any_host(self) -> int:
+        return self.chance.randrange(len(self.job.hosts))
+
+
+Strike = Callable[[Struck], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault by its name.
+
+    Attributes:
+        strike: makes it; what it undoes at its end is undone once the job is over, or, where it `passes`, before.
+        places: the topologies in which it can be made.
+        passes: it is over by itself, and the job is to go on.
+    """
+
+    strike: Strike
+    promise: Promise
+    places: tuple[str, ...] = ("two", "hosts")
+    moments: tuple[str, ...] = FIXED
+    passes: bool = False
+
+
+GOES_ON = Promise(frozenset({0}), seconds=120)
+
+
+def _codes(*codes: int) -> frozenset[int]:
+    # Where the fault comes too late, or before the job could be hurt by it, the run is done.
+    return frozenset({0, *codes})
+
+
+@contextmanager
+def kill_process(struck: Struck) -> Iterator[None]:
+    send(struck.job.worker(struck.any_rank()), signal.SIGKILL)
+    yield
+
+
+@contextmanager
+def kill_keeper(struck: Struck) -> Iterator[None]:
+    send(struck.job.keeper(1), signal.SIGKILL)
+    yield
+
+
+@contextmanager
+def kill_launcher(struck: Struck) -> Iterator[None]:
+    send(struck.job.launchers[struck.any_host()].pid, signal.SIGKILL)
+    yield
+
+
+@contextmanager
+def kill_host(struck: Struck) -> Iterator[None]:
+    """No connection is closed: the machine is gone from one moment to the next."""
+    host, cable = struck.any_host(), struck.cable
+    assert cable is not None
+    cable.pull(host)
+    try:
+        for pid in struck.job.of_host(host):
+            send(pid, signal.SIGKILL)
+        yield
+    finally:
+        cable.plug(host)
+
+
+@contextmanager
+def stop_process(struck: Struck) -> Iterator[None]:
+    send(struck.job.worker(struck.any_rank()), signal.SIGSTOP)
+    yield
+
+
+@contextmanager
+def pull_cable(struck: Struck) -> Iterator[None]:
+    host, cable = struck.any_host(), struck.cable
+    assert cable is not None
+    cable.pull(host)
+    try:
+        yield
+    finally:
+        cable.plug(host)
+
+
+@contextmanager
+def fill_disk(struck: Struck) -> Iterator[None]:
+    assert struck.disk is not None
+    filler = fill(struck.disk)
+    try:
+        yield
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+def asked(number: signal.Signals, whom: str) -> Strike:
+    """Ask a process or a launcher to stop."""
+
+    @contextmanager
+    def strike(struck: Struck) -> Iterator[None]:
+        pid = struck.job.worker(struck.any_rank()) if whom == "process" else struck.job.launchers[struck.any_host()].pid
+        send(pid, number)
+        yield
+
+    return strike
+
+
+def paused(whom: str, longest: float) -> Strike:
+    """Stop a process or a launcher, and let it go on."""
+
+    @contextmanager
+    def strike(struck: Struck) -> Iterator[None]:
+        pid = struck.job.worker(struck.any_rank()) if whom == "process" else struck.job.launchers[struck.any_host()].pid
+        send(pid, signal.SIGSTOP)
+        try:
+            time.sleep(struck.chance.uniform(0.2, longest))
+        finally:
+            send(pid, signal.SIGCONT)
+        yield
+
+    return strike
+
+
+@contextmanager
+def loose_cable(struck: Struck) -> Iterator[None]:
+    with pull_cable(struck):
+        time.sleep(struck.chance.uniform(0.1, HEARTBEAT / 3))
+    yield
+
+
+@contextmanager
+def stop_store(struck: Struck) -> Iterator[None]:
+    assert struck.store is not None
+    struck.store.stop()
+    with contextlib.ExitStack() as stack:
+        stack.callback(struck.store.start)
+        time.sleep(struck.chance.uniform(0.5, 4))
+    yield
+
+
+KILLED, ASKED = 128 + signal.SIGKILL, 75
+BEFORE_IT_LISTENS = 128 + signal.SIGTERM, 128 + signal.SIGINT
+MEETING = START_TIMEOUT + SLACK
+
+FAULTS: dict[str, Fault] = {
+    "process killed": Fault(kill_process, Promise(_codes(KILLED, 1, 2), r"process \d: killed by SIGKILL", MEETING)),
+    "keeper killed": Fault(kill_keeper, Promise(_codes(134, 1), f"process 1.*({LOST}|killed)"), moments=JOINED),
+    "launcher killed": Fault(kill_launcher, Promise(_codes(-9, 1, 2), "", MEETING)),
+    "machine gone": Fault(kill_host, Promise(_codes(-9, 1, 2), f"process \\d {LOST}", MEETING), places=("hosts",)),
+    # On another host its launcher does not hear of the loss: the stopped process itself cannot end.
+    "process stopped": Fault(
+        stop_process, Promise(_codes(KILLED, 1, 2), f"process \\d {LOST}", MEETING), places=("two",)
+    ),
+    "cable pulled": Fault(pull_cable, Promise(_codes(1, 2), f"process \\d {LOST}", MEETING), places=("hosts",)),
+    "disk full": Fault(fill_disk, Promise(_codes(2), "No space left on device"), places=("two",)),
+    "launcher asked to stop": Fault(
+        asked(signal.SIGTERM, "launcher"), Promise(_codes(ASKED, *BEFORE_IT_LISTENS, -15, 1)), places=("two",)
+    ),
+    "Ctrl-C": Fault(
+        asked(signal.SIGINT, "launcher"), Promise(_codes(ASKED, *BEFORE_IT_LISTENS, -2, 1)), places=("two",)
+    ),
+    "process asked to stop": Fault(
+        asked(signal.SIGTERM, "process"),
+        # 2 is of those that wait for it on another host: it had not joined.
+        Promise(_codes(ASKED, *BEFORE_IT_LISTENS, 1, 2), "asked to stop|SIGTERM", MEETING),
+    ),
+    "process paused": Fault(paused("process", HEARTBEAT / 2), GOES_ON, passes=True),
+    "launcher paused": Fault(paused("launcher", 2 * HEARTBEAT), GOES_ON, passes=True),
+    "cable loose": Fault(loose_cable, GOES_ON, places=("hosts",), passes=True),
+    "store away": Fault(stop_store, GOES_ON, places=("store",), passes=True),
+}
+NEED_ROOT = ("machine gone", "cable pulled", "cable loose", "disk full")

@@ -1,0 +1,68 @@
+"""What a finished run came to, as `benchmarks/chaos.py` compares it: checkpoints, metrics and validations."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+Outcome = dict[str, Any]
+
+# Orbax warns of a file that no checkpoint here has.
+logging.getLogger("absl").setLevel(logging.ERROR)
+
+MEASURED = ("images_per_second", "data_wait_fraction", "peak_memory", "flops_utilization", "epoch_seconds", "seconds")
+"""What differs from run to run."""
+
+
+def outcome(workdir: Path) -> Outcome:
+    """All that the run is to have in common with an undisturbed one. Raises: OSError, ValueError; a file is damaged."""
+    checkpoints = workdir / "checkpoints"
+    steps = sorted(int(place.name) for place in checkpoints.iterdir() if place.name.isdecimal())
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((workdir / "result.json").read_bytes())
+    return {
+        "metrics.jsonl": [without_times(row) for row in rows],
+        "result.json": without_times(result),
+        "validation.json": json.loads((checkpoints / "validation.json").read_bytes()),
+        "checkpoints": {str(step): digests(checkpoints / str(step) / "state") for step in steps},
+        "left over": sorted(place.name for place in checkpoints.iterdir() if "tmp" in place.name),
+    }
+
+
+def without_times(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in MEASURED}
+
+
+def digests(place: Path) -> dict[str, str]:
+    """The SHA-256 of the bytes of each array, read without the package."""
+    reader = ocp.PyTreeCheckpointer()
+    metadata = reader.metadata(place).item_metadata
+    if metadata is None:
+        raise ValueError(f"{place}: no checkpoint")
+    as_arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
+    state = reader.restore(place, args=ocp.args.PyTreeRestore(restore_args=as_arrays))
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest() for path, leaf in leaves}
+
+
+def difference(found: Outcome, expected: Outcome) -> str:
+    """The first thing that two outcomes do not have in common; "" where all is the same."""
+    for name, value in expected.items():
+        if found[name] != value:
+            return f"{name}: {_first(found[name], value)}"
+    return ""
+
+
+def _first(found: Any, expected: Any) -> str:
+    if isinstance(expected, dict) and found.keys() == expected.keys():
+        name = next(name for name in expected if found[name] != expected[name])
+        return f"{name}: {_first(found[name], expected[name])}"
+    if isinstance(expected, list) and len(found) == len(expected):
+        pair = next(pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1])
+        return _first(*pair)
+    return f"{str(found)[:200]} instead of {str(expected)[:200]}"

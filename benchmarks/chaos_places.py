@@ -1,0 +1,131 @@
+"""Where the jobs of `benchmarks/chaos.py` run: hosts in network namespaces, a small disk, a web server. Linux; root."""
+
+import contextlib
+import functools
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+SECONDS = 30
+
+
+class Cable:
+    """Two hosts, network namespaces with an address each, joined by a cable that can be pulled.
+
+    Each has its own /etc/hosts, or gloo would tell the other host the loopback. Raises: RuntimeError; ip failed.
+    """
+
+    def __init__(self) -> None:
+        number = os.getpid()
+        self.hosts = [f"chaos-{number}-{letter}" for letter in "ab"]
+        self.addresses = [f"10.78.{number % 250}.{last}" for last in (1, 2)]
+
+    def __enter__(self) -> "Cable":
+        try:
+            self._lay()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _lay(self) -> None:
+        a, b = self.hosts
+        for host, address in zip(self.hosts, self.addresses, strict=True):
+            ip("netns", "add", host)
+            folder = Path("/etc/netns") / host
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n")
+        ip("link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b)
+        for host, address in zip(self.hosts, self.addresses, strict=True):
+            ip("-n", host, "address", "add", f"{address}/24", "dev", "cable")
+            ip("-n", host, "link", "set", "lo", "up")
+            ip("-n", host, "link", "set", "cable", "up")
+
+    def pull(self, host: int) -> None:
+        ip("-n", self.hosts[host], "link", "set", "cable", "down")
+
+    def plug(self, host: int) -> None:
+        ip("-n", self.hosts[host], "link", "set", "cable", "up")
+
+    def __exit__(self, *_: object) -> None:
+        for host in self.hosts:
+            subprocess.run(["ip", "netns", "delete", host], capture_output=True, timeout=SECONDS)
+            shutil.rmtree(Path("/etc/netns") / host, ignore_errors=True)
+
+
+def ip(*words: str) -> None:
+    run(["ip", *words])
+
+
+def run(command: list[str]) -> None:
+    """Raises: RuntimeError; the command failed, with what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, megabytes: int) -> Iterator[Path]:
+    """A file system of its own at `place`, which can be filled."""
+    place.mkdir(parents=True)
+    run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)])
+    try:
+        yield place
+    finally:
+        run(["umount", "--lazy", str(place)])
+
+
+def fill(place: Path) -> Path:
+    """Take all room of a disk that is left; returns the file to remove."""
+    file = place / "filler"
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as opened:
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while opened.write(b"x" * size):
+                    pass
+    return file
+
+
+class Store:
+    """A web server that shows a folder, and that can be stopped and started again at its port."""
+
+    def __init__(self, folder: Path):
+        self._handler = functools.partial(_Quiet, directory=str(folder))
+        self._server: ThreadingHTTPServer | None = None
+        self._port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        give_up = time.monotonic() + SECONDS
+        while self._server is None:
+            try:
+                self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler)
+            except OSError:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.1)
+        self._server.daemon_threads = True
+        self._port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def stop(self) -> None:
+        """Refuse connections from here on. One that is open ends with its answer."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass

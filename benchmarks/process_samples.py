@@ -1,0 +1,116 @@
+"""What the processes of a job and its work directory use at a moment, read from /proc and from the disk (Linux)."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+Sample = dict[str, float]
+"""By "who: quantity"; of the whole job "seconds" and "step"."""
+
+TICKS = os.sysconf("SC_CLK_TCK")
+GROWING = "metrics.jsonl", "events.out.tfevents", "validation.json", "curves.png", ".log"
+"""Of a work directory: what has a line for each record, or a picture of them."""
+TEMPORARY = ".orbax-checkpoint-tmp"
+
+
+def process_sample(pid: int) -> dict[str, float]:
+    """One process: resident and anonymous memory in MB, open files, threads, CPU seconds since its start.
+
+    Raises: OSError; it has ended meanwhile.
+    """
+    place = Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
+    if "VmRSS" not in status:
+        raise ProcessLookupError(f"process {pid} has ended")
+    # The name, in brackets, may hold anything.
+    fields = (place / "stat").read_text().rpartition(")")[2].split()
+    return {
+        "resident MB": int(status["VmRSS"].split()[0]) / 1024,
+        "anonymous MB": int(status["RssAnon"].split()[0]) / 1024,
+        "open files": len(os.listdir(place / "fd")),
+        "threads": int(status["Threads"]),
+        "CPU seconds": (int(fields[11]) + int(fields[12])) / TICKS,
+    }
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that still run."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def job_processes(launcher: int) -> dict[str, int]:
+    """The pids of a job by what they are: "launcher", "process 0", "keeper 0", … and "child of 0" for any other."""
+    found = {"launcher": launcher}
+    for worker in children(launcher):
+        rank = rank_of(worker)
+        if rank is None:
+            continue
+        found[f"process {rank}"] = worker
+        with suppress(OSError):
+            for child in children(worker):
+                command = Path(f"/proc/{child}/cmdline").read_bytes()
+                found[f"keeper {rank}" if b"keeper.py" in command else f"child of {rank}"] = child
+    return found
+
+
+def rank_of(pid: int) -> int | None:
+    """Which process of its job it is; None where nobody has told it, or where it has ended."""
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_text().split("\0"):
+            name, _, value = entry.partition("=")
+            if name == "JAX_PROCESS_ID":
+                return int(value)
+    return None
+
+
+def disk_sample(workdir: Path) -> dict[str, float]:
+    """A work directory: its whole checkpoints, those in the making, the size of one, and all else.
+
+    Apart stands what has a line for each record, and grows by its nature.
+    """
+    sizes: dict[str, list[int]] = {"checkpoint": [], "in the making": [], "records": [], "other": []}
+    steps, making = set[str](), set[str]()
+    for file in files_below(workdir):
+        folder = file.relative_to(workdir).parts[1] if file.is_relative_to(workdir / "checkpoints") else ""
+        with suppress(FileNotFoundError):
+            sizes[kind_of(file, folder)].append(file.stat().st_size)
+            steps |= {folder} if folder.isdecimal() else set()
+            making |= {folder} if TEMPORARY in folder else set()
+    whole = max(1, len(steps))
+    return {
+        "checkpoints: whole": len(steps),
+        "checkpoints: in the making": len(making),
+        "a checkpoint: files": len(sizes["checkpoint"]) / whole,
+        "a checkpoint: MB": sum(sizes["checkpoint"]) / whole / 1e6,
+        "other files": len(sizes["other"]),
+        "records: files": len(sizes["records"]),
+        "records: MB": sum(sizes["records"]) / 1e6,
+    }
+
+
+def kind_of(file: Path, folder: str) -> str:
+    """What a file below a folder of the checkpoints, or elsewhere, belongs to."""
+    if folder.isdecimal():
+        return "checkpoint"
+    if TEMPORARY in folder:
+        return "in the making"
+    return "records" if any(name in file.name for name in GROWING) else "other"
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(folder):
+        yield from (Path(place, name) for name in names)
+
+
+def last_step(workdir: Path) -> int:
+    """The step of the last whole line of metrics.jsonl; 0 where there is none."""
+    with suppress(FileNotFoundError):
+        size = (workdir / "metrics.jsonl").stat().st_size
+        with (workdir / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, size - 4096))
+            whole = file.read().split(b"\n")[:-1]
+        if whole:
+            return int(json.loads(whole[-1])["step"])
+    return 0

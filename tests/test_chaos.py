@@ -1,0 +1,62 @@
+"""The parts of `benchmarks/chaos.py` that start no process: what is drawn, what counts as kept, what as identical."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+import chaos
+from chaos_faults import FAULTS, Promise
+from chaos_outcome import difference, without_times
+from chaos_scenario import draw
+
+
+def test_a_seed_repeats_its_faults() -> None:
+    drawn = draw(0, 50, FAULTS)
+    assert drawn == draw(0, 50, FAULTS) != draw(1, 50, FAULTS)
+    assert drawn[:20] == draw(0, 20, FAULTS)
+    assert [each.chance.random() for each in drawn] == [each.chance.random() for each in draw(0, 50, FAULTS)]
+
+
+def test_every_fault_has_its_turn() -> None:
+    names = [scenario.fault for scenario in draw(3, 3 * len(FAULTS), FAULTS)]
+    assert all(names.count(name) == 3 for name in FAULTS)
+    for scenario in draw(3, 200, FAULTS):
+        fault = FAULTS[scenario.fault]
+        assert scenario.place in fault.places and scenario.moment in fault.moments
+
+
+@pytest.mark.parametrize(
+    "codes, said, broken",
+    [
+        ([1, 1], "process 1 was lost", ""),
+        ([0, 0], "", ""),
+        ([1, 2], "process 1 was lost", r"exit codes \[1, 2\], expected each among \[0, 1\]"),
+        ([1, 1], "Segmentation fault", "nothing said like 'was lost'"),
+        ([1, None], "process 1 was lost", r"exit codes \[1, None\]"),
+    ],
+)
+def test_a_promise(codes: list[int | None], said: str, broken: str) -> None:
+    found = Promise(frozenset({0, 1}), "was lost").broken_by(codes, said)
+    assert bool(found) == bool(broken) and re.search(broken, found)
+
+
+def test_outcomes_differ_in_anything_but_times() -> None:
+    row = {"step": 3, "loss": 1.5, "images_per_second": 10.0}
+    one = {"metrics.jsonl": [without_times(row)], "checkpoints": {"60": {"['params']": "abc"}}}
+    faster = {**one, "metrics.jsonl": [without_times({**row, "images_per_second": 20.0})]}
+    assert difference(one, faster) == ""
+    other = {**one, "checkpoints": {"60": {"['params']": "abd"}}}
+    assert difference(other, one) == "checkpoints: 60: ['params']: abd instead of abc"
+    assert difference({**one, "metrics.jsonl": []}, one).startswith("metrics.jsonl: [] instead of [{'step': 3")
+
+
+def test_the_table_counts() -> None:
+    struck = {"fault": "process killed", "came": True, "step": 3, "codes": [137], "seconds": 2.0, "broken": ""}
+    found = [struck | {"differs": ""}, struck | {"seconds": 4.0, "differs": "result.json: …"}]
+    found.append(struck | {"broken": "exit codes [3]", "codes": [3], "seconds": 9.0})
+    lines = chaos.table(found).splitlines()
+    assert lines[1].split() == ["process", "killed", "3", "3", "2", "4.0", "9.0", "1"]
+    assert [chaos.is_kept(each) for each in found] == [True, False, False]

@@ -1,0 +1,91 @@
+"""What `benchmarks/soak.py` says of samples, and what it reads of a process and of a work directory."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+import process_samples
+import soak
+
+STEPS = 1000
+
+
+def sampled(grows: float = 0.0, adds: int = 0) -> list[process_samples.Sample]:
+    """A run of 1,000 steps whose memory and open files grow so much by its end, after a start that is another thing."""
+    samples = []
+    for step in range(0, STEPS + 1, 10):
+        share, warm = step / STEPS, step >= 100
+        samples.append(
+            {
+                "seconds": step * 0.5,
+                "step": step,
+                "process 0: resident MB": (100 + grows * share) if warm else 7,
+                "process 0: open files": 20 + int(adds * share) + (step % 50 == 0),
+                "process 0: CPU seconds": step * 0.25,
+                "checkpoints: whole": 2 + (step % 40 == 0),
+                "a checkpoint: MB": 1 - 0.5 * (step % 40 == 0),
+                "records: MB": step * 0.001,
+            }
+        )
+    return samples
+
+
+def verdicts(samples: list[process_samples.Sample]) -> dict[str, str]:
+    return {name: row["verdict"] for name, row in soak.compare_quarters(samples, STEPS).items()}
+
+
+def test_what_stays_as_it_is_is_flat() -> None:
+    rows = soak.compare_quarters(sampled(), STEPS)
+    assert {row["verdict"] for name, row in rows.items() if not name.startswith(soak.GROWS)} == {"flat"}
+    assert rows["by the step: seconds"]["ratio"] == pytest.approx(1)
+    assert rows["by the step: records: MB"]["median"] == pytest.approx([0.001, 0.001])
+    assert "by the step: process 0: CPU seconds" in soak.table(rows)
+
+
+@pytest.mark.parametrize("grows, verdict", [(4.0, "grows"), (-4.0, "falls"), (2.0, "flat")])
+def test_memory_is_judged_from_the_first_to_the_last_quarter(grows: float, verdict: str) -> None:
+    # The quarters' middles lie 0.675 of the run apart.
+    assert verdicts(sampled(grows=grows))["process 0: resident MB"] == verdict
+
+
+@pytest.mark.parametrize("adds, verdict", [(1, "flat"), (4, "grows")])
+def test_one_more_is_allowed_of_what_is_counted(adds: int, verdict: str) -> None:
+    assert verdicts(sampled(adds=adds))["process 0: open files"] == verdict
+
+
+def test_a_process_is_read(tmp_path: Path) -> None:
+    before = process_samples.process_sample(os.getpid())
+    with (tmp_path / "file").open("wb"):
+        now = process_samples.process_sample(os.getpid())
+    assert now["open files"] == before["open files"] + 1
+    assert before["resident MB"] >= before["anonymous MB"] > 1 and before["threads"] >= 1
+
+
+def test_a_work_directory_is_read(tmp_path: Path) -> None:
+    """Checkpoints apart from one in the making, and what has a line for each record apart from what has not."""
+    files = {"metrics.jsonl": 3, "config.json": 9, "checkpoints/validation.json": 5, "checkpoints/manifests.json": 7}
+    files |= {f"checkpoints/{step}/state/arrays": 1000 for step in (10, 20)} | {"checkpoints/20/manifest.json": 500}
+    files["checkpoints/30.orbax-checkpoint-tmp/state/arrays"] = 100
+    for name, size in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    assert process_samples.disk_sample(tmp_path) == pytest.approx(
+        {
+            "checkpoints: whole": 2,
+            "checkpoints: in the making": 1,
+            "a checkpoint: files": 1.5,
+            "a checkpoint: MB": 0.00125,
+            "other files": 2,
+            "records: files": 2,
+            "records: MB": 8e-6,
+        }
+    )
+
+
+def test_the_last_whole_line_says_the_step(tmp_path: Path) -> None:
+    assert process_samples.last_step(tmp_path) == 0
+    (tmp_path / "metrics.jsonl").write_text('{"step": 41}\n{"step": 42, "split": "train"}\n{"step": 4')
+    assert process_samples.last_step(tmp_path) == 42
