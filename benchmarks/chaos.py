@@ -76,6 +76,7 @@ def possible() -> dict[str, Fault]:
             tuple(place for place in fault.places if place != "hosts"),
             fault.moments,
             fault.passes,
+            fault.options,
         )
         for name, fault in without.items()
     }

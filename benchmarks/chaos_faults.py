@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos_jobs import HEARTBEAT, START_TIMEOUT, Job, send
+from chaos_jobs import HEARTBEAT, STALL, START_TIMEOUT, Job, send
 from chaos_places import Cable, Store, fill
 
 GRACE = 2.0
@@ -69,6 +69,7 @@ class Fault:
         strike: makes it; what it undoes at its end is undone once the job is over, or, where it `passes`, before.
         places: the topologies in which it can be made.
         passes: it is over by itself, and the job is to go on.
+        options: of the launchers, beside their own.
     """
 
     strike: Strike
@@ -76,6 +77,7 @@ class Fault:
     places: tuple[str, ...] = ("two", "hosts")
     moments: tuple[str, ...] = FIXED
     passes: bool = False
+    options: tuple[str, ...] = ()
 
 
 GOES_ON = Promise(frozenset({0}), seconds=120)
@@ -190,6 +192,18 @@ def stop_store(struck: Struck) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def silence_store(struck: Struck) -> Iterator[None]:
+    assert struck.store is not None
+    struck.store.answers.clear()
+    try:
+        yield
+    finally:
+        struck.store.answers.set()
+
+
+ONCE = tuple(moment for moment in FIXED if not moment.startswith("restart"))
+RESTARTS = ("--restarts", "3")
 KILLED, ASKED = 128 + signal.SIGKILL, 75
 BEFORE_IT_LISTENS = 128 + signal.SIGTERM, 128 + signal.SIGINT
 MEETING = START_TIMEOUT + SLACK
@@ -219,6 +233,15 @@ FAULTS: dict[str, Fault] = {
     "process paused": Fault(paused("process", HEARTBEAT / 2), GOES_ON, passes=True),
     "launcher paused": Fault(paused("launcher", 2 * HEARTBEAT), GOES_ON, passes=True),
     "cable loose": Fault(loose_cable, GOES_ON, places=("hosts",), passes=True),
+    "process killed, restarts": Fault(kill_process, GOES_ON, moments=ONCE, passes=True, options=RESTARTS),
+    "process stopped, restarts": Fault(stop_process, GOES_ON, moments=ONCE, passes=True, options=RESTARTS),
+    # What it has read already may be all that it needs.
+    "store silent": Fault(
+        silence_store,
+        Promise(_codes(1), r"process \d made no progress for|minute|no byte came", 6 * STALL + SLACK),
+        places=("store",),
+        moments=("compile", "step", "save", "evaluation"),
+    ),
     "store away": Fault(stop_store, GOES_ON, places=("store",), passes=True),
 }
 NEED_ROOT = ("machine gone", "cable pulled", "cable loose", "disk full")

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[1]
 RECIPE = REPOSITORY / "tests" / "recipes" / "small_recipe.py"
 MARK = "JAXDDP_CHAOS"
 """In the environment of all that a job starts, so that what it left is found and ended by its number."""
-HEARTBEAT, START_TIMEOUT = 3, 12
+HEARTBEAT, START_TIMEOUT, STALL = 3, 12, 8
 STEPS, EVERY = 60, 10
 _POLL = 0.003
 
@@ -152,7 +152,7 @@ def send(pid: int, number: signal.Signals) -> None:
 def train(data: str, workdir: Path, *more: str) -> list[str]:
     """A short training whose checkpoints and validations come often."""
     every = [word for key in ("eval", "checkpoint") for word in (f"--{key}.every", f"{EVERY} steps")]
-    timeouts = {"heartbeat": HEARTBEAT, "start": START_TIMEOUT, "shutdown": START_TIMEOUT}
+    timeouts = {"heartbeat": HEARTBEAT, "start": START_TIMEOUT, "shutdown": START_TIMEOUT, "stall": STALL}
     bounds = [word for name, value in timeouts.items() for word in (f"--parallel.{name}-timeout", str(value))]
     length = ["--train.duration", f"{STEPS} steps", "--log.to", "jsonl"]
     return ["train", str(RECIPE), "--data.path", data, "--workdir", str(workdir), *length, *every, *bounds, *more]

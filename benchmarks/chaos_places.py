@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 SECONDS = 30
 
@@ -93,10 +94,12 @@ def fill(place: Path) -> Path:
 
 
 class Store:
-    """A web server that shows a folder, and that can be stopped and started again at its port."""
+    """A web server that shows a folder, that can be stopped and started again at its port, and be silent."""
 
     def __init__(self, folder: Path):
-        self._handler = functools.partial(_Quiet, directory=str(folder))
+        self.answers = threading.Event()
+        self.answers.set()
+        self._handler = functools.partial(_Quiet, directory=str(folder), answers=self.answers)
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
         self.start()
@@ -127,5 +130,15 @@ class Store:
 
 
 class _Quiet(SimpleHTTPRequestHandler):
+    def __init__(self, *arguments: Any, answers: threading.Event, **more: Any):
+        self._answers = answers
+        super().__init__(*arguments, **more)
+
+    def do_GET(self) -> None:
+        # Silent for as long as it is told to be, and not for ever: its thread must end.
+        self._answers.wait(2 * SECONDS)
+        with contextlib.suppress(ConnectionError):
+            super().do_GET()
+
     def log_message(self, format: str, *args: object) -> None:
         pass

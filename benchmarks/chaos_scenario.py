@@ -63,14 +63,14 @@ class Stage:
         self.workdir = (disk or folder) / "run"
         self.jobs: list[Job] = []
 
-    def start(self) -> Job:
+    def start(self, *more: str) -> Job:
         words = train(self.data, self.workdir)
         folder = self.folder / f"start-{len(self.jobs)}"
-        options: list[str] = []
+        options = [*more]
         hosts, processes = [""], 2
         if self.cable is not None:
             hosts, processes = self.cable.hosts, 1
-            options = ["--coordinator", f"{self.cable.addresses[0]}:{COORDINATOR_PORT}"]
+            options += ["--coordinator", f"{self.cable.addresses[0]}:{COORDINATOR_PORT}"]
         self.jobs.append(Job(hosts, folder, words, options, processes, self.cache))
         return self.jobs[-1]
 
@@ -140,7 +140,7 @@ def kill_once(stage: Stage, chance: random.Random) -> None:
 
 def strike(stage: Stage, fault: Fault, moment: str, chance: random.Random) -> Figures:
     """Start, wait for the moment, strike, and wait for the end."""
-    job = stage.start()
+    job = stage.start(*fault.options)
     came = MOMENTS[moment](job, stage.workdir, chance)
     found: Figures = {"came": came, "step": step_of(stage.workdir), "broken": ""}
     began = time.monotonic()
