@@ -98,8 +98,8 @@ class Visiting:
     def _reach(self) -> None:
         """Wait until machine 0 is reached. Raises: InputError, where it never was; Quit."""
         seconds = self._options.wait
-        if self._was_reached:
-            say(f"jaxddp launch: trying to reach machine 0 again, for up to {seconds:g} s")
+        again = " again" if self._was_reached else ""
+        say(f"jaxddp launch: reaching machine 0 at {self._options.coordinator}{again}, for up to {seconds:g} s")
         self._visitor.reach(seconds)
         while not self._reached:
             wait_for(self._inbox, None, self.hear)

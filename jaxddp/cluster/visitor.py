@@ -29,7 +29,7 @@ class Unreachable:
 
 
 class Visitor:
-    """Reaches machine 0's launcher, and puts what becomes of it into an inbox: `Arrived`, `Unreachable`, `Heard`, `Gone`.
+    """Reaches machine 0: `Arrived`, `Unreachable`, `Heard` and `Gone` of it come into an inbox.
 
     Args:
         job: of the launchers: a process is a machine's launcher.
