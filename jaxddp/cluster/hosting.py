@@ -113,7 +113,7 @@ class Hosting:
             self._present.pop(machine, None)
         if note.generation == self._generation and machine in self._pending():
             self._note_end(machine, End(note.code, note.cause, note.asked), group)
-        elif note.asked and not self._elastic:
+        elif note.asked and not self._elastic and not self._pending():
             say(f"jaxddp launch: machine {machine}: {note.cause}")
             raise Quit(note.code)
 
