@@ -7,8 +7,8 @@
 #
 #     PROCESSES=2 launch/local.sh digits --data.path data/digits
 #
-# The same command again resumes from the last checkpoint; RESTARTS=N does that by itself, up to N times, after a failure.
-# Ctrl-C saves and stops; a second Ctrl-C stops at once.
+# The same command again resumes from the last checkpoint; with RESTARTS=N a job that fails does so by itself, up to N
+# times. Ctrl-C saves and stops; a second Ctrl-C stops at once.
 set -euo pipefail
 
 if (($# == 0)); then

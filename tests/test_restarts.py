@@ -27,11 +27,11 @@ from jaxddp.cluster.conversation import Arrived, Gone, Heard
 from jaxddp.cluster.door import Door
 from jaxddp.cluster.inbox import Inbox
 from jaxddp.cluster.launcher import launch
-from jaxddp.cluster.notes import Ended, Failed, Over, Place, Stop, Told, packed, unpacked
+from jaxddp.cluster.notes import Assignment, Ended, Failed, Over, Stop, Told, packed, unpacked
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.restarts import Again, Budget, End, decide
 from jaxddp.cluster.sharing import sizes_that_share
-from jaxddp.cluster.visitor import Unreachable, Visitor
+from jaxddp.cluster.visitor import Unreached, Visitor
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job
@@ -514,7 +514,7 @@ def test_who_is_not_let_in(changes, line, door):
     _, inbox, job = door
     guest, heard = visitor(job, **changes)
     said = soon(heard)
-    assert isinstance(said, Unreachable) and f"--coordinator {job.coordinator}: {line}" in str(said.error)
+    assert isinstance(said, Unreached) and f"--coordinator {job.coordinator}: {line}" in str(said.error)
     guest.close()
     assert inbox.next(time.monotonic()) is None
 
@@ -526,7 +526,7 @@ def test_a_machine_that_comes_again_takes_its_place_when_the_old_one_is_missed(d
     monkeypatch.setattr("jaxddp.cluster.door.SILENCE_SECONDS", -0.7)
     twin, heard = visitor(job)
     said = soon(heard)
-    assert isinstance(said, Unreachable) and "--nr 1 twice: on " in str(said.error)
+    assert isinstance(said, Unreached) and "--nr 1 twice: on " in str(said.error)
     monkeypatch.setattr("jaxddp.cluster.door.SILENCE_SECONDS", 20)
     new, heard = visitor(job)
     assert heard.next(time.monotonic() + 0.3) is None
@@ -553,7 +553,7 @@ async def _block() -> None:
 
 
 NOTES = [
-    Place(1, 2, 4, "h:1", "run.1"),
+    Assignment(1, 2, 4, "h:1", "run.1"),
     Stop(1, saved=True),
     Failed(1, 3, "process 1: exit code 3"),
     Ended(1, 0, "done", asked=False),
