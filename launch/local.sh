@@ -7,13 +7,14 @@
 #
 #     PROCESSES=2 launch/local.sh digits --data.path data/digits
 #
-# The same command again resumes from the last checkpoint. Ctrl-C saves and stops; a second Ctrl-C stops at once.
+# The same command again resumes from the last checkpoint; with RESTARTS=N a job that fails does so by itself, up to N
+# times. Ctrl-C saves and stops; a second Ctrl-C stops at once.
 set -euo pipefail
 
 if (($# == 0)); then
-  echo "usage: [PROCESSES=P] $0 CONFIG [overrides]" >&2
+  echo "usage: [PROCESSES=P] [RESTARTS=N] $0 CONFIG [overrides]" >&2
   exit 2
 fi
 # One process for all GPUs (`jaxddp train`, without a launcher) computes the same. With one for each GPU, every process
 # decodes its own images and feeds its own device; several machines are used the same way.
-exec jaxddp launch ${PROCESSES:+--processes "$PROCESSES"} -- train "$@"
+exec jaxddp launch ${PROCESSES:+--processes "$PROCESSES"} ${RESTARTS:+--restarts "$RESTARTS"} -- train "$@"

@@ -618,6 +618,14 @@ BAD_OPTIONS = {
     "no port": ({"nodes": "2", "nr": 0, "coordinator": "host0"}, "--coordinator host0: expected HOST:PORT"),
     "no host": ({"nodes": "2", "nr": 0, "coordinator": ":1234"}, "--coordinator :1234: expected HOST:PORT"),
     "port that is no number": ({"coordinator": "h:x"}, "--coordinator h:x: expected HOST:PORT"),
+    "machines that are no number": ({"nodes": "two"}, "--nodes='two': expected a number of machines, as 2, or MIN:MAX"),
+    "three numbers of machines": ({"nodes": "1:2:3"}, "--nodes='1:2:3': expected a number of machines, as 2, or"),
+    "from many to few machines": ({"nodes": "4:2"}, "--nodes 4:2: MIN is above MAX"),
+    "from no machine": ({"nodes": "0:2"}, "--nodes=0: expected 1 to 100,000"),
+    "a range without coordinator": ({"nodes": "1:2", "nr": 0}, "--nodes 1:2: give --coordinator HOST:PORT"),
+    "a range without nr": ({"nodes": "1:2", "coordinator": "h:1"}, "--nodes 1:2: give --nr, this machine's number, 0"),
+    "fewer restarts than none": ({"restarts": -1}, "--restarts=-1: expected 0 to 1,000,000"),
+    "no wait": ({"wait": 0.0}, "--wait=0.0: expected above 0, at most 1,000,000"),
     "port out of range": ({"coordinator": "h:65536"}, "port from 1 to 65535"),
     "no such host": ({"coordinator": "no..where:1234"}, "no..where:1234: there is no host 'no..where'"),
     "another machine": ({"coordinator": "192.0.2.1:1234"}, "192.0.2.1:1234: not an address of this machine; process 0"),
@@ -789,6 +797,8 @@ def test_the_local_script(pretend):
     words.unlink()
     assert script("local.sh", "digits") == 7
     assert words.read_text().split() == ["launch", "--", "train", "digits"]
+    assert script("local.sh", "digits", RESTARTS="4") == 7
+    assert words.read_text().split()[-6:] == ["launch", "--restarts", "4", "--", "train", "digits"]
 
 
 def test_the_ssh_script_starts_every_host_and_returns_the_first_failure(pretend):
@@ -801,6 +811,12 @@ def test_the_ssh_script_starts_every_host_and_returns_the_first_failure(pretend)
         "exec jaxddp launch --nodes 3 --nr {} --coordinator h0:77 --gpus 4 -- train digits --train.duration 2\\ epochs"
     )
     assert [command.partition(" && ")[2].rstrip() for command in commands] == [job.format(nr) for nr in range(3)]
+    assert script("ssh.sh", "digits", HOSTS="h0 h1", NODES="1:2") == 5
+    assert [f"launch --nodes 1:2 --nr {nr} --coordinator h0:" in words.read_text() for nr in range(3)] == [
+        True,
+        True,
+        False,
+    ]
     assert script("ssh.sh", "digits", HOSTS="") == 2
 
 
@@ -812,18 +828,28 @@ def test_the_openmpi_script(pretend):
     assert text[text.index("-np") + 1] == "2" and text[text.index("--host") + 1] == "a:1,b:1"
 
 
-def test_the_slurm_script_goes_back_to_the_queue_after_a_preemption(pretend):
-    requeued = pretend("scontrol")
-    for code in (75, 1, 0):
-        words = pretend("srun", f"exit {code}")
-        done = subprocess.run(
-            ["bash", str(ROOT / "launch/slurm.sbatch"), "digits"],
-            env=os.environ | {"SLURM_JOB_ID": "12"},
-            timeout=HANGING,
-        )
-        assert done.returncode == code
-        assert words.read_text().split()[-3:] == ["jaxddp", "train", "digits"]
-    assert requeued.read_text().split() == ["requeue", "12"]
+@pytest.mark.parametrize(
+    ("code", "restarts", "most", "goes_back"),
+    [
+        (75, "9", "0", True),
+        (1, "", "", True),
+        (137, "2", "", True),
+        (1, "3", "", False),
+        (1, "0", "0", False),
+        (2, "", "", False),
+        (0, "", "", False),
+    ],
+)
+def test_when_the_slurm_script_goes_back_to_the_queue(code, restarts, most, goes_back, pretend):
+    requeued, words = pretend("scontrol"), pretend("srun", f"exit {code}")
+    done = subprocess.run(
+        ["bash", str(ROOT / "launch/slurm.sbatch"), "digits"],
+        env=os.environ | {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": restarts, "RESTARTS": most},
+        timeout=HANGING,
+    )
+    assert done.returncode == code
+    assert words.read_text().split()[-3:] == ["jaxddp", "train", "digits"]
+    assert (requeued.read_text().split() if requeued.exists() else []) == ["requeue", "12"] * goes_back
 
 
 def test_the_kubernetes_job():

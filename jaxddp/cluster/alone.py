@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxddp.cluster.gathering import Generation, Quit, address_of, listen_at, name_of, wait_for
 from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.notes import Place
+from jaxddp.cluster.notes import Assignment
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import PREEMPTED, Budget, End, decide
@@ -70,5 +70,5 @@ class Alone:
         # The first has the plain name: several machines whose launchers do not meet have no other.
         name = f"{self._name}.{self._generation}" if self._generation else self._name
         total = options.machines.most * self._processes
-        place = Place(self._generation, (options.nr or 0) * self._processes, total, coordinator, name)
-        return Generation(place, listener)
+        assignment = Assignment(self._generation, (options.nr or 0) * self._processes, total, coordinator, name)
+        return Generation(assignment, listener)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.notes import Place
+from jaxddp.cluster.notes import Assignment
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import End
@@ -22,7 +22,7 @@ from jaxddp.job.ports import LOOPBACK, is_loopback, listen, split_address
 class Generation:
     """One start of the whole job, as a machine sees it."""
 
-    place: Place
+    assignment: Assignment
     listener: socket.socket | None = None
     """At the coordinator's address; process 0 of the job inherits it."""
 

@@ -20,7 +20,7 @@ from jaxddp.cluster.gathering import (
     wait_for,
 )
 from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.notes import Ended, Failed, Over, Place, Stop, Told, shortened
+from jaxddp.cluster.notes import Assignment, Ended, Failed, Over, Stop, Told, shortened
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import BAD_INPUT, PREEMPTED, Budget, End, decide
@@ -113,7 +113,7 @@ class Hosting:
             self._present.pop(machine, None)
         if note.generation == self._generation and machine in self._pending():
             self._note_end(machine, End(note.code, note.cause, note.asked), group)
-        elif note.asked and not self._elastic:
+        elif note.asked and not self._elastic and not self._pending():
             say(f"jaxddp launch: machine {machine}: {note.cause}")
             raise Quit(note.code)
 
@@ -195,20 +195,20 @@ class Hosting:
         self._ends, self._failure, self._growing, self._began = {}, None, False, time.monotonic()
         self._generation += 1
         listener = listen(self._host, 0)
-        places = self._places(address_of(listener))
-        if spare := sorted(self._present.keys() - places.keys()):
+        assignments = self._assignments(address_of(listener))
+        if spare := sorted(self._present.keys() - assignments.keys()):
             names = " and ".join(f"machine {machine}" for machine in spare)
             self._tell(f"{names} wait{'s' * (len(spare) == 1)} as a spare: the batch is shared by {size}")
-        for machine, place in places.items():
+        for machine, assignment in assignments.items():
             if machine:
-                self._door.send(machine, place)
-        return Generation(places[0], listener)
+                self._door.send(machine, assignment)
+        return Generation(assignments[0], listener)
 
-    def _places(self, coordinator: str) -> Mapping[int, Place]:
+    def _assignments(self, coordinator: str) -> Mapping[int, Assignment]:
         number, each = self._generation, self._processes
         total, run_id = len(self._members) * each, f"{self._name}.{number}"
         return {
-            machine: Place(number, index * each, total, coordinator, run_id)
+            machine: Assignment(number, index * each, total, coordinator, run_id)
             for index, machine in enumerate(self._members)
         }
 

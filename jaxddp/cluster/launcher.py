@@ -101,20 +101,20 @@ def _gathering(options: Launch, processes: int, sizes: Sequence[int], inbox: Inb
 
 def _start(group: WorkerGroup, generation: Generation, started: _Started) -> None:
     """Start the processes of this machine."""
-    place, each = generation.place, len(started.gpus)
+    assignment, each = generation.assignment, len(started.gpus)
     # Closed here once process 0 holds it: otherwise others could still connect to it after process 0 ended.
     with generation.listener or nullcontext() as listener:
-        total, machines = _counted(place.processes, "process", "es"), place.processes // each
+        total, machines = _counted(assignment.processes, "process", "es"), assignment.processes // each
         over = f" on {machines} machines" if machines > 1 else ""
-        say(f"jaxddp launch: {total}{over}, coordinator {place.coordinator}, output in {started.logs}")
+        say(f"jaxddp launch: {total}{over}, coordinator {assignment.coordinator}, output in {started.logs}")
         shared = {
             **started.environ,
-            "JAX_COORDINATOR_ADDRESS": place.coordinator,
-            "JAX_NUM_PROCESSES": str(place.processes),
-            RUN_ID: place.run_id,
-            GENERATION: str(place.generation),
+            "JAX_COORDINATOR_ADDRESS": assignment.coordinator,
+            "JAX_NUM_PROCESSES": str(assignment.processes),
+            RUN_ID: assignment.run_id,
+            GENERATION: str(assignment.generation),
         }
-        for rank, gpus, cores in zip(count(place.first_rank), started.gpus, started.cores, strict=False):
+        for rank, gpus, cores in zip(count(assignment.first_rank), started.gpus, started.cores, strict=False):
             inherited = [listener.fileno()] if listener and rank == 0 else []
             environ = shared | _own_environment(started.options, rank, gpus, inherited)
             log = started.logs / f"process-{rank}.log"

@@ -19,7 +19,7 @@ _Code = Annotated[int, Range(0, 255)]
 
 
 @dataclass(frozen=True)
-class Place:
+class Assignment:
     """A machine's part in a generation, which is one start of the whole job; they are numbered from 0.
 
     Attributes:
@@ -77,7 +77,7 @@ class Over:
     code: _Code
 
 
-Note = Place | Stop | Failed | Ended | Told | Over
+Note = Assignment | Stop | Failed | Ended | Told | Over
 _KINDS: dict[str, type[Note]] = {kind.__name__: kind for kind in typing.get_args(Note)}
 
 

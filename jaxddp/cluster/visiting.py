@@ -5,11 +5,11 @@ from typing import Any
 from jaxddp.cluster.conversation import Arrived, Gone, Heard
 from jaxddp.cluster.gathering import Generation, Quit, facts_of, job_of_launchers, wait_for
 from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.notes import Ended, Failed, Over, Place, Stop, Told, shortened
+from jaxddp.cluster.notes import Assignment, Ended, Failed, Over, Stop, Told, shortened
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import BAD_INPUT, End
-from jaxddp.cluster.visitor import Unreachable, Visitor
+from jaxddp.cluster.visitor import Unreached, Visitor
 from jaxddp.cluster.workers import WorkerGroup
 from jaxddp.errors import InputError
 
@@ -23,15 +23,15 @@ class Visiting:
         self._visitor = Visitor(job_of_launchers(options, key), facts_of(options, processes), inbox)
         self._reached = self._was_reached = False
         self._generation = 0
-        self._place: Place | None = None
+        self._assignment: Assignment | None = None
         self._end: End | None = None
         self._over: Over | None = None
         self._asked = False
 
     def meet(self) -> Generation | None:
         try:
-            self._place = None
-            while self._place is None:
+            self._assignment = None
+            while self._assignment is None:
                 self._check_end()
                 if self._reached:
                     wait_for(self._inbox, None, self.hear)
@@ -40,13 +40,13 @@ class Visiting:
         except Quit as quit_:
             self.code, self._asked = quit_.code, quit_.asked
             return None
-        self._generation, self._end = self._place.generation, None
-        return Generation(self._place)
+        self._generation, self._end = self._assignment.generation, None
+        return Generation(self._assignment)
 
     def hear(self, event: Any, group: WorkerGroup | None = None) -> None:
         """Follow what machine 0 says; `group` are the processes of this one that run."""
         note = event.note if isinstance(event, Heard) else None
-        if isinstance(event, Unreachable):
+        if isinstance(event, Unreached):
             self._give_up(event.error)
         elif isinstance(event, Arrived):
             self._reached = self._was_reached = True
@@ -56,8 +56,8 @@ class Visiting:
                 say(f"jaxddp launch: machine 0 {event.reason}")
         elif isinstance(note, Told):
             say(f"jaxddp launch: {note.line}")
-        elif isinstance(note, Place):
-            self._place = note
+        elif isinstance(note, Assignment):
+            self._assignment = note
         elif isinstance(note, Over):
             self._over = note
         if group is not None:
@@ -98,8 +98,8 @@ class Visiting:
     def _reach(self) -> None:
         """Wait until machine 0 is reached. Raises: InputError, where it never was; Quit."""
         seconds = self._options.wait
-        if self._was_reached:
-            say(f"jaxddp launch: trying to reach machine 0 again, for up to {seconds:g} s")
+        again = " again" if self._was_reached else ""
+        say(f"jaxddp launch: reaching machine 0 at {self._options.coordinator}{again}, for up to {seconds:g} s")
         self._visitor.reach(seconds)
         while not self._reached:
             wait_for(self._inbox, None, self.hear)

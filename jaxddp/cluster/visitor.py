@@ -22,16 +22,14 @@ _NOT_OURS = "what answers there is not the launcher of machine 0; give another p
 
 
 @dataclass(frozen=True)
-class Unreachable:
+class Unreached:
     """Machine 0's launcher was not reached, or it turned this one away."""
 
     error: InputError
 
 
 class Visitor:
-    """Reaches machine 0's launcher, and puts what becomes of it into an inbox.
-
-    That is `Arrived`, `Unreachable`, `Heard` or `Gone`.
+    """Reaches machine 0: `Arrived`, `Unreached`, `Heard` and `Gone` of it come into an inbox.
 
     Args:
         job: of the launchers: a process is a machine's launcher.
@@ -65,7 +63,7 @@ class Visitor:
         try:
             self._connection = connection = await self._connected(seconds)
         except InputError as error:
-            self._inbox.put(Unreachable(InputError(f"--coordinator {self._job.coordinator}: {error}")))
+            self._inbox.put(Unreached(InputError(f"--coordinator {self._job.coordinator}: {error}")))
             return
         self._inbox.put(Arrived(0, self._job.host))
         try:

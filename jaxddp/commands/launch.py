@@ -14,7 +14,9 @@ def run(arguments: list[str]) -> int:
     """Run the command; returns the exit code of the first process that failed. Raises: as `launch`."""
     own, command = split(arguments)
     options = parse(Launch, Launch(), "jaxddp launch", own)
-    return launch(options, command, _config_of(command) if options.machines.elastic else None)
+    # Machine 0 decides for all; to read a recipe that imports Flax takes seconds.
+    decides = options.machines.elastic and not options.nr
+    return launch(options, command, _config_of(command) if decides else None)
 
 
 def _config_of(command: Sequence[str]) -> Config | None:

@@ -7,11 +7,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from started import BRIEF, TRAIN, Program, close, environment, losses, result
+from started import (
+    BRIEF,
+    ENDLESS,
+    HANGING,
+    REPOSITORY,
+    STEPS,
+    TRAIN,
+    Program,
+    close,
+    environment,
+    lines,
+    losses,
+    result,
+)
 
 # Neither munge nor systemd: the daemons run in the foreground, as children of the tests.
 CONFIGURATION = """
@@ -148,3 +161,93 @@ def test_a_killed_rank_ends_the_step(slurm, sum_of, start, tmp_path):
     while Path(f"/proc/{pids['0']}").exists():
         assert time.monotonic() < give_up, "process 0 outlives its step"
         time.sleep(0.1)
+
+
+class Batch:
+    """A job of `launch/slurm.sbatch`: two tasks on the one node, with a program for `jaxddp`."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str], program: Sequence[str], words: Sequence[str] = ()):
+        (folder / "bin").mkdir(exist_ok=True)
+        stand_in = folder / "bin" / "jaxddp"
+        stand_in.write_text(f'#!/bin/sh\nexec {shlex.join(program)} "$@"\n')
+        stand_in.chmod(0o755)
+        self.log = folder / "slurm.log"
+        self.env = {**env, "PATH": f"{folder / 'bin'}:{env['PATH']}"}
+        options = ["--nodes=1", "--gpus-per-node=0", "--ntasks-per-node=2", "--cpus-per-task=1", "--time=10"]
+        script = str(REPOSITORY / "launch" / "slurm.sbatch")
+        self.number = self.run("sbatch", "--parsable", *options, f"--output={self.log}", script, *words).strip()
+
+    def run(self, *command: str) -> str:
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def shown(self, key: str) -> str:
+        """What SLURM says of the job."""
+        said = self.run("scontrol", "show", "job", self.number)
+        return dict(word.split("=", 1) for word in said.split() if "=" in word)[key]
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        give_up = time.monotonic() + HANGING
+        while not condition():
+            assert time.monotonic() < give_up, f"{self.run('scontrol', 'show', 'job', self.number)}\n{self.said}"
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def submit(slurm, tmp_path) -> Iterator[Callable[..., Batch]]:
+    """Submits a job, which does not outlive the test."""
+    jobs: list[Batch] = []
+
+    def submitted(program: Sequence[str], *words: str, **variables: str) -> Batch:
+        jobs.append(Batch(tmp_path, slurm | variables, program, words))
+        return jobs[-1]
+
+    yield submitted
+    for job in jobs:
+        job.run("scancel", job.number)
+        job.wait_until(lambda job=job: job.shown("JobState") in ("CANCELLED", "FAILED", "COMPLETED"))
+
+
+JAXDDP = [sys.executable, "-m", "jaxddp"]
+
+
+def test_a_preempted_job_requeues_itself_and_resumes(submit, arrays, reference, tmp_path):
+    workdir = tmp_path / "run"
+    job = submit(JAXDDP, *TRAIN[1:], "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS)
+    job.wait_until(lambda: len(lines(workdir)) >= 2)
+    job.run("scancel", "--signal=TERM", job.number)
+    job.wait_until(lambda: job.shown("Restarts") == "1")
+    assert result(workdir)["status"] == "preempted"
+    step = result(workdir)["step"]
+    # It starts again by itself, some time later.
+    job.wait_until(lambda: f"resuming at step {step} | " in job.said and len(lines(workdir)) >= max(step, STEPS) + 1)
+    expected = losses(reference)
+    assert close({step: losses(workdir)[step] for step in expected}, expected)
+    assert list(losses(workdir))[: step + 1] == list(range(1, step + 2))
+
+
+def failing(code: int) -> list[str]:
+    return [sys.executable, "-c", f"import sys; print('begun', flush=True); sys.exit({code})"]
+
+
+@pytest.mark.parametrize(("code", "starts"), [(2, 1), (3, 2)])
+def test_what_failed_is_requeued_so_often_but_bad_input_is_not(code, starts, submit):
+    job = submit(failing(code), RESTARTS="1")
+    job.wait_until(lambda: job.shown("JobState") == "FAILED")
+    assert (job.shown("ExitCode"), job.shown("Restarts")) == (f"{code}:0", str(starts - 1))
+    assert starts <= job.said.count("begun") <= 2 * starts
+
+
+def test_a_job_that_is_cancelled_stays_so(submit):
+    save = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(75))"
+    job = submit([sys.executable, "-c", f"{save}; print('begun', flush=True); time.sleep(90)"])
+    job.wait_until(lambda: job.said.count("begun") == 2)
+    job.run("scancel", job.number)
+    job.wait_until(lambda: job.shown("JobState") not in ("RUNNING", "COMPLETING"))
+    time.sleep(3)  # in which it would be queued again
+    assert (job.shown("JobState"), job.shown("Restarts")) == ("CANCELLED", "0")

@@ -1,0 +1,207 @@
+"""Training that starts again, on one machine or several, some of which come and go: it ends as if nothing had been."""
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from started import (
+    ENDLESS,
+    TRAIN,
+    Launched,
+    Program,
+    checkpoint_bytes,
+    close,
+    environment,
+    lines,
+    losses,
+    result,
+)
+from test_launcher import free_port
+
+from jaxddp.data.order import SampleOrder
+
+STEPS, EXAMPLES, BATCH = 36, 39, 8
+LENGTH = ["--train.duration", f"{STEPS} steps", "--checkpoint.every", "4 steps", "--eval.every", "18 steps"]
+THREADS = ["--cores", "0"]
+"""The last bits of a sum depend on how many threads share it: all processes use all cores."""
+
+# Writes which rows a process had in each step, and ends itself where it is told: "generation:rank:step", or for a step
+# "start", when it has joined the job.
+OBSERVED = """
+import json, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from jaxddp.cli import main
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.mesh import Topology
+
+folder, ends, seconds = Path(sys.argv[1]), sys.argv[2].split(","), float(sys.argv[3])
+generation, rank = os.environ["JAXDDP_GENERATION"], os.environ["JAX_PROCESS_ID"]
+file = (folder / f"{os.environ['JAXDDP_RUN_ID']}-{rank}.jsonl").open("a")
+batches, create = RunSetup.batches, Topology.create
+
+def end_here(at):
+    if f"{generation}:{rank}:{at}" in ends:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def observed(setup, start, stop):
+    for step, batch in enumerate(batches(setup, start, stop), start):
+        end_here(step)
+        time.sleep(seconds)
+        rows = np.concatenate([shard.data for shard in batch.row.addressable_shards]).tolist()
+        print(json.dumps([step, rows]), file=file, flush=True)
+        yield batch
+
+def created(*arguments):
+    topology = create(*arguments)
+    end_here("start")
+    return topology
+
+RunSetup.batches, Topology.create = observed, created
+sys.exit(main(sys.argv[4:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def observed(arrays, tmp_path_factory) -> Callable[..., list[str]]:
+    """The command of a training that writes its rows into a folder."""
+    script = tmp_path_factory.mktemp("script") / "observed.py"
+    script.write_text(OBSERVED)
+
+    def command(workdir: Path, ends: str = "", seconds: float = 0.0) -> list[str]:
+        (workdir / "rows").mkdir(parents=True, exist_ok=True)
+        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *LENGTH]
+        return ["python", str(script), str(workdir / "rows"), ends, str(seconds), *words]
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def undisturbed(observed, tmp_path_factory) -> Path:
+    """The run of two processes that all others must equal."""
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    run = Launched(workdir, 2, observed(workdir), *THREADS)
+    try:
+        run.ends_well()
+    finally:
+        run.close()
+    return workdir
+
+
+def lines_without_times(workdir: Path) -> list[dict]:
+    """Of both splits, all that does not say how long something took."""
+    timed = ("second", "time", "wait", "utilization", "memory", "mfu")
+    return [
+        {key: value for key, value in line.items() if not any(word in key for word in timed)}
+        for split in ("train", "val")
+        for line in lines(workdir, split)
+    ]
+
+
+def are_the_same(workdir: Path, other: Path) -> bool:
+    """Bit for bit."""
+    return (
+        result(workdir)["status"] == "done"
+        and checkpoint_bytes(workdir) == checkpoint_bytes(other)
+        and lines_without_times(workdir) == lines_without_times(other)
+    )
+
+
+def test_a_job_that_is_killed_twice_ends_as_one_that_never_was(observed, undisturbed, start, tmp_path):
+    command = observed(tmp_path / "run", "0:1:13,1:0:start")
+    run = start(Launched, tmp_path / "launch", 2, command, "--restarts", "2", *THREADS)
+    run.ends_well()
+    assert "jaxddp launch: process 1: killed by SIGKILL; restart 1 of 2 in 1 s" in run.err
+    assert "jaxddp launch: process 0: killed by SIGKILL; restart 2 of 2 in 2 s" in run.err
+    assert re.search(r"resuming at step (8|12) \| ", run.out)
+    losses_seen = losses(tmp_path / "run")
+    assert list(losses_seen) == list(range(1, STEPS + 1)) and len(set(losses_seen.values())) > STEPS / 2
+    assert are_the_same(tmp_path / "run", undisturbed)
+
+
+class Machine(Program):
+    """The launcher of one of several machines, which are all this one."""
+
+    def __init__(self, folder: Path, nr: int, place: Sequence[str], command: Sequence[str]):
+        own = ["--nr", str(nr), "--processes", "1", "--grace", "2", "--logs", str(folder / "logs"), *THREADS, *place]
+        words = [sys.executable, "-m", "jaxddp", "launch", *own, "--", *command]
+        super().__init__(words, folder, environment(JAXDDP_JOB_KEY="secret"))
+
+    def said(self, *words: str) -> None:
+        self.wait_until(lambda: all(word in self.out + self.err for word in words))
+
+
+@pytest.fixture
+def coordinator() -> list[str]:
+    return ["--coordinator", f"127.0.0.1:{free_port()}"]
+
+
+def test_two_machines_meet_again_and_end_as_if_nothing_had_been(observed, undisturbed, coordinator, start, tmp_path):
+    place = ["--nodes", "2", "--restarts", "5", *coordinator]
+    command = observed(tmp_path / "run", "0:1:9", seconds=0.05)
+    first, second = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (0, 1))
+    for each in (first, second):
+        each.said("process 1: killed by SIGKILL; restart 1 of 5 in 1 s")
+    first.wait_until(lambda: len(lines(tmp_path / "run")) >= 18)
+    second.process.send_signal(signal.SIGKILL)
+    second.end()
+    second = start(Machine, tmp_path / "again", 1, place, command)
+    assert (first.end(), second.end()) == (0, 0), first.out + first.err + second.out + second.err
+    assert "machine 1 was lost (on " in first.err and "restart 2 of 5 in 2 s" in first.err
+    assert are_the_same(tmp_path / "run", undisturbed)
+
+
+def rows_by_start(folder: Path) -> list[dict[int, list[list[int]]]]:
+    """Of each generation in turn, the rows of each process by step."""
+    found: dict[str, dict[int, list[list[int]]]] = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime):
+        run_id, _, rank = file.stem.rpartition("-")
+        for step, rows in map(json.loads, file.read_text().splitlines()):
+            found.setdefault(run_id, {}).setdefault(step, []).append((int(rank), rows))
+    ordered = sorted(found, key=lambda run_id: int(run_id.rpartition(".")[2]))
+    return [{step: [rows for _, rows in sorted(parts)] for step, parts in found[run_id].items()} for run_id in ordered]
+
+
+def test_machines_come_and_go_and_every_example_is_seen_once(observed, undisturbed, coordinator, start, tmp_path):
+    workdir = tmp_path / "run"
+    place = ["--nodes", "1:2", "--restarts", "1", "--settle", "1", "--join-after", "0", *coordinator]
+    command = observed(workdir, seconds=0.15)
+    first, second = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (0, 1))
+    first.wait_until(lambda: len(lines(workdir)) >= 9)
+    second.process.send_signal(signal.SIGKILL)
+    second.end()
+    first.said("restart 1 of 1 in 1 s")
+    first.wait_until(lambda: len(lines(workdir)) >= 14)
+    third = start(Machine, tmp_path / "again", 1, place, command)
+    assert (first.end(), third.end()) == (0, 0), first.out + first.err + third.out + third.err
+    assert "2 machines are there; all save, and start again with them" in first.err
+
+    order, starts, seen = SampleOrder(EXAMPLES, BATCH, 0), rows_by_start(workdir / "rows"), {}
+    assert [max(map(len, each.values())) for each in starts] == [2, 1, 2]
+    for generation in starts:
+        widest = max(map(len, generation.values()))
+        whole = {step: np.concatenate(parts) for step, parts in generation.items() if len(parts) == widest}
+        for step, rows in whole.items():
+            assert rows.tolist() == order.rows(step).tolist()
+        # What a start takes up again is behind the last checkpoint of the one before.
+        seen |= {step: rows.tolist() for step, rows in whole.items()}
+    assert list(seen) == list(range(STEPS))
+    stream = [row for step in range(STEPS) for row in seen[step]]
+    for begin in range(0, len(stream) - EXAMPLES + 1, EXAMPLES):
+        assert sorted(stream[begin : begin + EXAMPLES]) == list(range(EXAMPLES))
+    assert close(losses(workdir), losses(undisturbed))
+    assert list(losses(workdir)) == list(range(1, STEPS + 1)) and result(workdir)["processes"] == 2
+
+
+def test_a_batch_that_no_number_of_machines_can_share(arrays, coordinator, start, tmp_path):
+    command = [*TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / "run"), *ENDLESS]
+    one = ["--parallel.cpu-devices", "3"]
+    run = start(Machine, tmp_path / "0", 0, ["--nodes", "1:2", *coordinator], [*command, *one])
+    assert run.end() == 2
+    expected = "--nodes 1:2: train.batch_size=8 cannot be divided among 3 devices; no number of machines can share it"
+    assert run.err == f"jaxddp: {expected}\n"
