@@ -20,7 +20,7 @@ FIXED = ("start", "compile", "step", "save", "evaluation", "end", "restart", "re
 JOINED = tuple(moment for moment in FIXED if moment not in ("start", "restart"))
 """All moments at which the processes of a job have met, or nearly so."""
 
-LOST = "(was lost|gave no sign of life for|did not|has not|no answer|not come|ended: )"
+LOST = "(of \\d )?(was lost|gave no sign of life for|did not|has not|no answer|not come|could not reach|ended: )"
 
 
 @dataclass(frozen=True)

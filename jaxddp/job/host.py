@@ -1,6 +1,7 @@
 """Process 0's side of a job: it lets the others in, watches them, and brings their values together."""
 
 import asyncio
+import contextlib
 import os
 import resource
 import socket
@@ -95,6 +96,15 @@ class Host:
                 )
         return [own, *(there[process].text for process in sorted(others))]
 
+    async def leave(self) -> None:
+        """Let all go once all have said that they end in order, and this one too."""
+        assert self.watch is not None
+        await self.watch.all_done.wait()
+        self.watch.close()
+        for connection in self.tell(Done()):
+            with contextlib.suppress(OSError):
+                await connection.writer.drain()
+
     def tell(self, message: Message) -> list[Connection]:
         """Tell all others; returns their connections."""
         for connection, _ in self._members.values():
@@ -146,8 +156,6 @@ class Host:
                     self._arrived.notify_all()
             if self.watch is not None:
                 self.watch.told(process, message)
-                if isinstance(message, Done):
-                    return
         if not self._decided.is_set():
             # It may be started again, until all are there.
             del self._members[process], self._roll.hosts[process]

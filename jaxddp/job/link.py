@@ -15,7 +15,7 @@ from jaxddp.errors import InputError, about
 from jaxddp.job.environment import Job
 from jaxddp.job.host import Host
 from jaxddp.job.member import Member
-from jaxddp.job.messages import Alive, Answer, Done, Lost, Message, Value
+from jaxddp.job.messages import Alive, Answer, Lost, Value
 from jaxddp.job.ports import LOOPBACK, split_address
 from jaxddp.job.watch import Loss, Waits, end_process
 
@@ -117,11 +117,22 @@ class Link:
 
     def fail(self, reason: str, code: int) -> None:
         """Tell the others that this process fails, and why."""
-        self._last_words(Lost(self.job.process_id, reason[:_LONGEST_REASON], code))
 
-    def close(self) -> None:
-        """Tell the others that this process ends in order."""
-        self._last_words(Done())
+        async def said() -> None:
+            # From here on nobody's end is a loss: this process ends itself.
+            self.watch.close()
+            for connection in self._side.tell(Lost(self.job.process_id, reason[:_LONGEST_REASON], code)):
+                with contextlib.suppress(OSError):
+                    await connection.writer.drain()
+
+        self._in_time(said(), _FLUSH_SECONDS)
+
+    def close(self, timeout: float = 60) -> None:
+        """Say that this process ends in order, and wait until all do, for some seconds at most.
+
+        Until then one that is lost is said in a line; later JAX would notice it, which ends the process by SIGABRT.
+        """
+        self._in_time(self._side.leave(), timeout)
 
     def _decided(self, side: Host, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Answer:
         try:
@@ -133,17 +144,14 @@ class Link:
         self._loop.call_soon_threadsafe(side.tell, answer)
         return answer
 
-    def _last_words(self, message: Message) -> None:
-        async def said() -> None:
-            self.watch.close()
+    def _in_time(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> None:
+        async def limited() -> None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_FLUSH_SECONDS):
-                    for connection in self._side.tell(message):
-                        with contextlib.suppress(OSError):
-                            await connection.writer.drain()
+                async with asyncio.timeout(timeout):
+                    await coroutine
 
         with contextlib.suppress(TimeoutError):
-            self._call(said(), 2 * _FLUSH_SECONDS)
+            self._call(limited(), timeout + _FLUSH_SECONDS)
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         return _result(coroutine, self._loop, timeout)

@@ -69,6 +69,13 @@ class Member:
             raise InputError(f"{name}: process 0 is at {answer.name!r} meanwhile; does it run the same program?")
         return answer
 
+    async def leave(self) -> None:
+        """Say that this process ends in order, and wait until all do."""
+        assert self.watch is not None
+        self._connection.send(Done())
+        await self.watch.all_done.wait()
+        self.watch.close()
+
     def tell(self, message: Message) -> list[Connection]:
         """Tell process 0; returns its connection."""
         self._connection.send(message)

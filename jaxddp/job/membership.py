@@ -80,7 +80,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             "file use JAX inside its functions only"
         ) from error
     # Runs before JAX's own shutdown, whose barrier may wait for processes that still compute.
-    atexit.register(_link.close)
+    atexit.register(_link.close, shutdown)
 
 
 def abandon(reason: str, code: int) -> None:

@@ -77,7 +77,8 @@ class Watch:
         self._own, self._connections, self._hosts = own, dict(connections), hosts
         self._waits, self._end = waits, end
         self._heard = dict.fromkeys(connections, time.monotonic())
-        self._alive = dict[int, Alive]()
+        self._alive, self._done = dict[int, Alive](), set[int]()
+        self.all_done = asyncio.Event()
         self._lost: Loss | None = None
         self._known = threading.Event()
         self._closed = False
@@ -99,8 +100,9 @@ class Watch:
         elif isinstance(message, Lost):
             self.report(Loss(message.process, message.reason, message.code, message.stacks))
         elif isinstance(message, Done):
-            self._connections.pop(process, None)
-            self._alive.pop(process, None)
+            self._done.add(process)
+            if self._done >= self._connections.keys():
+                self.all_done.set()
 
     def broke(self, process: int) -> None:
         """The connection with a process ended."""
@@ -145,7 +147,7 @@ class Watch:
 
     def _find_silent(self, late: float) -> None:
         now, silence = time.monotonic(), self._waits.silence
-        for process in list(self._connections):
+        for process in self._connections:
             self._heard[process] = min(now, self._heard[process] + late)
             if now - self._heard[process] > silence:
                 self.report(Loss(process, f"gave no sign of life for {silence:g} s{self._on(process)}", 1))
