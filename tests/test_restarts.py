@@ -387,8 +387,9 @@ def test_machines_come_and_go(machine, place):
 
 
 def test_the_others_go_on_without_a_machine_that_vanished(machine, place):
-    options = f"nodes='1:2', restarts=1, settle=0.2, {place}"
-    first, second = machine(SAVING, f"{options}, nr=0"), machine(SAVING, f"{options}, nr=1")
+    options = f"nodes='1:2', restarts=1, settle=2, {place}"
+    # In this order, so that machine 0 does not start without it.
+    second, first = machine(SAVING, f"{options}, nr=1"), machine(SAVING, f"{options}, nr=0")
     first.said("generation 0: process 0 of 2")
     second.said("generation 0: process 1 of 2").send(signal.SIGKILL)
     first.said("machine 1 was lost", "restart 1 of 1 in 1 s", "generation 1: process 0 of 1")
@@ -410,8 +411,8 @@ CONFIG = "Config().replace(train={'batch_size': 8}, eval={'batch_size': 8})"
 
 
 def test_a_machine_that_the_batch_does_not_fit_is_a_spare(machine, place):
-    options = f"nodes='1:3', restarts=1, settle=0.3, wait=20, {place}"
-    three = [machine(SAVING, f"{options}, nr={nr}", CONFIG) for nr in range(3)]
+    options = f"nodes='1:3', restarts=1, settle=3, wait=20, {place}"
+    three = [machine(SAVING, f"{options}, nr={nr}", CONFIG) for nr in (2, 1, 0)][::-1]
     line = "never on 3 machines: train.batch_size=8 cannot be divided among 3 devices; what is over waits as a spare"
     three[0].said(line, "generation 0: process 0 of 2")
     three[0].said("machine 1 (", "machine 2 (")
