@@ -14,7 +14,7 @@ def run(arguments: list[str]) -> int:
     """Run the command; returns the exit code of the first process that failed. Raises: as `launch`."""
     own, command = split(arguments)
     options = parse(Launch, Launch(), "jaxddp launch", own)
-    # Machine 0 decides for all; to read a recipe that imports Flax takes seconds.
+    # Machine 0 decides for all; to read a recipe that imports Flax takes a second or more.
     decides = options.machines.elastic and not options.nr
     return launch(options, command, _config_of(command) if decides else None)
 

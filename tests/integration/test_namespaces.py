@@ -1,6 +1,7 @@
 """Two hosts: network namespaces, each with an address of its own, joined by a cable that can be pulled."""
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -90,3 +91,31 @@ def test_two_hosts_train_as_one_until_the_cable_is_pulled(trained, reference, ho
         line = last_line(host.log)
         assert line.startswith(f"jaxddp: process {1 - number} gave no sign of life for 4 s"), line
         assert host.launcher.last == f"[{number}] {line}"
+
+
+def test_launchers_meet_again_when_the_cable_is_plugged_in(hosts, start, tmp_path):
+    """Neither process fails by itself: it is the launchers that miss each other."""
+    program = "import os, time; print('generation', os.environ['JAXDDP_GENERATION'], flush=True); time.sleep(600)"
+    a, b = (
+        start(
+            Program,
+            ["ip", "netns", "exec", host, sys.executable, "-m", "jaxddp", "launch", "--nodes", "2", "--nr", str(number),
+             "--processes", "1", "--coordinator", COORDINATOR, "--restarts", "1", "--grace", "1",
+             "--logs", str(tmp_path / host), "--", "python", "-c", program],
+            tmp_path / f"launch-{host}",
+            environment(JAXDDP_JOB_KEY="secret"),
+        )
+        for number, host in enumerate(hosts)
+    )  # fmt: skip
+    for each in (a, b):
+        each.wait_until(lambda each=each: "generation 0" in each.out)
+    ip("-n", hosts[1], "link", "set", "cable", "down")
+    a.wait_until(lambda: "restart 1 of 1 in 1 s" in a.err)
+    assert "machine 1 gave no sign of life for 10 s (on " in a.err
+    b.wait_until(lambda: "reaching machine 0 at 10.77.0.1:7077 again" in b.err)
+    assert "machine 0 gave no sign of life for 10 s" in b.err and "killed by SIGTERM" in b.err
+    ip("-n", hosts[1], "link", "set", "cable", "up")
+    for each in (a, b):
+        each.wait_until(lambda each=each: "generation 1" in each.out)
+    a.process.send_signal(signal.SIGTERM)
+    assert (a.end(SOON), b.end(SOON)) == (143, 143)

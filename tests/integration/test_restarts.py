@@ -169,9 +169,10 @@ def rows_by_start(folder: Path) -> list[dict[int, list[list[int]]]]:
 
 def test_machines_come_and_go_and_every_example_is_seen_once(observed, undisturbed, coordinator, start, tmp_path):
     workdir = tmp_path / "run"
-    place = ["--nodes", "1:2", "--restarts", "1", "--settle", "1", "--join-after", "0", *coordinator]
+    place = ["--nodes", "1:2", "--restarts", "1", "--settle", "2", "--join-after", "0", *coordinator]
     command = observed(workdir, seconds=0.15)
-    first, second = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (0, 1))
+    # In this order, so that machine 0 does not start without it.
+    second, first = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (1, 0))
     first.wait_until(lambda: len(lines(workdir)) >= 9)
     second.process.send_signal(signal.SIGKILL)
     second.end()
