@@ -106,6 +106,11 @@ def is_first() -> bool:
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
+def is_alone() -> bool:
+    """Whether this process is in no job."""
+    return _link is None and not jax.distributed.is_initialized()
+
+
 def agree(values: Mapping[str, str]) -> None:
     """See that all processes have the same values; an `InputError` names the first that differs, and who has what.
 

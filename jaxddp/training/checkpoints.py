@@ -1,5 +1,6 @@
 """Checkpoints through Orbax: (arrays, step), saved while training goes on; the last few are kept, and the best."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,15 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_pol
 
 import jaxddp.job.progress as progress
 from jaxddp.engine.state import TrainState, first_difference, is_sound
-from jaxddp.errors import InputError, NonFiniteError, noted_on
+from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
 from jaxddp.goal import Goal
-from jaxddp.job.membership import is_first
+from jaxddp.job.membership import is_alone, is_first
 from jaxddp.training.checkpoint_errors import reading, restoring, writing
 from jaxddp.training.manifest import Manifests
 from jaxddp.training.validations import Validations
 
 _DELETING_SECONDS = 0.3
+_FAILING_SECONDS = 5.0
 _log = logging.getLogger("jaxddp.training")
 
 
@@ -217,7 +219,12 @@ class Checkpoints:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with noted_on(error):
-            self.close()
+            if error is None or isinstance(error, Preempted) or is_alone():
+                self.close()
+                return
+            # The others may be elsewhere, and Orbax would wait for them: this process is to tell them why it ends.
+            with contextlib.suppress(TimeoutError):
+                ThreadPoolExecutor(1, "close").submit(self.close).result(_FAILING_SECONDS)
 
 
 class _Manager(ocp.CheckpointManager):

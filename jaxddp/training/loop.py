@@ -60,7 +60,8 @@ def fit(run: Run) -> TrainState:
         loop.start()
         state = loop.begin(done, state)
         progress.at_step(done)
-        stream = run.chunks(done)
+        with progress.phase("start"):
+            stream = run.chunks(done)
         profile = run.profile if run.topology.process_index == 0 else None
         with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
             while done < plan.total_steps and not loop.judgement.stops:
