@@ -85,7 +85,7 @@ def test_what_is_said_of_it():
 ALONE = """
 import sys, threading
 import jaxddp.job.progress as progress
-from jaxddp.job.alone import watch_alone
+from jaxddp.job.lone_watch import watch_alone
 
 watch_alone(0.5)
 {body}

@@ -19,10 +19,10 @@ import jax
 
 import jaxddp.job.progress as progress
 from jaxddp.errors import InputError, JaxddpError, Preempted
-from jaxddp.job.alone import watch_alone
 from jaxddp.job.device_exchange import decided_on_devices
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
+from jaxddp.job.lone_watch import watch_alone
 from jaxddp.job.messages import Alive
 from jaxddp.job.watch import Waits, end_now, show_stacks_on_signal
 from jaxddp.wording import show
