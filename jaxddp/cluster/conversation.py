@@ -1,18 +1,14 @@
-"""A connection between the launchers of two machines, and the thread in which a launcher keeps its own."""
+"""A connection between the launchers of two machines."""
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from jaxddp.cluster.notes import Note, packed, unpacked
 from jaxddp.job.connection import Connection
 from jaxddp.job.messages import Done, Strange, Value
 from jaxddp.job.watch import Loss, Waits, Watch
-
-T = TypeVar("T")
 
 SILENCE_SECONDS = 10.0
 """Without a sign of life for so long, a launcher counts as lost."""
@@ -41,36 +37,6 @@ class Gone:
 
     machine: int
     reason: str
-
-
-class NetworkThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self, name: str):
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def result(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """What a coroutine returns or raises."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(seconds)
-
-    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Have a coroutine run, for which nobody waits."""
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        self._loop.call_soon_threadsafe(function, *arguments)
-
-    def later(self, seconds: float, function: Callable[..., object], *arguments: Any) -> None:
-        self.call(self._loop.call_later, seconds, function, *arguments)
-
-    def close(self) -> None:
-        """Let go of all connections, and end the thread."""
-        with contextlib.suppress(TimeoutError):
-            self.result(_left(), _FLUSH_SECONDS)
-        self.call(self._loop.stop)
-        self._thread.join(_FLUSH_SECONDS)
 
 
 async def converse(connection: Connection, own: int, machine: int, host: str, hear: Callable[[Heard], None]) -> str:
@@ -108,10 +74,3 @@ async def leave(connection: Connection, *notes: Note) -> None:
                 connection.send(message)
             await connection.writer.drain()
             await connection.close()
-
-
-async def _left() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

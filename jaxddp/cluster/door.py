@@ -5,19 +5,17 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxddp.cluster.conversation import SILENCE_SECONDS, Arrived, Gone, NetworkThread, converse, leave
+from jaxddp.cluster.conversation import SILENCE_SECONDS, Arrived, Gone, converse, leave
 from jaxddp.cluster.inbox import Inbox
 from jaxddp.cluster.notes import Note, packed
-from jaxddp.job.connection import STRANGERS_LONGEST, Connection, serving
+from jaxddp.job.connection import Connection, serving
 from jaxddp.job.environment import KEY, Job
-from jaxddp.job.handshake import expected_proof, nonce, proof_of_coordinator, same
-from jaxddp.job.messages import Challenge, Hello, Refusal, Strange, Welcome
+from jaxddp.job.handshake import expected_proof, proof_of_coordinator, same
+from jaxddp.job.messages import Challenge, Hello, Refusal, Welcome
+from jaxddp.job.network_thread import NetworkThread
 from jaxddp.job.ports import WAITING
+from jaxddp.job.strangers import Strangers
 from jaxddp.wording import show
-
-_HELLO_SECONDS = 5.0
-_MOST_STRANGERS = 64
-"""Connections that have not said who they are: the oldest of more is closed."""
 
 
 class _Guest(NamedTuple):
@@ -38,7 +36,7 @@ class Door:
     def __init__(self, listener: socket.socket, job: Job, facts: Mapping[str, str], inbox: Inbox):
         self._job, self._facts, self._inbox = job, dict(facts), inbox
         self._guests = dict[int, _Guest]()
-        self._strangers = dict[asyncio.Task[None], None]()
+        self._strangers = Strangers()
         self._network = NetworkThread("jaxddp-launchers")
         self._network.result(self._open(listener))
 
@@ -68,10 +66,10 @@ class Door:
 
     async def _serve(self, connection: Connection) -> None:
         """Of a launcher, or of a stranger, who ends nothing."""
-        challenge = Challenge(nonce())
-        hello = await self._greeted(connection, challenge)
-        if hello is None:
+        greeted = await self._strangers.greeted(connection)
+        if greeted is None:
             return
+        challenge, hello = greeted
         reason = self._stranger(challenge, hello) or await self._misfit(hello)
         if reason is not None:
             connection.send(Refusal(reason))
@@ -87,22 +85,6 @@ class Door:
             del self._guests[machine]
             guest.gone.set()
             self._inbox.put(Gone(machine, reason))
-
-    async def _greeted(self, connection: Connection, challenge: Challenge) -> Hello | None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._strangers[task] = None
-        if len(self._strangers) > _MOST_STRANGERS:
-            next(iter(self._strangers)).cancel()
-        try:
-            async with asyncio.timeout(_HELLO_SECONDS):
-                connection.send(challenge)
-                said = await connection.receive(STRANGERS_LONGEST)
-        except (Strange, TimeoutError):
-            return None
-        finally:
-            self._strangers.pop(task, None)
-        return said if isinstance(said, Hello) else None
 
     def _stranger(self, challenge: Challenge, hello: Hello) -> str | None:
         if hello.run_id != self._job.run_id:

@@ -6,17 +6,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxddp.cluster.conversation import SILENCE_SECONDS, Arrived, Gone, NetworkThread, converse, leave
+from jaxddp.cluster.conversation import SILENCE_SECONDS, Arrived, Gone, converse, leave
 from jaxddp.cluster.inbox import Inbox
 from jaxddp.cluster.notes import Note, packed
 from jaxddp.errors import InputError
-from jaxddp.job.connection import STRANGERS_LONGEST, Connection
+from jaxddp.job.connection import STRANGERS_LONGEST, Connection, NotReached, reached
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import nonce, proof_of_coordinator, proof_of_process, same
 from jaxddp.job.messages import PROTOCOL, Challenge, Hello, Message, Refusal, Strange, Welcome
+from jaxddp.job.network_thread import NetworkThread
 
-_RETRY_SECONDS = 0.2
-_CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = SILENCE_SECONDS + 5
 _NOT_OURS = "what answers there is not the launcher of machine 0; give another port, the same on every machine"
 
@@ -75,29 +74,16 @@ class Visitor:
 
     async def _connected(self, seconds: float) -> Connection:
         """Raises: InputError; it is not reached in time, or turns this one away."""
-        give_up, last = time.monotonic() + seconds, "no answer"
-        while (remaining := give_up - time.monotonic()) > 0:
-            try:
-                async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
-                    connection = Connection(*await asyncio.open_connection(self._job.host, self._job.port))
-                try:
-                    await self._greet(connection)
-                    return connection
-                except BaseException:
-                    await connection.close()
-                    raise
-            except socket.gaierror as error:
-                last = f"its name cannot be resolved: {error.strerror}"
-            except OSError as error:
-                last = error.strerror or str(error) or last
-            await asyncio.sleep(min(_RETRY_SECONDS, remaining))
-        raise InputError(
-            f"machine {self._job.process_id} could not reach it in {seconds:g} s ({last}); is the address right, "
-            "machine 0 started, with --restarts or --nodes MIN:MAX as here, and the port open?"
-        )
+        try:
+            return await reached(self._job.host, self._job.port, time.monotonic() + seconds, self._greet)
+        except NotReached as error:
+            raise InputError(
+                f"machine {self._job.process_id} could not reach it in {seconds:g} s ({error}); is the address right, "
+                "machine 0 started, with --restarts or --nodes MIN:MAX as here, and the port open?"
+            ) from None
 
-    async def _greet(self, connection: Connection) -> None:
-        """Say who this is. Raises: OSError, worth another try; InputError, which is not."""
+    async def _greet(self, connection: Connection) -> Connection:
+        """Say who this is; returns the same connection. Raises: OSError, worth another try; InputError, not worth one."""
         challenge = await _said(connection)
         if not isinstance(challenge, Challenge) or challenge.protocol != PROTOCOL:
             raise InputError(_NOT_OURS)
@@ -112,6 +98,7 @@ class Visitor:
             raise InputError(_NOT_OURS)
         if not same(answer.proof, proof_of_coordinator(job.key, own, "")):
             raise InputError(f"{KEY} is another one there; give all machines of a job the same")
+        return connection
 
 
 async def _said(connection: Connection) -> Message:

@@ -2,13 +2,19 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from jaxddp.job.messages import LENGTH, Message, Strange, decode, encode
 
+T = TypeVar("T")
+
 STRANGERS_LONGEST, LONGEST = 1 << 16, 1 << 28
 """Bytes of a message, at most: before a process has shown that it belongs to the job, and then."""
+
+_RETRY_SECONDS, _CONNECT_SECONDS = 0.2, 5.0
 
 Served = Callable[["Connection"], Coroutine[Any, Any, None]]
 
@@ -60,3 +66,36 @@ def serving(serve: Served) -> Callable[[asyncio.StreamReader, asyncio.StreamWrit
             await connection.close()
 
     return served
+
+
+class NotReached(Exception):
+    """Nobody was reached in time; the text is why not the last time."""
+
+
+async def reached(host: str, port: int, give_up: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
+    """What `greet` makes of a connection with whoever listens there, and may start a little later.
+
+    Where it raises an OSError, that is tried again; whatever it raises ends the connection.
+
+    Args:
+        give_up: a time of the monotonic clock.
+
+    Raises:
+        NotReached: nobody is there until then.
+    """
+    last = "no answer"
+    while (remaining := give_up - time.monotonic()) > 0:
+        try:
+            async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
+                connection = Connection(*await asyncio.open_connection(host, port))
+            try:
+                return await greet(connection)
+            except BaseException:
+                await connection.close()
+                raise
+        except socket.gaierror as error:
+            last = f"its name cannot be resolved: {error.strerror}"
+        except OSError as error:
+            last = error.strerror or str(error) or last
+        await asyncio.sleep(min(_RETRY_SECONDS, remaining))
+    raise NotReached(last)

@@ -8,28 +8,25 @@ import socket
 from collections.abc import Callable, Mapping
 
 from jaxddp.errors import InputError
-from jaxddp.job.connection import STRANGERS_LONGEST, Connection, serving
+from jaxddp.job.connection import Connection, serving
 from jaxddp.job.environment import Job
-from jaxddp.job.handshake import nonce, proof_of_coordinator
+from jaxddp.job.handshake import proof_of_coordinator
 from jaxddp.job.messages import (
     Challenge,
     Done,
     Hello,
     Message,
     Refusal,
-    Strange,
     Value,
     Welcome,
 )
 from jaxddp.job.ports import WAITING, listen
 from jaxddp.job.rendezvous import Roll
+from jaxddp.job.strangers import Strangers
 from jaxddp.job.watch import Loss, Waits, Watch
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
 """The variable with which a launcher passes on a listening socket, so that no other program takes its port."""
-_HELLO_SECONDS = 5.0
-_MORE_STRANGERS = 64
-"""Connections that have not said who they are, beside one for each process: the oldest of more is closed."""
 
 
 class Host:
@@ -45,7 +42,7 @@ class Host:
         self._members = dict[int, tuple[Connection, Hello]]()
         self._decided = asyncio.Event()
         self._problem: str | None = None
-        self._unknown = dict[asyncio.Task[None], None]()
+        self._strangers = Strangers(job.num_processes)
         self._values = dict[int, dict[int, Value]]()
         self._arrived = asyncio.Condition()
         self.jax_address = ""
@@ -113,26 +110,14 @@ class Host:
 
     async def _serve(self, connection: Connection) -> None:
         """Of a process, or of a stranger, who ends nothing."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._unknown[task] = None
-        if len(self._unknown) > self._job.num_processes + _MORE_STRANGERS:
-            next(iter(self._unknown)).cancel()
-        challenge = Challenge(nonce())
-        try:
-            async with asyncio.timeout(_HELLO_SECONDS):
-                connection.send(challenge)
-                said = await connection.receive(STRANGERS_LONGEST)
-        except (Strange, TimeoutError):
-            return
-        finally:
-            self._unknown.pop(task, None)
-        if isinstance(said, Hello):
-            reason = self._let_in(challenge, said, connection)
+        greeted = await self._strangers.greeted(connection)
+        if greeted is not None:
+            challenge, hello = greeted
+            reason = self._let_in(challenge, hello, connection)
             if reason is not None:
                 connection.send(Refusal(reason))
             else:
-                await self._listen(said.process, connection)
+                await self._listen(hello.process, connection)
 
     def _let_in(self, challenge: Challenge, hello: Hello, connection: Connection) -> str | None:
         """Why a process is not let in; None where it is. The first that does not fit ends the meeting."""

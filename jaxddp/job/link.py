@@ -6,20 +6,18 @@ import itertools
 import select
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jaxddp.errors import InputError, about
 from jaxddp.job.environment import Job
 from jaxddp.job.host import Host
 from jaxddp.job.member import Member
 from jaxddp.job.messages import Alive, Answer, Lost, Value
+from jaxddp.job.network_thread import NetworkThread
 from jaxddp.job.ports import LOOPBACK, split_address
 from jaxddp.job.watch import Loss, Waits, end_process
-
-T = TypeVar("T")
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _KEEPER_SECONDS = 10.0
@@ -36,13 +34,13 @@ class Link:
         jax_address: for `jax.distributed.initialize`.
     """
 
-    def __init__(self, job: Job, side: Host | Member, loop: asyncio.AbstractEventLoop):
+    def __init__(self, job: Job, side: Host | Member, network: NetworkThread):
         assert side.watch is not None
         self.job, self.watch, self.jax_address = job, side.watch, side.jax_address
         if job.process_id:
             # It lives as long as this object.
             self._keeper, self.jax_address = _kept(side.jax_address)
-        self._side, self._loop = side, loop
+        self._side, self._network = side, network
         self._numbers = itertools.count()
 
     @classmethod
@@ -67,9 +65,7 @@ class Link:
             InputError: the address is taken, wrong or out of reach; a process is missing, joins twice, has another
                 number of processes, belongs to another job, does not know the job's key, or has other facts.
         """
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="jaxddp-job", daemon=True)
-        thread.start()
+        network = NetworkThread("jaxddp-job")
 
         async def met() -> Host | Member:
             side = Member(job, facts) if job.process_id else Host(job, facts)
@@ -78,11 +74,9 @@ class Link:
 
         try:
             with about(f"coordinator {job.coordinator}"):
-                return cls(job, _result(met(), loop), loop)
+                return cls(job, network.result(met()), network)
         except BaseException:
-            _result(_left(), loop, _FLUSH_SECONDS)
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(_FLUSH_SECONDS)
+            network.close()
             raise
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str], timeout: float) -> str:
@@ -93,18 +87,18 @@ class Link:
         """
         value = Value(next(self._numbers), name, text)
         if isinstance(self._side, Member):
-            self._loop.call_soon_threadsafe(self._side.tell, value)
+            self._network.call(self._side.tell, value)
             # Process 0 knows better what it waits for.
-            return _text(self._call(self._side.answer(value.number, name, timeout + _FLUSH_SECONDS)))
+            return _text(self._network.result(self._side.answer(value.number, name, timeout + _FLUSH_SECONDS)))
         return _text(self._decided(self._side, value, decide, timeout))
 
     def spread(self, name: str, make: Callable[[], str], timeout: float) -> str:
         """What process 0 makes; it alone calls the function, and waits for nobody. Raises: as `decide`."""
         number = next(self._numbers)
         if isinstance(self._side, Member):
-            return _text(self._call(self._side.answer(number, name, timeout)))
+            return _text(self._network.result(self._side.answer(number, name, timeout)))
         answer = _made(number, name, make)
-        self._loop.call_soon_threadsafe(self._side.tell, answer)
+        self._network.call(self._side.tell, answer)
         return _text(answer)
 
     def standings(self) -> dict[int, Alive]:
@@ -113,7 +107,7 @@ class Link:
         async def found() -> dict[int, Alive]:
             return self.watch.standings()
 
-        return self._call(found())
+        return self._network.result(found())
 
     def fail(self, reason: str, code: int) -> None:
         """Tell the others that this process fails, and why."""
@@ -136,12 +130,12 @@ class Link:
 
     def _decided(self, side: Host, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Answer:
         try:
-            texts = self._call(side.gather(value.number, value.name, value.text, timeout))
+            texts = self._network.result(side.gather(value.number, value.name, value.text, timeout))
         except InputError as error:
             answer = Answer(value.number, value.name, "", str(error))
         else:
             answer = _made(value.number, value.name, lambda: decide(texts))
-        self._loop.call_soon_threadsafe(side.tell, answer)
+        self._network.call(side.tell, answer)
         return answer
 
     def _in_time(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> None:
@@ -151,10 +145,7 @@ class Link:
                     await coroutine
 
         with contextlib.suppress(TimeoutError):
-            self._call(limited(), timeout + _FLUSH_SECONDS)
-
-    def _call(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        return _result(coroutine, self._loop, timeout)
+            self._network.result(limited(), timeout + _FLUSH_SECONDS)
 
 
 def _kept(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
@@ -175,14 +166,6 @@ def _kept(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     return keeper, f"{LOOPBACK}:{int(said)}" if said.strip().isdigit() else coordinator
 
 
-async def _left() -> None:
-    """Let go of all connections."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _made(number: int, name: str, make: Callable[[], str]) -> Answer:
     try:
         return Answer(number, name, make())
@@ -194,7 +177,3 @@ def _text(answer: Answer) -> str:
     if answer.error:
         raise InputError(answer.error)
     return answer.text
-
-
-def _result(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop, timeout: float | None = None) -> T:
-    return asyncio.run_coroutine_threadsafe(coroutine, loop).result(timeout)

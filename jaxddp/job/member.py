@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from jaxddp.errors import InputError
-from jaxddp.job.connection import STRANGERS_LONGEST, Connection
+from jaxddp.job.connection import STRANGERS_LONGEST, Connection, NotReached, reached
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import nonce, proof_of_coordinator, proof_of_process, same
 from jaxddp.job.messages import (
@@ -21,9 +21,6 @@ from jaxddp.job.messages import (
     Welcome,
 )
 from jaxddp.job.watch import Loss, Waits, Watch
-
-_RETRY_SECONDS = 0.2
-_CONNECT_SECONDS = 5.0
 
 
 class Member:
@@ -105,25 +102,16 @@ class Member:
         return self._answers.setdefault(number, asyncio.get_running_loop().create_future())
 
     async def _connect(self, give_up: float, timeout: float) -> tuple[Connection, Challenge]:
-        last = "no answer"
-        while (remaining := give_up - time.monotonic()) > 0:
-            try:
-                async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
-                    connection = Connection(*await asyncio.open_connection(self._job.host, self._job.port))
-                try:
-                    return connection, await _challenge(connection, remaining, timeout)
-                except BaseException:
-                    await connection.close()
-                    raise
-            except socket.gaierror as error:
-                last = f"its name cannot be resolved: {error.strerror}"
-            except OSError as error:
-                last = error.strerror or str(error) or last
-            await asyncio.sleep(min(_RETRY_SECONDS, remaining))
-        raise InputError(
-            f"process {self._job.process_id} could not reach it in {timeout:g} s ({last}); is the address right, "
-            "process 0 started, and the port open?"
-        )
+        async def greet(connection: Connection) -> tuple[Connection, Challenge]:
+            return connection, await _challenge(connection, max(give_up - time.monotonic(), 0), timeout)
+
+        try:
+            return await reached(self._job.host, self._job.port, give_up, greet)
+        except NotReached as error:
+            raise InputError(
+                f"process {self._job.process_id} could not reach it in {timeout:g} s ({error}); is the address right, "
+                "process 0 started, and the port open?"
+            ) from None
 
     async def _listen(self) -> None:
         assert self.watch is not None

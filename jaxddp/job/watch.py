@@ -126,15 +126,14 @@ class Watch:
 
     def standings(self) -> dict[int, Alive]:
         """What each process that is connected, and this one, said last of where it stands."""
-        own = progress.standing()
-        return self._alive | {self._own: Alive(own.phase, own.step, own.idle, progress.spent())}
+        return self._alive | {self._own: _alive()}
 
     async def beat(self) -> None:
         """Give signs of life, and look for those of the others, until this is cancelled."""
         between = min(1.0, self._waits.silence / 4, self._waits.stall / 4)
         while not self._closed:
             begin = time.monotonic()
-            own = self.standings()[self._own]
+            own = _alive()
             for connection in self._connections.values():
                 connection.send(own)
             await asyncio.sleep(between)
@@ -164,6 +163,12 @@ class Watch:
     def _on(self, process: int) -> str:
         host = self._hosts.get(process)
         return f" (on {host})" if host else ""
+
+
+def _alive() -> Alive:
+    """The heartbeat of this process."""
+    own = progress.standing()
+    return Alive(own.phase, own.step, own.idle, progress.spent())
 
 
 def end_process(loss: Loss) -> None:
