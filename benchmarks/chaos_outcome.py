@@ -15,8 +15,11 @@ Outcome = dict[str, Any]
 # Orbax warns of a file that no checkpoint here has.
 logging.getLogger("absl").setLevel(logging.ERROR)
 
-MEASURED = ("images_per_second", "data_wait_fraction", "peak_memory", "flops_utilization", "epoch_seconds", "seconds")
-"""What differs from run to run."""
+MEASURED = (
+    *("images_per_second", "data_wait_fraction", "peak_memory", "flops_utilization", "flops_per_step"),
+    *("epoch_seconds", "seconds"),
+)
+"""What differs from run to run; and the operations of a step, unknown to a run that resumes after its last one."""
 
 
 def outcome(workdir: Path) -> Outcome:

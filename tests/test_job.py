@@ -217,6 +217,18 @@ def test_the_end_of_process_0_is_one_line_where_nobody_waits_for_it(tmp_path, en
     group.processes[0].communicate(timeout=30)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
+    """JAX, which waits for it then, would end the other by SIGABRT."""
+    dies = f"    if {lost} == topology.process_index: jax.distributed.shutdown = lambda: os.kill(os.getpid(), 9)\n"
+    group = Group(tmp_path, ADD + dies)
+    errors = [process.communicate(timeout=30)[1] for process in group.processes]
+    assert [process.returncode for process in group.processes] == ([1, -9] if lost else [-9, 1]), errors
+    host = "127.0.0.1" if lost == 0 else socket.gethostname()
+    line = f"jaxddp: process {lost} was lost (on {host}): its connection broke; the job ends here\n"
+    assert errors[1 - lost] == line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):

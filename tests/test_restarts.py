@@ -365,7 +365,7 @@ def test_a_late_process_of_an_older_start_is_turned_away():
             Link.meet(late, {}, 20)
         second = Link.meet(Job(job.coordinator, 2, 1, run_id="name.1"), {}, 20, end=print)
         for link in (second, first.result(20)):
-            link.close()
+            link.leave()
 
 
 # --- Machines that come and go ---

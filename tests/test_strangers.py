@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -72,6 +73,13 @@ STRANGERS = {
 }
 
 
+def leave(pool: ThreadPoolExecutor, links: Sequence[Link]) -> None:
+    for finished in [pool.submit(link.finish, 20) for link in links]:
+        finished.result(30)
+    for link in links:
+        link.leave()
+
+
 class Meeting:
     """Process 0 of a job of two, and its other process once it joins; `losses` are what either lost."""
 
@@ -106,8 +114,8 @@ class Meeting:
         assert [each.result(20) for each in told] == ["0,1", "0,1"]
 
     def close(self) -> None:
-        for closed in [self.pool.submit(link.close, 20) for link in (self.second, self.first.result(20))]:
-            closed.result(30)
+        leave(self.pool, [self.second, self.first.result(20)])
+        assert self.losses == []
 
 
 def answers(connection: socket.socket) -> list[object]:
@@ -141,7 +149,6 @@ def test_strangers_end_no_job_before_or_after_the_meeting(key):
         assert more == ([Refusal(refused[name])] if name in refused else []), name
     meeting.agree()
     meeting.close()
-    assert meeting.losses == []
 
 
 def test_who_does_not_know_the_key_takes_no_place():
@@ -155,7 +162,6 @@ def test_who_does_not_know_the_key_takes_no_place():
     meeting.second = meeting.link(1)
     meeting.agree()
     meeting.close()
-    assert meeting.losses == []
 
 
 def test_a_key_on_one_side_alone_is_named():
@@ -214,8 +220,7 @@ def test_a_process_that_ended_while_it_waited_may_come_again():
         links = [first.result(40), *(each.result(40) for each in others)]
         told = [pool.submit(link.decide, "name", str(n), ",".join, 20) for n, link in enumerate(links)]
         assert [each.result(20) for each in told] == ["0,1,2"] * 3
-        for closed in [pool.submit(link.close, 20) for link in links]:
-            closed.result(30)
+        leave(pool, links)
 
 
 def test_what_process_0_makes_or_cannot_make_is_everyone_s():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxddp.cluster.notes import Note, packed, unpacked
 from jaxddp.job.connection import Connection
-from jaxddp.job.messages import Done, Strange, Value
+from jaxddp.job.messages import Left, Strange, Value
 from jaxddp.job.watch import Loss, Waits, Watch
 
 SILENCE_SECONDS = 10.0
@@ -53,7 +53,7 @@ async def converse(connection: Connection, own: int, machine: int, host: str, he
     try:
         async for message in connection.messages():
             watch.told(machine, message)
-            if isinstance(message, Done):
+            if isinstance(message, Left):
                 return "left"
             if isinstance(message, Value):
                 hear(Heard(machine, unpacked(message)))
@@ -70,7 +70,7 @@ async def leave(connection: Connection, *notes: Note) -> None:
     """Send the last notes, and say that no more will come; in bounded time."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(_FLUSH_SECONDS):
-            for message in (*map(packed, notes), Done()):
+            for message in (*map(packed, notes), Left()):
                 connection.send(message)
             await connection.writer.drain()
             await connection.close()

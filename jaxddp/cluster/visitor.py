@@ -83,7 +83,7 @@ class Visitor:
             ) from None
 
     async def _greet(self, connection: Connection) -> Connection:
-        """Say who this is; returns the same connection. Raises: OSError, worth another try; InputError, not worth one."""
+        """Say who this is; the same connection. Raises: OSError, worth another try; InputError, which is not."""
         challenge = await _said(connection)
         if not isinstance(challenge, Challenge) or challenge.protocol != PROTOCOL:
             raise InputError(_NOT_OURS)

@@ -60,8 +60,9 @@ def serving(serve: Served) -> Callable[[asyncio.StreamReader, asyncio.StreamWrit
         connection = Connection(reader, writer)
         try:
             await serve(connection)
-        except OSError:
-            pass  # Whoever it was has gone.
+        except (OSError, asyncio.CancelledError):
+            # Whoever it was has gone, or is let go. Of a task that is cancelled, Python 3.11 would print a traceback.
+            pass
         finally:
             await connection.close()
 

@@ -1,7 +1,6 @@
 """Process 0's side of a job: it lets the others in, watches them, and brings their values together."""
 
 import asyncio
-import contextlib
 import os
 import resource
 import socket
@@ -93,14 +92,11 @@ class Host:
                 )
         return [own, *(there[process].text for process in sorted(others))]
 
-    async def leave(self) -> None:
-        """Let all go once all have said that they end in order, and this one too."""
+    async def finish(self) -> None:
+        """Tell all others once all end in order, and this one too."""
         assert self.watch is not None
         await self.watch.all_done.wait()
-        self.watch.close()
-        for connection in self.tell(Done()):
-            with contextlib.suppress(OSError):
-                await connection.writer.drain()
+        self.tell(Done())
 
     def tell(self, message: Message) -> list[Connection]:
         """Tell all others; returns their connections."""

@@ -14,7 +14,7 @@ from jaxddp.errors import InputError, about
 from jaxddp.job.environment import Job
 from jaxddp.job.host import Host
 from jaxddp.job.member import Member
-from jaxddp.job.messages import Alive, Answer, Lost, Value
+from jaxddp.job.messages import Alive, Answer, Left, Lost, Message, Value
 from jaxddp.job.network_thread import NetworkThread
 from jaxddp.job.ports import LOOPBACK, split_address
 from jaxddp.job.watch import Loss, Waits, end_process
@@ -112,21 +112,29 @@ class Link:
     def fail(self, reason: str, code: int) -> None:
         """Tell the others that this process fails, and why."""
 
+        self._last(Lost(self.job.process_id, reason[:_LONGEST_REASON], code))
+
+    def finish(self, timeout: float = 60) -> None:
+        """Say that this process ends in order, and wait until all do, for some seconds at most."""
+        self._in_time(self._side.finish(), timeout)
+
+    def leave(self) -> None:
+        """Tell the others that this process needs them no more, and let go of them.
+
+        Until then one that is lost is said in a line; JAX, where it notices first, ends the process by SIGABRT.
+        """
+        self._last(Left())
+        self._network.close()
+
+    def _last(self, message: Message) -> None:
         async def said() -> None:
             # From here on nobody's end is a loss: this process ends itself.
             self.watch.close()
-            for connection in self._side.tell(Lost(self.job.process_id, reason[:_LONGEST_REASON], code)):
+            for connection in self._side.tell(message):
                 with contextlib.suppress(OSError):
                     await connection.writer.drain()
 
         self._in_time(said(), _FLUSH_SECONDS)
-
-    def close(self, timeout: float = 60) -> None:
-        """Say that this process ends in order, and wait until all do, for some seconds at most.
-
-        Until then one that is lost is said in a line; later JAX would notice it, which ends the process by SIGABRT.
-        """
-        self._in_time(self._side.leave(), timeout)
 
     def _decided(self, side: Host, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Answer:
         try:

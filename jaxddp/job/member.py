@@ -66,12 +66,11 @@ class Member:
             raise InputError(f"{name}: process 0 is at {answer.name!r} meanwhile; does it run the same program?")
         return answer
 
-    async def leave(self) -> None:
+    async def finish(self) -> None:
         """Say that this process ends in order, and wait until all do."""
         assert self.watch is not None
         self._connection.send(Done())
         await self.watch.all_done.wait()
-        self.watch.close()
 
     def tell(self, message: Message) -> list[Connection]:
         """Tell process 0; returns its connection."""
@@ -119,8 +118,6 @@ class Member:
             self.watch.told(0, message)
             if isinstance(message, Answer) and not (answer := self._answer(message.number)).done():
                 answer.set_result(message)
-            elif isinstance(message, Done):
-                return
         self.watch.broke(0)
 
 

@@ -79,8 +79,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
             "file use JAX inside its functions only"
         ) from error
-    # Runs before JAX's own shutdown, whose barrier may wait for processes that still compute.
-    atexit.register(_link.close, shutdown)
+    atexit.register(_leave, _link, shutdown)
 
 
 def abandon(reason: str, code: int) -> None:
@@ -186,6 +185,17 @@ def installed_version(package: str) -> str | None:
         return None
 
 
+def _leave(link: Link, timeout: float = 60) -> None:
+    """Leave the job with all others, for whom this waits so many seconds at most.
+
+    They watch each other until JAX has let all go: its barrier may wait for processes that still compute, and where it
+    notices a loss first, it ends the process by SIGABRT.
+    """
+    link.finish(timeout)
+    jax.distributed.shutdown()
+    link.leave()
+
+
 @contextlib.contextmanager
 def _without_proxies() -> Iterator[None]:
     """Hide the proxies of the environment: JAX reaches its coordinator through gRPC, which would use them."""
@@ -199,8 +209,7 @@ def _without_proxies() -> Iterator[None]:
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """For uncaught exceptions: the other processes must not wait for this one."""
     if isinstance(error, Preempted) and _link is not None:
-        _link.close()
-        jax.distributed.shutdown()
+        _leave(_link)
         end_now(str(error), error.exit_code)
     if isinstance(error, JaxddpError):
         abandon(str(error), error.exit_code)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from jaxddp.job.progress import OUTSIDE
 from jaxddp.ranges import Range
 
-PROTOCOL = "jaxddp-3"
+PROTOCOL = "jaxddp-4"
 LENGTH = 4
 
 _Count = Annotated[int, Range(1, 2**24)]
@@ -77,7 +77,12 @@ class Alive:
 
 @dataclass(frozen=True)
 class Done:
-    """A process ends in order."""
+    """A process ends in order, once all do."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """A process needs the others no more: that its connection ends is no news."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class Answer:
     error: str = ""
 
 
-Message = Challenge | Hello | Welcome | Refusal | Alive | Done | Lost | Value | Answer
+Message = Challenge | Hello | Welcome | Refusal | Alive | Done | Left | Lost | Value | Answer
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import jaxddp.job.progress as progress
 from jaxddp.job.connection import Connection
-from jaxddp.job.messages import Alive, Done, Lost, Message
+from jaxddp.job.messages import Alive, Done, Left, Lost, Message
 from jaxddp.job.progress import Standing
 
 LONGER = "if it takes that long, raise parallel.stall_timeout"
@@ -56,7 +56,7 @@ class Loss:
 
 
 class Watch:
-    """Knows who is connected, where each stands, who is done, and who was lost first, which ends this process.
+    """Knows who is connected, where each stands, who is done, who left, and the first loss, which ends this process.
 
     Args:
         own: this process's id. Process 0 judges who is stuck.
@@ -77,7 +77,7 @@ class Watch:
         self._own, self._connections, self._hosts = own, dict(connections), hosts
         self._waits, self._end = waits, end
         self._heard = dict.fromkeys(connections, time.monotonic())
-        self._alive, self._done = dict[int, Alive](), set[int]()
+        self._alive, self._done, self._left = dict[int, Alive](), set[int](), set[int]()
         self.all_done = asyncio.Event()
         self._lost: Loss | None = None
         self._known = threading.Event()
@@ -99,6 +99,8 @@ class Watch:
             self._alive[process] = message
         elif isinstance(message, Lost):
             self.report(Loss(message.process, message.reason, message.code, message.stacks))
+        elif isinstance(message, Left):
+            self._left.add(process)
         elif isinstance(message, Done):
             self._done.add(process)
             if self._done >= self._connections.keys():
@@ -106,7 +108,8 @@ class Watch:
 
     def broke(self, process: int) -> None:
         """The connection with a process ended."""
-        self.report(Loss(process, f"was lost{self._on(process)}: its connection broke", 1))
+        if process not in self._left:
+            self.report(Loss(process, f"was lost{self._on(process)}: its connection broke", 1))
 
     def report(self, loss: Loss) -> None:
         """Tell the others of the first loss, and end."""
@@ -146,7 +149,7 @@ class Watch:
 
     def _find_silent(self, late: float) -> None:
         now, silence = time.monotonic(), self._waits.silence
-        for process in self._connections:
+        for process in self._connections.keys() - self._left:
             self._heard[process] = min(now, self._heard[process] + late)
             if now - self._heard[process] > silence:
                 self.report(Loss(process, f"gave no sign of life for {silence:g} s{self._on(process)}", 1))
