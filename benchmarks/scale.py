@@ -45,7 +45,7 @@ from photographs import CLASSES, photograph_table, write_photographs
 from projection import A100_IMAGES_PER_SECOND, DGX_A100, Message, fit_link, project, project_schedule, ring
 
 from jaxddp.api import prepare_training, resnet
-from jaxddp.cluster.allreduce import time_all_reduce
+from jaxddp.cluster.doctor.allreduce import time_all_reduce
 from jaxddp.config import DataConfig
 from jaxddp.engine.state import TrainState
 from jaxddp.experiment.setup import RunSetup

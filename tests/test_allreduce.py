@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxddp.cluster import allreduce
+from jaxddp.cluster.doctor import allreduce
 from jaxddp.mesh import Topology
 
 

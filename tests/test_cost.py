@@ -20,7 +20,7 @@ from small import CLASSES, SmallNet, largest_difference, linear_model, random_ba
 
 from jaxddp.api import resnet
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.cluster import rehearsal
+from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective

@@ -15,8 +15,8 @@ from ilsvrc import IMAGES, write_tree
 from made import file_of
 
 from jaxddp.cli import main
-from jaxddp.cluster import allreduce, checks
-from jaxddp.cluster.checklist import Checklist, CheckRow, doctor, merge
+from jaxddp.cluster.doctor import allreduce, checks
+from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
@@ -238,7 +238,7 @@ def test_an_unknown_config(capfd):
 BROKEN_IN_ONE = """
 import os, sys
 from jaxddp.cli import main
-from jaxddp.cluster import checks
+from jaxddp.cluster.doctor import checks
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 

@@ -18,7 +18,7 @@ from small import SMALL, SmallNet, linear_model, random_table, write_arrays
 
 from jaxddp.api import resnet
 from jaxddp.cli import main
-from jaxddp.cluster import rehearsal
+from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
 from jaxddp.data.division import Division
 from jaxddp.engine.parts.part import Part

@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 from test_launcher import HANGING, LAUNCHER, Ran, free_port, program
 from test_strangers import STRANGERS, answers
 
-import jaxddp.cluster.conversation as conversation
-from jaxddp.cluster.conversation import Arrived, Gone, Heard
-from jaxddp.cluster.door import Door
+import jaxddp.cluster.meeting.conversation as conversation
 from jaxddp.cluster.inbox import Inbox
 from jaxddp.cluster.launcher import launch
-from jaxddp.cluster.notes import Assignment, Ended, Failed, Over, Stop, Told, packed, unpacked
+from jaxddp.cluster.meeting.conversation import Arrived, Gone, Heard
+from jaxddp.cluster.meeting.door import Door
+from jaxddp.cluster.meeting.notes import Assignment, Ended, Failed, Over, Stop, Told, packed, unpacked
+from jaxddp.cluster.meeting.visitor import Unreached, Visitor
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.restarts import Again, Budget, End, decide
 from jaxddp.cluster.sharing import sizes_that_share
-from jaxddp.cluster.visitor import Unreached, Visitor
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job
@@ -534,11 +534,11 @@ def test_a_machine_that_comes_again_takes_its_place_when_the_old_one_is_missed(d
     _, inbox, job = door
     old, _ = visitor(job)
     assert isinstance(soon(inbox), Arrived)
-    monkeypatch.setattr("jaxddp.cluster.door.SILENCE_SECONDS", -0.7)
+    monkeypatch.setattr("jaxddp.cluster.meeting.door.SILENCE_SECONDS", -0.7)
     twin, heard = visitor(job)
     said = soon(heard)
     assert isinstance(said, Unreached) and "--nr 1 twice: on " in str(said.error)
-    monkeypatch.setattr("jaxddp.cluster.door.SILENCE_SECONDS", 20)
+    monkeypatch.setattr("jaxddp.cluster.meeting.door.SILENCE_SECONDS", 20)
     new, heard = visitor(job)
     assert heard.next(time.monotonic() + 0.3) is None
     old.close()

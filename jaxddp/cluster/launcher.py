@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from jaxddp.cluster.alone import Alone
 from jaxddp.cluster.command_line import default_logs, program_of
-from jaxddp.cluster.gathering import Gathering, Generation
-from jaxddp.cluster.hosting import Hosting
 from jaxddp.cluster.inbox import Inbox, caught_signals
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
+from jaxddp.cluster.meeting.alone import Alone
+from jaxddp.cluster.meeting.gathering import Gathering, Generation
+from jaxddp.cluster.meeting.hosting import Hosting
+from jaxddp.cluster.meeting.visiting import Visiting
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.sharing import sizes_that_share
-from jaxddp.cluster.visiting import Visiting
 from jaxddp.cluster.workers import Worker, WorkerGroup
 from jaxddp.config import Config
 from jaxddp.errors import InputError

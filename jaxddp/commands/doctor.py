@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
         options, file = parse_recipe(DoctorOfConfig, "jaxddp doctor", arguments)
     else:
         options, file = parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
-    from jaxddp.cluster.checklist import doctor, speaks
+    from jaxddp.cluster.doctor.checklist import doctor, speaks
 
     rows = doctor(file, options.workdir)
     if speaks():

@@ -4,9 +4,9 @@ import secrets
 import time
 from typing import Any
 
-from jaxddp.cluster.gathering import Generation, Quit, address_of, listen_at, name_of, wait_for
 from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.notes import Assignment
+from jaxddp.cluster.meeting.gathering import Generation, Quit, address_of, listen_at, name_of, wait_for
+from jaxddp.cluster.meeting.notes import Assignment
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import PREEMPTED, Budget, End, decide
@@ -14,7 +14,7 @@ from jaxddp.cluster.workers import WorkerGroup
 
 
 class Alone:
-    """Gathers nobody; see `jaxddp.cluster.gathering.Gathering`.
+    """Gathers nobody; see `jaxddp.cluster.meeting.gathering.Gathering`.
 
     Args:
         processes: of this machine.

@@ -5,7 +5,7 @@ from itertools import islice
 
 import jax
 
-from jaxddp.cluster.checks import Finding
+from jaxddp.cluster.doctor.checks import Finding
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import open_tables

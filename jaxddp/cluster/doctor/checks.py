@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jaxddp.files as files
-from jaxddp.cluster.allreduce import bus_bandwidth, check_sum, time_all_reduce
+from jaxddp.cluster.doctor.allreduce import bus_bandwidth, check_sum, time_all_reduce
 from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.notes import Assignment
+from jaxddp.cluster.meeting.notes import Assignment
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import End

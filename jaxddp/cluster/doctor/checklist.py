@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxddp.cluster import checks, rehearsal
-from jaxddp.cluster.checks import Finding, Verdict
+from jaxddp.cluster.doctor import checks, rehearsal
+from jaxddp.cluster.doctor.checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import JaxddpError
 from jaxddp.job.membership import exchange, is_first

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxddp.cluster.conversation import SILENCE_SECONDS, Arrived, Gone, converse, leave
 from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.notes import Note, packed
+from jaxddp.cluster.meeting.conversation import SILENCE_SECONDS, Arrived, Gone, converse, leave
+from jaxddp.cluster.meeting.notes import Note, packed
 from jaxddp.errors import InputError
 from jaxddp.job.connection import STRANGERS_LONGEST, Connection, NotReached, reached
 from jaxddp.job.environment import KEY, Job

@@ -5,9 +5,9 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxddp.cluster.conversation import SILENCE_SECONDS, Arrived, Gone, converse, leave
 from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.notes import Note, packed
+from jaxddp.cluster.meeting.conversation import SILENCE_SECONDS, Arrived, Gone, converse, leave
+from jaxddp.cluster.meeting.notes import Note, packed
 from jaxddp.job.connection import Connection, serving
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import expected_proof, proof_of_coordinator, same

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxddp.cluster.conversation import Arrived, Gone, Heard
-from jaxddp.cluster.door import Door
-from jaxddp.cluster.gathering import (
+from jaxddp.cluster.inbox import Inbox
+from jaxddp.cluster.meeting.conversation import Arrived, Gone, Heard
+from jaxddp.cluster.meeting.door import Door
+from jaxddp.cluster.meeting.gathering import (
     Generation,
     Quit,
     address_of,
@@ -19,8 +20,7 @@ from jaxddp.cluster.gathering import (
     name_of,
     wait_for,
 )
-from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.notes import Assignment, Ended, Failed, Over, Stop, Told, shortened
+from jaxddp.cluster.meeting.notes import Assignment, Ended, Failed, Over, Stop, Told, shortened
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import BAD_INPUT, PREEMPTED, Budget, End, decide
@@ -35,7 +35,7 @@ class _TimeToGrow:
 
 
 class Hosting:
-    """See `jaxddp.cluster.gathering.Gathering`. Only the main thread uses it.
+    """See `jaxddp.cluster.meeting.gathering.Gathering`. Only the main thread uses it.
 
     Args:
         processes: of each machine.

@@ -2,20 +2,20 @@
 
 from typing import Any
 
-from jaxddp.cluster.conversation import Arrived, Gone, Heard
-from jaxddp.cluster.gathering import Generation, Quit, facts_of, job_of_launchers, wait_for
 from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.notes import Assignment, Ended, Failed, Over, Stop, Told, shortened
+from jaxddp.cluster.meeting.conversation import Arrived, Gone, Heard
+from jaxddp.cluster.meeting.gathering import Generation, Quit, facts_of, job_of_launchers, wait_for
+from jaxddp.cluster.meeting.notes import Assignment, Ended, Failed, Over, Stop, Told, shortened
+from jaxddp.cluster.meeting.visitor import Unreached, Visitor
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import BAD_INPUT, End
-from jaxddp.cluster.visitor import Unreached, Visitor
 from jaxddp.cluster.workers import WorkerGroup
 from jaxddp.errors import InputError
 
 
 class Visiting:
-    """See `jaxddp.cluster.gathering.Gathering`. Only the main thread uses it."""
+    """See `jaxddp.cluster.meeting.gathering.Gathering`. Only the main thread uses it."""
 
     def __init__(self, options: Launch, processes: int, key: str, inbox: Inbox):
         self.code = 1

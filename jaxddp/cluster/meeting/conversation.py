@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxddp.cluster.notes import Note, packed, unpacked
+from jaxddp.cluster.meeting.notes import Note, packed, unpacked
 from jaxddp.job.connection import Connection
 from jaxddp.job.messages import Left, Strange, Value
 from jaxddp.job.watch import Loss, Waits, Watch
