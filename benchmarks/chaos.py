@@ -4,13 +4,13 @@
     python benchmarks/chaos.py --kills 50 --seed 0 --only "cable pulled"
     python benchmarks/chaos.py --kills 50 --seed 0 --number 17
 
-A small network is trained for 60 steps, with a validation and a checkpoint each 10, by two processes: of one machine,
-of two hosts (network namespaces), or from images in a web server. Processes, launchers and machines are killed, stopped
-and asked to stop, cables pulled, a disk filled, the server stopped, at a random moment of the start, the compilation,
-a step, a save, a validation, the end, or the start after a failure. Then the run is started again, as a user would,
-until it is done, and its checkpoints, metrics.jsonl and validations are compared with those of a run that nothing
-happened to: all bits, but for times. The same seed draws the same faults and moments; between them the machine takes
-the time that it takes.
+A small network is trained for 60 steps, with a validation and a checkpoint each 10, by two processes: of one of two
+hosts (network namespaces), or from images in a web server. Processes, launchers and machines are killed, stopped,
+asked to stop or started again, cables pulled, a disk filled, the server stopped, at a random moment of the start, the
+compilation, a step, a save, a validation, the end, or the start after a failure. Then the run is started again, as a
+user would, until it is done, and its checkpoints, metrics.jsonl and validations are compared with those of a run that
+nothing happened to: all bits, but for times. The same seed draws the same faults and moments; between them the
+machine takes the time that it takes.
 
 A promise that is not kept is told with the folder that keeps the run and all logs, and the exit code is 1. Faults that
 need root (namespaces, a file system of their own) are left out for others, and it says so.
@@ -36,6 +36,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from ilsvrc import write_tree  # pyright: ignore[reportMissingImports]: the line above
 
 SIDE, CLASSES, TRAIN, VAL = 16, 5, 200, 400
+WIDTH = max(map(len, FAULTS)) + 2
 
 
 def main() -> None:
@@ -135,20 +136,27 @@ def told(found: Figures) -> str:
 
 
 def table(found: list[Figures]) -> str:
-    """By fault: how often, how often as promised and identical, the seconds to the end of all processes."""
+    """By fault: how often, as promised, identical; the seconds to the line that names it, and to the end of all."""
     by_fault = defaultdict[str, list[Figures]](list)
     for each in found:
         by_fault[each["fault"]].append(each)
-    lines = [f"{'fault':<26}{'times':>6}{'struck':>8}{'as promised':>13}{'median s':>10}{'most s':>8}{'identical':>11}"]
+    columns = f"{'times':>6}{'struck':>8}{'as promised':>13}{'identical':>11}{'told, s':>13}{'ended, s':>13}"
+    lines = [f"{'fault':<{WIDTH}}{columns}"]
     for name, several in sorted(by_fault.items()):
         # Of those that go on, the rest of the run is no time to an end.
-        ends = [each["seconds"] for each in several if each.get("came") and any(each["codes"])]
-        seconds = f"{statistics.median(ends):>10.1f}{max(ends):>8.1f}" if ends else f"{'goes on':>10}{'':>8}"
+        ended = [each for each in several if each.get("came") and any(each["codes"])]
+        told = seconds([each["told"] for each in ended if each["told"] is not None])
+        ends = seconds([each["seconds"] for each in ended]) or "goes on"
         kept = sum(not each["broken"] for each in several)
         same = sum(each.get("differs") == "" for each in several)
         struck = sum(bool(each.get("came")) for each in several)
-        lines.append(f"{name:<26}{len(several):>6}{struck:>8}{kept:>13}{seconds}{same:>11}")
+        lines.append(f"{name:<{WIDTH}}{len(several):>6}{struck:>8}{kept:>13}{same:>11}{told:>13}{ends:>13}")
     return "\n".join(lines)
+
+
+def seconds(found: list[float]) -> str:
+    """The median, and the most."""
+    return f"{statistics.median(found):.1f}, {max(found):.1f}" if found else ""
 
 
 if __name__ == "__main__":

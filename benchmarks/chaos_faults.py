@@ -109,9 +109,18 @@ def kill_launcher(struck: Struck) -> Iterator[None]:
 
 
 @contextmanager
-def kill_host(struck: Struck) -> Iterator[None]:
+def start_launcher_again(struck: Struck) -> Iterator[None]:
+    host = struck.any_host()
+    send(struck.job.launchers[host].pid, signal.SIGKILL)
+    time.sleep(struck.chance.uniform(0, AWAY))
+    struck.job.launch_again(host)
+    yield
+
+
+@contextmanager
+def kill_host(struck: Struck, host: int | None = None) -> Iterator[None]:
     """No connection is closed: the machine is gone from one moment to the next."""
-    host, cable = struck.any_host(), struck.cable
+    host, cable = struck.any_host() if host is None else host, struck.cable
     assert cable is not None
     cable.pull(host)
     try:
@@ -120,6 +129,15 @@ def kill_host(struck: Struck) -> Iterator[None]:
         yield
     finally:
         cable.plug(host)
+
+
+@contextmanager
+def start_host_again(struck: Struck) -> Iterator[None]:
+    host = struck.any_host()
+    with kill_host(struck, host):
+        time.sleep(struck.chance.uniform(0, AWAY))
+    struck.job.launch_again(host)
+    yield
 
 
 @contextmanager
@@ -204,6 +222,8 @@ def silence_store(struck: Struck) -> Iterator[None]:
         struck.store.answers.set()
 
 
+AWAY = 3.0
+"""Seconds, at most, after which what was killed is started again."""
 ONCE = tuple(moment for moment in FIXED if not moment.startswith("restart"))
 RESTARTS = ("--restarts", "3")
 KILLED, ASKED = 128 + signal.SIGKILL, 75
@@ -237,6 +257,13 @@ FAULTS: dict[str, Fault] = {
     "cable loose": Fault(loose_cable, GOES_ON, places=("hosts",), passes=True),
     "process killed, restarts": Fault(kill_process, GOES_ON, moments=ONCE, passes=True, options=RESTARTS),
     "process stopped, restarts": Fault(stop_process, GOES_ON, moments=ONCE, passes=True, options=RESTARTS),
+    # At the end the other one may be done.
+    "launcher started again, restarts": Fault(
+        start_launcher_again, GOES_ON, ("hosts",), ONCE[:-1], passes=True, options=RESTARTS
+    ),
+    "machine started again, restarts": Fault(
+        start_host_again, GOES_ON, ("hosts",), ONCE[:-1], passes=True, options=RESTARTS
+    ),
     # What it has read already may be all that it needs.
     "store silent": Fault(
         silence_store,
@@ -246,4 +273,4 @@ FAULTS: dict[str, Fault] = {
     ),
     "store away": Fault(stop_store, GOES_ON, places=("store",), passes=True),
 }
-NEED_ROOT = ("machine gone", "cable pulled", "cable loose", "disk full")
+NEED_ROOT = tuple(name for name, fault in FAULTS.items() if fault.places == ("hosts",) or name == "disk full")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,20 +50,28 @@ class Job:
     ):
         folder.mkdir(parents=True)
         self.folder, self.hosts, self.processes = folder, hosts, processes
-        self.mark, self.launchers = uuid.uuid4().hex, list[subprocess.Popen[bytes]]()
+        self._words, self._options = words, options
+        self.mark = uuid.uuid4().hex
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXDDP_"))}
         environ |= {"PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""}
-        environ |= {"JAXDDP_CACHE": str(cache), MARK: self.mark}
-        for number, host in enumerate(hosts):
-            inside = ["ip", "netns", "exec", host] if host else []
-            nodes = ["--nodes", str(len(hosts)), "--nr", str(number)] if len(hosts) > 1 else []
-            own = ["--processes", str(processes), "--logs", str(folder / "logs"), "--grace", "2", *nodes, *options]
-            command = [*inside, sys.executable, "-m", "jaxddp", "launch", *own, "--", *words]
-            with (folder / f"launcher-{number}.log").open("wb") as said:
-                started = subprocess.Popen(
-                    command, env=environ, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
-                )
-            self.launchers.append(started)
+        self._environ = environ | {"JAXDDP_CACHE": str(cache), MARK: self.mark}
+        self.launchers = [self._launched(number) for number in range(len(hosts))]
+
+    def _launched(self, number: int) -> subprocess.Popen[bytes]:
+        several, host = len(self.hosts) > 1, self.hosts[number]
+        inside = ["ip", "netns", "exec", host] if host else []
+        own = ["--processes", str(self.processes), "--logs", str(self.folder / "logs"), "--grace", "2"]
+        own += ["--nodes", str(len(self.hosts)), "--nr", str(number)] if several else []
+        command = [*inside, sys.executable, "-m", "jaxddp", "launch", *own, *self._options, "--", *self._words]
+        with (self.folder / f"launcher-{number}.log").open("ab") as said:
+            return subprocess.Popen(
+                command, env=self._environ, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+            )
+
+    def launch_again(self, number: int) -> None:
+        """Start the launcher of a host once more, when the one before has ended."""
+        self.launchers[number].wait(10)
+        self.launchers[number] = self._launched(number)
 
     @property
     def is_over(self) -> bool:
@@ -128,13 +137,19 @@ class Job:
             time.sleep(_POLL)
         return True
 
-    def wait_for_end(self, seconds: float) -> None:
-        """Return when no process of the job is left. Raises: TookTooLong."""
-        give_up = time.monotonic() + seconds
+    def wait_for_end(self, seconds: float, words: str = "") -> float | None:
+        """Wait until no process of the job is left; after how many seconds something like the words was said.
+
+        Raises: TookTooLong.
+        """
+        began, told = time.monotonic(), None
         while not self.is_over or self.left():
-            if time.monotonic() > give_up:
+            if told is None and words and re.search(words, self.said):
+                told = time.monotonic() - began
+            if time.monotonic() > began + seconds:
                 raise TookTooLong(f"not over after {seconds:g} s: {self.codes}, pids {self.left()}")
             time.sleep(0.02)
+        return told
 
     def close(self) -> None:
         """End what is left of it."""

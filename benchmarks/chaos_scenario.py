@@ -152,8 +152,8 @@ def strike(stage: Stage, fault: Fault, moment: str, chance: random.Random) -> Fi
                 # Not started yet, or over already.
                 found["came"], found["missed"] = False, str(error)
         limit = fault.promise.seconds if found["came"] and not fault.passes else 2 * LONGEST
-        job.wait_for_end(limit)
-    found |= {"seconds": time.monotonic() - began, "codes": job.codes}
+        told = job.wait_for_end(limit, fault.promise.words)
+    found |= {"told": told, "seconds": time.monotonic() - began, "codes": job.codes}
     found["broken"] = fault.promise.broken_by(job.codes, job.said) if found["came"] else ""
     return found
 

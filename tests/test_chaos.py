@@ -54,9 +54,17 @@ def test_outcomes_differ_in_anything_but_times() -> None:
 
 
 def test_the_table_counts() -> None:
-    struck = {"fault": "process killed", "came": True, "step": 3, "codes": [137], "seconds": 2.0, "broken": ""}
-    found = [struck | {"differs": ""}, struck | {"seconds": 4.0, "differs": "result.json: …"}]
+    struck = {
+        "fault": "process killed",
+        "came": True,
+        "step": 3,
+        "codes": [137],
+        "seconds": 2.0,
+        "told": 1.5,
+        "broken": "",
+    }
+    found = [struck | {"differs": ""}, struck | {"seconds": 4.0, "told": None, "differs": "result.json: …"}]
     found.append(struck | {"broken": "exit codes [3]", "codes": [3], "seconds": 9.0})
     lines = chaos.table(found).splitlines()
-    assert lines[1].split() == ["process", "killed", "3", "3", "2", "4.0", "9.0", "1"]
+    assert lines[1].split() == ["process", "killed", "3", "3", "2", "1", "1.5,", "1.5", "4.0,", "9.0"]
     assert [chaos.is_kept(each) for each in found] == [True, False, False]
