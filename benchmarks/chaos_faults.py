@@ -231,15 +231,13 @@ BEFORE_IT_LISTENS = 128 + signal.SIGTERM, 128 + signal.SIGINT
 MEETING = START_TIMEOUT + SLACK
 
 FAULTS: dict[str, Fault] = {
-    "process killed": Fault(kill_process, Promise(_codes(KILLED, 1, 2), r"process \d: killed by SIGKILL", MEETING)),
+    "process killed": Fault(kill_process, Promise(_codes(KILLED, 1), r"process \d: killed by SIGKILL", MEETING)),
     "keeper killed": Fault(kill_keeper, Promise(_codes(134, 1), f"process 1.*({LOST}|killed)"), moments=JOINED),
-    "launcher killed": Fault(kill_launcher, Promise(_codes(-9, 1, 2), "", MEETING)),
-    "machine gone": Fault(kill_host, Promise(_codes(-9, 1, 2), f"process \\d {LOST}", MEETING), places=("hosts",)),
+    "launcher killed": Fault(kill_launcher, Promise(_codes(-9, 1), "", MEETING)),
+    "machine gone": Fault(kill_host, Promise(_codes(-9, 1), f"process \\d {LOST}", MEETING), places=("hosts",)),
     # On another host its launcher does not hear of the loss: the stopped process itself cannot end.
-    "process stopped": Fault(
-        stop_process, Promise(_codes(KILLED, 1, 2), f"process \\d {LOST}", MEETING), places=("two",)
-    ),
-    "cable pulled": Fault(pull_cable, Promise(_codes(1, 2), f"process \\d {LOST}", MEETING), places=("hosts",)),
+    "process stopped": Fault(stop_process, Promise(_codes(KILLED, 1), f"process \\d {LOST}", MEETING), places=("two",)),
+    "cable pulled": Fault(pull_cable, Promise(_codes(1), f"process \\d {LOST}", MEETING), places=("hosts",)),
     "disk full": Fault(fill_disk, Promise(_codes(2), "No space left on device"), places=("two",)),
     "launcher asked to stop": Fault(
         asked(signal.SIGTERM, "launcher"), Promise(_codes(ASKED, *BEFORE_IT_LISTENS, -15, 1)), places=("two",)
@@ -249,8 +247,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "process asked to stop": Fault(
         asked(signal.SIGTERM, "process"),
-        # 2 is of those that wait for it on another host: it had not joined.
-        Promise(_codes(ASKED, *BEFORE_IT_LISTENS, 1, 2), "asked to stop|SIGTERM", MEETING),
+        Promise(_codes(ASKED, *BEFORE_IT_LISTENS, 1), "asked to stop|SIGTERM", MEETING),
     ),
     "process paused": Fault(paused("process", HEARTBEAT / 2), GOES_ON, passes=True),
     "launcher paused": Fault(paused("launcher", 2 * HEARTBEAT), GOES_ON, passes=True),

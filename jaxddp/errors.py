@@ -23,7 +23,7 @@ class InputError(JaxddpError, ValueError):
 
 
 class Unreachable(JaxddpError):
-    """A store gave no answer within its deadline: nothing is known of the image, and trying again may help."""
+    """A store or a process gave no answer in time: nothing is known of it, and trying again may help."""
 
 
 class NonFiniteError(JaxddpError, ArithmeticError):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Unreachable
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.link import Link
 
@@ -102,7 +102,7 @@ def test_half_a_job_is_an_error_that_says_what_is_missing(environ, expected):
 
 PROGRAM = """
 import os, signal, sys, time, numpy as np, jax, jax.numpy as jnp
-from jaxddp.errors import InputError
+from jaxddp.errors import JaxddpError
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import abandon, agree, join
 from jaxddp.mesh import Topology
@@ -110,10 +110,10 @@ from jaxddp.mesh import Topology
 try:
     join(find_job(), start=float(os.environ.get("START", "20")), silence=float(os.environ.get("SILENCE", "10")))
     {body}
-except InputError as error:
-    abandon(str(error), 2)
+except JaxddpError as error:
+    abandon(str(error), error.exit_code)
     print("jaxddp:", error, file=sys.stderr)
-    sys.exit(2)
+    sys.exit(error.exit_code)
 """
 ADD = """
     topology = Topology.create()
@@ -263,7 +263,7 @@ agree({"all": "well"})
 OWN_JOB = """# A program that joins its job by itself.
 import os
 import jax
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Unreachable
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import agree, exchange, from_first, is_first, join
 place = int(os.environ["JAX_PROCESS_ID"])
@@ -338,15 +338,15 @@ def test_one_too_many_is_turned_away_and_the_job_goes_on(tmp_path):
 
 
 def test_a_process_that_does_not_come_is_named():
-    with pytest.raises(InputError, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
+    with pytest.raises(Unreachable, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
         Link.meet(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
 
 
 def test_an_address_where_nobody_listens():
     job = Job(f"127.0.0.1:{free_port()}", 2, 1)
-    with pytest.raises(InputError, match=rf"coordinator {job.coordinator}: process 1 could not reach it in 0.5 s"):
+    with pytest.raises(Unreachable, match=rf"coordinator {job.coordinator}: process 1 could not reach it in 0.5 s"):
         Link.meet(job, {}, timeout=0.5)
-    with pytest.raises(InputError, match="name cannot be resolved"):
+    with pytest.raises(Unreachable, match="name cannot be resolved"):
         Link.meet(Job("no-such-host.invalid:1", 2, 1), {}, timeout=0.5)
 
 
@@ -359,7 +359,7 @@ def test_a_port_that_is_taken_or_not_ours():
         with pytest.raises(InputError, match=f"coordinator {address}: port .* is taken; choose another"):
             Link.meet(Job(address, 2, 0), {}, timeout=5)
         begin = time.monotonic()
-        with pytest.raises(InputError, match="no answer in 0.5 s"):
+        with pytest.raises(Unreachable, match="no answer in 0.5 s"):
             Link.meet(Job(address, 2, 1), {}, timeout=0.5)
         assert time.monotonic() - begin < 30
     with pytest.raises(InputError, match="192.0.2.1:4321: not an address of this machine; process 0 .* runs on"):
@@ -370,7 +370,8 @@ def test_a_port_that_is_taken_or_not_ours():
 def test_versions_that_differ_and_another_job_at_the_same_address(tmp_path):
     body = "pass"
     ends = Group(tmp_path, body, process1={"JAXDDP_RUN_ID": "other", "START": "4"}, process0={"START": "4"}).ends()
-    assert [code for code, _ in ends] == [2, 2]
+    # To the one it is somebody who is not there yet, to the other a mistake.
+    assert [code for code, _ in ends] == [1, 2]
     assert "process 1 of 2 did not join" in ends[0][1]
     assert "it serves another job" in ends[1][1]
 

@@ -20,7 +20,7 @@ from jaxddp.job.messages import (
     Welcome,
 )
 from jaxddp.job.ports import WAITING, listen
-from jaxddp.job.rendezvous import Roll
+from jaxddp.job.rendezvous import Roll, turned_away
 from jaxddp.job.strangers import Strangers
 from jaxddp.job.watch import Loss, Waits, Watch
 
@@ -40,7 +40,7 @@ class Host:
         self._job, self._roll = job, Roll(job, facts, socket.gethostname())
         self._members = dict[int, tuple[Connection, Hello]]()
         self._decided = asyncio.Event()
-        self._problem: str | None = None
+        self._problem: Refusal | None = None
         self._strangers = Strangers(job.num_processes)
         self._values = dict[int, dict[int, Value]]()
         self._arrived = asyncio.Condition()
@@ -48,7 +48,7 @@ class Host:
         self.watch: Watch | None = None
 
     async def meet(self, timeout: float, waits: Waits, end: Callable[[Loss], None]) -> None:
-        """Let all in, or tell all why not. Raises: InputError; as `jaxddp.job.link.Link.meet`."""
+        """Let all in, or tell all why not. Raises: InputError, Unreachable; as `jaxddp.job.link.Link.meet`."""
         _raise_file_limit(self._job.num_processes)
         inherited = os.environ.pop(INHERITED_SOCKET, None)
         own = listen(self._job.host, self._job.port) if inherited is None else socket.socket(fileno=int(inherited))
@@ -61,9 +61,9 @@ class Host:
         if self._problem is not None:
             server.close()
             for connection, _ in self._members.values():
-                connection.send(Refusal(self._problem))
+                connection.send(self._problem)
             await asyncio.gather(*(connection.close() for connection, _ in self._members.values()))
-            raise InputError(self._problem)
+            raise turned_away(self._problem)
         self.jax_address = _free_address(own)
         connections = {process: connection for process, (connection, _) in self._members.items()}
         self.watch = Watch(0, connections, self._roll.hosts, waits, end)
@@ -109,16 +109,16 @@ class Host:
         greeted = await self._strangers.greeted(connection)
         if greeted is not None:
             challenge, hello = greeted
-            reason = self._let_in(challenge, hello, connection)
-            if reason is not None:
-                connection.send(Refusal(reason))
+            refusal = self._let_in(challenge, hello, connection)
+            if refusal is not None:
+                connection.send(refusal)
             else:
                 await self._listen(hello.process, connection)
 
-    def _let_in(self, challenge: Challenge, hello: Hello, connection: Connection) -> str | None:
+    def _let_in(self, challenge: Challenge, hello: Hello, connection: Connection) -> Refusal | None:
         """Why a process is not let in; None where it is. The first that does not fit ends the meeting."""
-        if (reason := self._roll.stranger(challenge, hello)) is not None:
-            return reason
+        if (refusal := self._roll.stranger(challenge, hello)) is not None:
+            return refusal
         if self._decided.is_set():
             return self._problem or self._roll.late(hello.process)
         self._problem = self._roll.mismatch(hello)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxddp.errors import InputError, about
+from jaxddp.errors import InputError, Unreachable
 from jaxddp.job.environment import Job
 from jaxddp.job.host import Host
 from jaxddp.job.member import Member
@@ -62,19 +62,22 @@ class Link:
             end: called with the first loss, once the others are told; by default it ends this process.
 
         Raises:
-            InputError: the address is taken, wrong or out of reach; a process is missing, joins twice, has another
-                number of processes, belongs to another job, does not know the job's key, or has other facts.
+            InputError: the address is taken or wrong; a process joins twice, has another number of processes, belongs
+                to another job, does not know the job's key, or has other facts.
+            Unreachable: process 0 is out of reach, or another one does not come in time.
         """
         network = NetworkThread("jaxddp-job")
 
         async def met() -> Host | Member:
             side = Member(job, facts) if job.process_id else Host(job, facts)
-            await side.meet(timeout, waits, end)
+            try:
+                await side.meet(timeout, waits, end)
+            except (InputError, Unreachable) as error:
+                raise type(error)(f"coordinator {job.coordinator}: {error}") from error
             return side
 
         try:
-            with about(f"coordinator {job.coordinator}"):
-                return cls(job, network.result(met()), network)
+            return cls(job, network.result(met()), network)
         except BaseException:
             network.close()
             raise

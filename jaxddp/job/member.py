@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Unreachable
 from jaxddp.job.connection import STRANGERS_LONGEST, Connection, NotReached, reached
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import nonce, proof_of_coordinator, proof_of_process, same
@@ -20,6 +20,7 @@ from jaxddp.job.messages import (
     Strange,
     Welcome,
 )
+from jaxddp.job.rendezvous import turned_away
 from jaxddp.job.watch import Loss, Waits, Watch
 
 
@@ -38,7 +39,7 @@ class Member:
         self.watch: Watch | None = None
 
     async def meet(self, timeout: float, waits: Waits, end: Callable[[Loss], None]) -> None:
-        """Join, and wait for the others. Raises: InputError; as `jaxddp.job.link.Link.meet`."""
+        """Join, and wait for the others. Raises: InputError, Unreachable; as `jaxddp.job.link.Link.meet`."""
         give_up = time.monotonic() + timeout
         connection, challenge = await self._connect(give_up, timeout)
         try:
@@ -78,7 +79,7 @@ class Member:
         return [self._connection]
 
     async def _join(self, connection: Connection, challenge: Challenge, give_up: float, timeout: float) -> str:
-        """Say who this process is; returns the address of JAX's coordinator. Raises: InputError."""
+        """Say who this process is; returns the address of JAX's coordinator. Raises: as `meet`."""
         job, own = self._job, nonce()
         proof = proof_of_process(job, challenge, own)
         connection.send(
@@ -87,9 +88,9 @@ class Member:
         # Process 0 has the same timeout, and its reason says more than one here.
         answer = await _said(connection, max(give_up - time.monotonic(), 0) + 5, timeout)
         if answer is None:
-            raise InputError("process 0 ended before all processes had joined")
+            raise Unreachable("process 0 ended before all processes had joined")
         if isinstance(answer, Refusal):
-            raise InputError(answer.reason)
+            raise turned_away(answer)
         if not isinstance(answer, Welcome):
             raise InputError(_NOT_OURS)
         if not same(answer.proof, proof_of_coordinator(job.key, own, answer.jax_address)):
@@ -107,7 +108,7 @@ class Member:
         try:
             return await reached(self._job.host, self._job.port, give_up, greet)
         except NotReached as error:
-            raise InputError(
+            raise Unreachable(
                 f"process {self._job.process_id} could not reach it in {timeout:g} s ({error}); is the address right, "
                 "process 0 started, and the port open?"
             ) from None
@@ -125,7 +126,7 @@ _NOT_OURS = "what answers there is not process 0 of a jaxddp job; give another p
 
 
 async def _challenge(connection: Connection, remaining: float, timeout: float) -> Challenge:
-    """The first word of process 0. Raises: InputError; it is another, or there is none."""
+    """The first word of process 0. Raises: InputError; it is another. Unreachable; there is none."""
     said = await _said(connection, remaining, timeout)
     if said is None:
         raise ConnectionResetError("it closed the connection")
@@ -135,7 +136,9 @@ async def _challenge(connection: Connection, remaining: float, timeout: float) -
 
 
 async def _said(connection: Connection, seconds: float, timeout: float) -> Message | None:
-    """What process 0 says before all have joined; None where it has gone. Raises: InputError; nothing, or no message.
+    """What process 0 says before all have joined; None where it has gone.
+
+    Raises: Unreachable; nothing. InputError; no message.
 
     `timeout` is what the user knows of the `seconds` that this waits.
     """
@@ -143,6 +146,6 @@ async def _said(connection: Connection, seconds: float, timeout: float) -> Messa
         async with asyncio.timeout(seconds):
             return await connection.receive(STRANGERS_LONGEST)
     except TimeoutError:
-        raise InputError(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
+        raise Unreachable(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
     except Strange:
         raise InputError(_NOT_OURS) from None

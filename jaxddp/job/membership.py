@@ -46,7 +46,9 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             `jaxddp.job.progress`.
         shutdown: seconds to wait for the others at the end.
 
-    Raises `InputError` where the processes do not reach each other, or differ where they must not; see `Link.meet`.
+    Raises:
+        Unreachable: the processes do not reach each other in time.
+        InputError: they differ where they must not; see `Link.meet`.
     """
     global _link
     show_stacks_on_signal()

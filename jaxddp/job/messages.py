@@ -57,9 +57,10 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A process cannot join, or nobody can."""
+    """A process cannot join, or nobody can; and the exit code that follows, which is 2 for a mistake."""
 
     reason: str
+    code: _Code = 2
 
 
 @dataclass(frozen=True)

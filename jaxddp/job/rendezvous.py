@@ -2,10 +2,16 @@
 
 from collections.abc import Mapping
 
+from jaxddp.errors import InputError, JaxddpError, Unreachable
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import expected_proof, same
-from jaxddp.job.messages import Challenge, Hello
+from jaxddp.job.messages import Challenge, Hello, Refusal
 from jaxddp.wording import show
+
+
+def turned_away(refusal: Refusal) -> JaxddpError:
+    """What a process raises that is refused: another start helps where somebody was only not there."""
+    return (InputError if refusal.code == InputError.exit_code else Unreachable)(refusal.reason)
 
 
 class Roll:
@@ -25,7 +31,7 @@ class Roll:
     def is_complete(self) -> bool:
         return len(self.hosts) == self._job.num_processes
 
-    def stranger(self, challenge: Challenge, hello: Hello) -> str | None:
+    def stranger(self, challenge: Challenge, hello: Hello) -> Refusal | None:
         """Why a process that says this to a challenge is none of this job, which goes on without it; None if it is."""
         reason = None
         if hello.run_id != self._job.run_id:
@@ -33,10 +39,14 @@ class Roll:
         elif self._job.key and not same(hello.proof, expected_proof(self._job.key, challenge, hello)):
             reason = f"{KEY} is another one there; give all processes of a job the same"
         self._turned_away += reason is not None
-        return reason
+        return None if reason is None else Refusal(reason)
 
-    def mismatch(self, hello: Hello) -> str | None:
+    def mismatch(self, hello: Hello) -> Refusal | None:
         """Why no job can come of this, if a process of it says so; None where it fits."""
+        reason = self._difference(hello)
+        return None if reason is None else Refusal(reason)
+
+    def _difference(self, hello: Hello) -> str | None:
         there, count, process = hello.host, self._job.num_processes, hello.process
         if hello.proof and not self._job.key:
             return f"{KEY} is set in process {process} on {there}, and not in process 0; give all the same"
@@ -61,20 +71,21 @@ class Roll:
                 )
         return None
 
-    def late(self, process: int) -> str:
+    def late(self, process: int) -> Refusal:
         """What a process is told that comes when all have joined."""
-        return (
+        return Refusal(
             f"all {self._job.num_processes} processes of the job there have joined already; is "
             f"JAX_PROCESS_ID={process} given twice, or is this another job's address?"
         )
 
-    def absent(self, timeout: float, listening: str) -> str:
+    def absent(self, timeout: float, listening: str) -> Refusal:
         """Who did not join in time."""
         missing = [str(process) for process in range(self._job.num_processes) if process not in self.hosts]
         who = f"process{'es' * (len(missing) > 1)} {', '.join(missing[:8])}"
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         others = f"; turned away {self._turned_away}, of another job or with another {KEY}" if self._turned_away else ""
-        return (
+        return Refusal(
             f"{who}{more} of {self._job.num_processes} did not join in {timeout:g} s; start all of them, or raise "
-            f"parallel.start_timeout (process 0 listens on {listening}{others})"
+            f"parallel.start_timeout (process 0 listens on {listening}{others})",
+            Unreachable.exit_code,
         )
