@@ -5,9 +5,12 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import orbax.checkpoint as ocp
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
@@ -68,6 +71,23 @@ def _is_news(record: logging.LogRecord) -> bool:
     record.msg, record.args = f"{record.getMessage()}: {error.strerror or type(error).__name__}", ()
     record.exc_info = None
     return True
+
+
+class Barrier:
+    """Where Orbax's threads wait for the other processes; one whose part of a save has failed does not.
+
+    On its way out of such a save Orbax waits at another barrier than the others, who wait for this part: all would stand
+    for `AsyncOptions.timeout_secs`, and nobody would hear why. So the error goes on to where this process can say it.
+    """
+
+    def __init__(self) -> None:
+        # What this thread handles may be an error of long before, after which a user trains again.
+        self._training = threading.get_ident()
+
+    def __call__(self, *, key: str, timeout_ms: int) -> None:
+        if threading.get_ident() != self._training and (error := sys.exception()) is not None:
+            raise error
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
 from jaxddp.goal import Goal
 from jaxddp.job.membership import is_alone, is_first
-from jaxddp.training.checkpoint_errors import reading, restoring, writing
+from jaxddp.training.checkpoint_errors import Barrier, reading, restoring, writing
 from jaxddp.training.manifest import Manifests
 from jaxddp.training.validations import Validations
 
@@ -59,6 +59,7 @@ class Checkpoints:
             "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
             # What a killed run left half written.
             "cleanup_tmp_directories": True,
+            "async_options": ocp.AsyncOptions(barrier_sync_fn=Barrier()),
         }
         to_read = {"read_only": True, "create": False, "save_interval_steps": 0}
         with reading(self.directory) if read_only else writing(self.directory):
@@ -103,7 +104,8 @@ class Checkpoints:
             latest = self.latest()
             good = "there is no checkpoint yet" if latest is None else f"the last good one is step {latest}"
             raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")
-        self._finish_manifest()
+        # Orbax would first meet the others, who may stand elsewhere if the last save failed in this process alone.
+        self.wait()
         # One of that step may have been there before, and been removed.
         self.validations.forget(step)
         if is_first():

@@ -1,6 +1,7 @@
 """Faults from outside, in the middle of a training: every process ends, soon, and says whose fault it was."""
 
 import os
+import resource
 import signal
 
 import pytest
@@ -102,6 +103,18 @@ def test_an_exception_in_one_process_ends_the_job_with_its_cause(training, tmp_p
     assert launched.last_of(0) == "jaxddp: process 1 ended: RuntimeError: disk on fire; the job ends here"
     log = (launched.logs / "process-1.log").read_text()
     assert "Traceback" in log and log.count("disk on fire") >= 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_save_that_fails_in_one_process_ends_the_job_with_its_cause(start, arrays, workdir, tmp_path, rank):
+    words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS, "--log.to", ""]
+    launched = start(Launched, tmp_path / "launch", 2, [*words, "--checkpoint.every", "200 steps"], "--grace", "2")
+    launched.wait_until((workdir / "checkpoints" / "200").is_dir)
+    resource.prlimit(launched.worker(rank), resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    assert launched.end(SOON) == 2
+    failed = "checkpoints: cannot be written (File too large)"
+    assert failed in launched.last_of(rank)
+    assert launched.last_of(1 - rank).startswith(f"jaxddp: process {rank} ended: ") and failed in launched.last_of(1 - rank)
 
 
 def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir, reference):
