@@ -5,10 +5,11 @@ import logging
 import os
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxddp.training.checkpoint_errors import writing
+from jaxddp.training.checkpoint_errors import Barrier, writing
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BY_TENSORSTORE = ValueError(f"RESOURCE_EXHAUSTED: Error writing [os_error_code='{errno.ENOSPC}' syscall='write']")
@@ -51,3 +52,17 @@ def test_of_a_loop_that_has_ended_nothing_is_printed(tmp_path, monkeypatch):
     for text in ("Event loop is closed", "another"):
         sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))  # type: ignore[arg-type]
     assert [str(of.exc_value) for of in seen] == ["another"]
+
+
+def test_an_error_passes_the_barrier_in_the_threads_of_orbax_alone():
+    barrier = Barrier()
+
+    def meet() -> None:
+        try:
+            raise FULL
+        except OSError:
+            barrier(key="save", timeout_ms=1000)
+
+    meet()
+    with ThreadPoolExecutor(1) as thread, pytest.raises(OSError, match="No space left on device"):
+        thread.submit(meet).result(10)

@@ -76,8 +76,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 class Barrier:
     """Where Orbax's threads wait for the other processes; one whose part of a save has failed does not.
 
-    On its way out of such a save Orbax waits at another barrier than the others, who wait for this part: all would stand
-    for `AsyncOptions.timeout_secs`, and nobody would hear why. So the error goes on to where this process can say it.
+    On its way out of such a save Orbax waits at another barrier than the others, who wait for this part: all would
+    stand for `AsyncOptions.timeout_secs`, and nobody would hear why. So the error goes on to where it can be said.
     """
 
     def __init__(self) -> None:

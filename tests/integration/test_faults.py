@@ -114,7 +114,8 @@ def test_a_save_that_fails_in_one_process_ends_the_job_with_its_cause(start, arr
     assert launched.end(SOON) == 2
     failed = "checkpoints: cannot be written (File too large)"
     assert failed in launched.last_of(rank)
-    assert launched.last_of(1 - rank).startswith(f"jaxddp: process {rank} ended: ") and failed in launched.last_of(1 - rank)
+    said = launched.last_of(1 - rank)
+    assert said.startswith(f"jaxddp: process {rank} ended: ") and failed in said
 
 
 def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir, reference):
