@@ -55,7 +55,8 @@ def test_of_a_loop_that_has_ended_nothing_is_printed(tmp_path, monkeypatch):
 
 
 def test_an_error_passes_the_barrier_in_the_threads_of_orbax_alone():
-    barrier = Barrier()
+    waits = list[tuple[str, int]]()
+    barrier = Barrier(lambda *, key, timeout_ms: waits.append((key, timeout_ms)))
 
     def meet() -> None:
         try:
@@ -66,3 +67,4 @@ def test_an_error_passes_the_barrier_in_the_threads_of_orbax_alone():
     meet()
     with ThreadPoolExecutor(1) as thread, pytest.raises(OSError, match="No space left on device"):
         thread.submit(meet).result(10)
+    assert waits == [("save", 1000)]

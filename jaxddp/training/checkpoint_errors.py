@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import orbax.checkpoint as ocp
+from typing import Protocol
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
@@ -73,6 +72,12 @@ def _is_news(record: logging.LogRecord) -> bool:
     return True
 
 
+class Wait(Protocol):
+    """Waits until all processes have come to the same key. Raises: where they have not in so many milliseconds."""
+
+    def __call__(self, *, key: str, timeout_ms: int) -> None: ...
+
+
 class Barrier:
     """Where Orbax's threads wait for the other processes; one whose part of a save has failed does not.
 
@@ -80,14 +85,15 @@ class Barrier:
     stand for `AsyncOptions.timeout_secs`, and nobody would hear why. So the error goes on to where it can be said.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Wait):
+        self._wait = wait
         # What this thread handles may be an error of long before, after which a user trains again.
         self._training = threading.get_ident()
 
     def __call__(self, *, key: str, timeout_ms: int) -> None:
         if threading.get_ident() != self._training and (error := sys.exception()) is not None:
             raise error
-        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+        self._wait(key=key, timeout_ms=timeout_ms)
 
 
 @contextmanager

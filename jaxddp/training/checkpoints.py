@@ -59,7 +59,7 @@ class Checkpoints:
             "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
             # What a killed run left half written.
             "cleanup_tmp_directories": True,
-            "async_options": ocp.AsyncOptions(barrier_sync_fn=Barrier()),
+            "async_options": ocp.AsyncOptions(barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())),
         }
         to_read = {"read_only": True, "create": False, "save_interval_steps": 0}
         with reading(self.directory) if read_only else writing(self.directory):
