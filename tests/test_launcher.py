@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxddp.cluster import starter, workers
+from jaxddp.cluster import starter, worker_group
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
 from jaxddp.cluster.options import Launch, split
@@ -59,7 +59,7 @@ def plain_environment(monkeypatch):
 @pytest.fixture
 def brief(monkeypatch):
     """The others get hardly a moment after a failure."""
-    monkeypatch.setattr(workers, "_MOMENT_SECONDS", 0.05)
+    monkeypatch.setattr(worker_group, "_MOMENT_SECONDS", 0.05)
 
 
 def program(text: str) -> list[str]:
@@ -440,6 +440,44 @@ def test_a_signal_lets_processes_save_and_end(number, tmp_path):
 )
 def test_a_signal_ends_processes_that_do_not_save(number, text, code, tmp_path):
     assert Launcher(tmp_path, text).send(number).end() == (128 + number if code is None else code)
+
+
+def test_a_mistake_that_shows_as_all_save_is_the_end(tmp_path):
+    text = SAVE.format(code="(143, 2)[rank]").replace('"saved"', '"disk full"')
+    launcher = Launcher(tmp_path, text).send(signal.SIGTERM)
+    assert launcher.end() == 2
+    assert "process 1: exit code 2; its last lines" in launcher.err and "[1] disk full" in launcher.err
+
+
+TRACED = """
+import ctypes
+ready = {ready!r}
+if rank == 1:
+    while not os.path.exists(ready):
+        time.sleep(0.01)
+    sys.exit(9)
+libc = ctypes.CDLL(None)
+libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER: whoever wants to
+seize = "import ctypes, sys, time; print(ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0), flush=True)"
+traced = [sys.executable, "-c", f"{{seize}}; time.sleep(60)", str(os.getpid())]
+tracer = subprocess.Popen(traced, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, text=True)
+say(tracer.pid, tracer.stdout.readline().strip())
+open(ready, "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ptrace is Linux's")
+def test_a_process_that_cannot_be_killed_is_not_waited_for_without_an_end(run, brief, monkeypatch, tmp_path):
+    """Where a debugger holds it, its end does not come to the launcher, as that of one that hangs in the kernel."""
+    monkeypatch.setattr(worker_group, "_DEATH_SECONDS", 0.5)
+    ran = run(TRACED.format(ready=str(tmp_path / "ready")), grace=0.2)
+    tracer, result = ran.of(0)[0].split()
+    os.kill(int(tracer), signal.SIGKILL)
+    if result != "0":
+        pytest.skip("no process may trace another one here")
+    assert ran.code == 9
+    assert "process 0: SIGKILL does not end it, which waits in the kernel (a disk, a GPU?)" in ran.errors
 
 
 def test_a_second_ctrl_c_kills(tmp_path):

@@ -66,6 +66,7 @@ def test_no_more_restarts_than_were_asked_for(most):
 
 ASKED = End(75, "asked to stop", asked=True)
 CARELESS = End(143, "SIGTERM", asked=True)
+EARLY = End(143, "process 0: killed by SIGTERM")
 DONE, BAD = End(0, "asked to stop"), End(2, "process 0: exit code 2")
 # fmt: off
 VERDICTS = {
@@ -80,6 +81,8 @@ VERDICTS = {
     "bad input of a job that grows": ({0: BAD, 1: SAVED}, BAD, {"elastic": True, "growing": True}, 2),
     "done before it could grow": ({0: DONE, 1: DONE}, None, {"elastic": True, "growing": True}, 0),
     "killed": ({0: End(1, "x"), 1: KILLED}, KILLED, {}, "process 1: killed by SIGKILL; restart 1 of 1 in 1 s"),
+    "killed as it grew": ({0: SAVED, 1: KILLED}, KILLED, {"elastic": True, "growing": True}, "process 1: killed by S"),
+    "grew before it began": ({0: EARLY}, EARLY, {"elastic": True, "growing": True}, "all start again with the mach"),
     "a machine left": ({0: SAVED, 1: ASKED}, None, {"elastic": True}, "machine 1 left; the others go on"),
     "a machine grew": ({0: SAVED}, None, {"elastic": True, "growing": True}, "saved; all start again with the"),
 }
@@ -95,7 +98,7 @@ def test_verdicts(case):
     else:
         assert isinstance(found, Again) and found.line.startswith(expected)
         # Only what failed is counted.
-        assert (found.budget.used, found.delay) == ((1, 1.0) if failure else (0, 0.0))
+        assert (found.budget.used, found.delay) == ((1, 1.0) if failure is KILLED else (0, 0.0))
     if failure is KILLED:
         assert decide(ends, failure, Budget(0), 5.0, **how) == 137
 
@@ -158,9 +161,9 @@ class Machine:
         options = f"processes=1, grace=2, save_grace=1, logs=Path({str(folder / 'logs')!r}), {options}"
         code = (
             f"{LAUNCHER}\nfrom jaxddp.config import Config\n"
-            f"from jaxddp.errors import InputError\n"
+            f"from jaxddp.errors import JaxddpError\n"
             f"try:\n    sys.exit(launch(Launch({options}), {program(text)!r}, {config}))\n"
-            f"except InputError as error:\n    print(error, file=sys.stderr)\n    sys.exit(2)\n"
+            f"except JaxddpError as error:\n    print(error, file=sys.stderr)\n    sys.exit(error.exit_code)\n"
         )
         with self.paths[0].open("wb") as out, self.paths[1].open("wb") as err:
             self.process = subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=err)
@@ -312,11 +315,25 @@ def test_a_machine_that_cannot_start_its_process_ends_all(machine, place, tmp_pa
 
 def test_machines_that_do_not_come_are_counted(machine, place):
     launcher = machine(SAVING, f"nodes='3', restarts=1, wait=0.3, nr=0, {place}")
-    assert launcher.end() == 2
+    assert launcher.end() == 1
     assert "--nodes 3: 1 of at least 3 machines came in 0.3 s: 0 (" in launcher.err
     other = machine(SAVING, f"nodes='3', restarts=1, wait=0.3, nr=2, {place}")
-    assert other.end() == 2
+    assert other.end() == 1
     assert "machine 2 could not reach it in 0.3 s" in other.err
+
+
+def test_those_that_came_end_as_the_one_that_counts(machine, place):
+    options = f"nodes='3', restarts=1, {place}"
+    second = machine(SAVING, f"{options}, nr=1")
+    first = machine(SAVING, f"{options}, wait=2, nr=0")
+    assert (first.end(), second.end()) == (1, 1)
+    assert "machine 0: --nodes 3: 2 of at least 3 machines came in 2 s: 0 (" in second.err
+
+
+def test_a_name_that_no_host_can_have_is_a_mistake(machine):
+    launcher = machine(SAVING, "nodes='2', restarts=1, nr=1, coordinator='.cluster:1234'")
+    assert launcher.end() == 2
+    assert launcher.err.endswith("--coordinator .cluster:1234: there is no host '.cluster'; give its name or address\n")
 
 
 @needs_proc
@@ -366,6 +383,24 @@ def test_a_late_process_of_an_older_start_is_turned_away():
         second = Link.meet(Job(job.coordinator, 2, 1, run_id="name.1"), {}, 20, end=print)
         for link in (second, first.result(20)):
             link.leave()
+
+
+def test_ctrl_c_on_a_machine_that_waits_for_the_processes_of_another_is_heard(machine, place):
+    text = """
+signal.signal(signal.SIGTERM, lambda *_: say("not yet"))
+say("begun")
+if rank == 1:
+    sys.exit(9)
+while True:
+    time.sleep(0.01)
+"""
+    both = f"nodes='2', restarts=9, {place}"
+    first, second = machine(text, f"{both}, nr=0"), machine(text, f"{both}, nr=1")
+    # Between SIGTERM and SIGKILL, two seconds later.
+    first.said("[0] not yet")
+    assert second.send(signal.SIGINT).end() == 130
+    assert first.end() == 9
+    assert "; restart" not in first.err + second.err
 
 
 # --- Machines that come and go ---

@@ -21,9 +21,10 @@ from jaxddp.cluster.meeting.visiting import Visiting
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.sharing import sizes_that_share
-from jaxddp.cluster.workers import Worker, WorkerGroup
+from jaxddp.cluster.worker import Worker
+from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.config import Config
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, JaxddpError
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.job.host import INHERITED_SOCKET
 
@@ -62,10 +63,11 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
         config: that of the command, where it trains or evaluates one: how many machines can share its batches.
 
     Returns:
-        The exit code of the job: see `jaxddp.cluster.workers.WorkerGroup.watch`; of several starts, that of the last.
+        The exit code of the job: see `jaxddp.cluster.worker_group.WorkerGroup.watch`; of several starts, the last's.
 
     Raises:
         InputError: options that contradict each other or this machine, or a command that does not exist.
+        Unreachable: the other machines do not come in time.
     """
     program = program_of(command)
     options.check()
@@ -74,14 +76,14 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     logs = options.logs or default_logs(command)
     started, group = _Started(options, program, logs, gpus, cores, _job_environment(options)), None
     with caught_signals() as inbox:
-        gathering, error = _gathering(options, len(gpus), sizes, inbox), ""
+        gathering, error = _gathering(options, len(gpus), sizes, inbox), None
         try:
             while (generation := gathering.meet()) is not None:
                 with closing(WorkerGroup(options.grace, options.save_grace)) as group:
                     _start(group, generation, started)
                     gathering.ended(group.watch(inbox, gathering))
-        except InputError as raised:
-            error = str(raised)
+        except JaxddpError as raised:
+            error = raised
             raise
         finally:
             gathering.close(error)

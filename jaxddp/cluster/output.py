@@ -124,8 +124,8 @@ def _open_log(path: Path) -> IO[bytes]:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A resumed run appends to its log, as to its other files.
         log = files.open_regular(path, "ab", buffering=0)
+        if log.tell():
+            log.write(f"--- started again, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder with --logs") from error
-    if log.tell():
-        log.write(f"--- started again, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
     return log

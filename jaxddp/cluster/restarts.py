@@ -1,5 +1,6 @@
 """What follows when all processes of a job have ended: the end, or another start."""
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,8 @@ LONGEST_DELAY = 60.0
 LONG_RUN = 600.0
 """Seconds after which what failed at first counts as mended: delays begin anew."""
 PREEMPTED, BAD_INPUT = Preempted.exit_code, InputError.exit_code
+ASKED_TOO_SOON = 128 + signal.SIGTERM
+"""Of a process that was asked to save before it had begun to train."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,9 @@ def decide(
     if leaving:
         names = " and ".join(f"machine {machine}" for machine in sorted(leaving))
         return Again(replace(budget, in_a_row=0), 0.0, f"{names} left; the others go on")
-    if growing:
-        return Again(replace(budget, in_a_row=0), 0.0, "saved; all start again with the machines that came")
+    if growing and (failure is None or failure.code == ASKED_TOO_SOON):
+        saved = "" if failure else "saved; "
+        return Again(replace(budget, in_a_row=0), 0.0, f"{saved}all start again with the machines that came")
     after = budget.after_failure(seconds)
     if failure is None or after is None:
         return code

@@ -5,12 +5,14 @@ import time
 from typing import Any
 
 from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.meeting.gathering import Generation, Quit, address_of, listen_at, name_of, wait_for
+from jaxddp.cluster.meeting.gathering import Generation, Quit, listen_at, name_of, wait_for
 from jaxddp.cluster.meeting.notes import Assignment
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import PREEMPTED, Budget, End, decide
-from jaxddp.cluster.workers import WorkerGroup
+from jaxddp.cluster.worker_group import WorkerGroup
+from jaxddp.errors import JaxddpError
+from jaxddp.job.ports import address_of
 
 
 class Alone:
@@ -45,7 +47,7 @@ class Alone:
     def ended(self, end: End) -> None:
         self._end = end
 
-    def close(self, error: str = "") -> None:
+    def close(self, error: JaxddpError | None = None) -> None:
         """Nobody is to be told."""
 
     def _goes_on(self, end: End) -> bool:

@@ -12,8 +12,8 @@ from jaxddp.cluster.meeting.notes import Assignment
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import End
-from jaxddp.cluster.workers import WorkerGroup
-from jaxddp.errors import about
+from jaxddp.cluster.worker_group import WorkerGroup
+from jaxddp.errors import JaxddpError, about
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.ports import LOOPBACK, is_loopback, listen, split_address
 
@@ -37,7 +37,12 @@ class Gathering(Protocol):
     code: int
 
     def meet(self) -> Generation | None:
-        """Wait for what follows the last generation; None for the end of the job. Raises: InputError."""
+        """Wait for what follows the last generation; None for the end of the job.
+
+        Raises:
+            Unreachable: the others do not come in time.
+            InputError: their options do not fit to each other, or an address is none.
+        """
         ...
 
     def hear(self, event: Any, group: WorkerGroup) -> None:
@@ -52,7 +57,7 @@ class Gathering(Protocol):
         """The processes of this machine have ended."""
         ...
 
-    def close(self, error: str = "") -> None:
+    def close(self, error: JaxddpError | None = None) -> None:
         """Part from the others; `error` is why this launcher fails."""
         ...
 
@@ -73,12 +78,6 @@ def wait_for(inbox: Inbox, until: float | None, hear: Callable[[Any], None]) -> 
     if event is not None:
         hear(event)
     return event is not None
-
-
-def address_of(listener: socket.socket) -> str:
-    """`host:port`; an IPv6 address is in brackets."""
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listen_at(options: Launch) -> socket.socket:

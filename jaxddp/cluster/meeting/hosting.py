@@ -4,7 +4,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxddp.cluster.inbox import Inbox
@@ -13,7 +13,6 @@ from jaxddp.cluster.meeting.door import Door
 from jaxddp.cluster.meeting.gathering import (
     Generation,
     Quit,
-    address_of,
     facts_of,
     job_of_launchers,
     listen_at,
@@ -23,10 +22,10 @@ from jaxddp.cluster.meeting.gathering import (
 from jaxddp.cluster.meeting.notes import Assignment, Ended, Failed, Over, Stop, Told, shortened
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
-from jaxddp.cluster.restarts import BAD_INPUT, PREEMPTED, Budget, End, decide
-from jaxddp.cluster.workers import WorkerGroup
-from jaxddp.errors import InputError
-from jaxddp.job.ports import listen
+from jaxddp.cluster.restarts import PREEMPTED, Budget, End, decide
+from jaxddp.cluster.worker_group import WorkerGroup
+from jaxddp.errors import JaxddpError, Unreachable
+from jaxddp.job.ports import address_of, listen
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,9 @@ class Hosting:
     def ended(self, end: End) -> None:
         self._note_end(0, end, None)
 
-    def close(self, error: str = "") -> None:
-        if error:
-            self._door.close(Told(shortened(f"machine 0: {error}")), Over(BAD_INPUT))
+    def close(self, error: JaxddpError | None = None) -> None:
+        if error is not None:
+            self._door.close(Told(shortened(f"machine 0: {error}")), Over(error.exit_code))
         else:
             self._door.close(Over(self.code))
 
@@ -111,11 +110,14 @@ class Hosting:
         if note.asked and self._elastic:
             # It leaves; that its connection ends is no news.
             self._present.pop(machine, None)
-        if note.generation == self._generation and machine in self._pending():
+        if machine in self._pending() and (note.asked or note.generation == self._generation):
             self._note_end(machine, End(note.code, note.cause, note.asked), group)
         elif note.asked and not self._elastic and not self._pending():
             say(f"jaxddp launch: machine {machine}: {note.cause}")
             raise Quit(note.code)
+        elif note.asked and machine in self._ends:
+            # Its processes had ended before; it counts once those of the others have, too.
+            self._ends[machine] = replace(self._ends[machine], asked=True)
 
     def _note_end(self, machine: int, end: End, group: WorkerGroup | None) -> None:
         if machine not in self._pending():
@@ -140,7 +142,7 @@ class Hosting:
 
     def _grow(self, generation: int, group: WorkerGroup | None) -> None:
         size = self._size()
-        if generation != self._generation or group is None or self._growing or size is None:
+        if generation != self._generation or group is None or self._growing or self._failure or size is None:
             return
         if size > len(self._members) and self._pending() == set(self._members):
             self._growing = True
@@ -168,7 +170,7 @@ class Hosting:
         return max((size for size in self._sizes if size <= len(self._present)), default=None)
 
     def _gather(self) -> None:
-        """Wait for the machines. Raises: InputError at first, Quit later; too few came in time."""
+        """Wait for the machines. Raises: Unreachable at first, Quit later; too few came in time."""
         give_up = time.monotonic() + self._options.wait
         while (size := self._size()) != self._sizes[-1]:
             until = give_up if size is None else min(self._changed + self._options.settle, give_up)
@@ -184,7 +186,7 @@ class Hosting:
             "start the others, or raise --wait"
         )
         if self._generation < 0:
-            return InputError(f"--nodes {self._options.nodes}: {line}")
+            return Unreachable(f"--nodes {self._options.nodes}: {line}")
         say(f"jaxddp launch: {line}")
         return Quit(self.code)
 

@@ -1,5 +1,6 @@
 """The launcher of another machine than 0: it does what that of machine 0 decides."""
 
+import time
 from typing import Any
 
 from jaxddp.cluster.inbox import Inbox
@@ -9,9 +10,12 @@ from jaxddp.cluster.meeting.notes import Assignment, Ended, Failed, Over, Stop, 
 from jaxddp.cluster.meeting.visitor import Unreached, Visitor
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
-from jaxddp.cluster.restarts import BAD_INPUT, End
-from jaxddp.cluster.workers import WorkerGroup
-from jaxddp.errors import InputError
+from jaxddp.cluster.restarts import End
+from jaxddp.cluster.worker_group import WorkerGroup
+from jaxddp.errors import JaxddpError, Unreachable
+
+_ANSWER_SECONDS = 60.0
+"""How long machine 0 may take at most, once it is reached, to let this one in."""
 
 
 class Visiting:
@@ -70,9 +74,9 @@ class Visiting:
         self._end = end
         self._visitor.send(Ended(self._generation, end.code, shortened(end.cause), end.asked))
 
-    def close(self, error: str = "") -> None:
-        if error:
-            self._visitor.close(Ended(self._generation, BAD_INPUT, shortened(error), asked=False))
+    def close(self, error: JaxddpError | None = None) -> None:
+        if error is not None:
+            self._visitor.close(Ended(self._generation, error.exit_code, shortened(str(error)), asked=False))
         elif self._asked:
             self._visitor.close(Ended(self._generation, self.code, "asked to stop", asked=True))
         else:
@@ -96,15 +100,17 @@ class Visiting:
             raise Quit(self._end.code or 1)
 
     def _reach(self) -> None:
-        """Wait until machine 0 is reached. Raises: InputError, where it never was; Quit."""
+        """Wait until machine 0 is reached. Raises: InputError, Unreachable, where it never was; Quit."""
         seconds = self._options.wait
         again = " again" if self._was_reached else ""
         say(f"jaxddp launch: reaching machine 0 at {self._options.coordinator}{again}, for up to {seconds:g} s")
         self._visitor.reach(seconds)
+        give_up = time.monotonic() + seconds + _ANSWER_SECONDS
         while not self._reached:
-            wait_for(self._inbox, None, self.hear)
+            if not wait_for(self._inbox, give_up, self.hear):
+                self._give_up(Unreachable(f"--coordinator {self._options.coordinator}: no answer"))
 
-    def _give_up(self, error: InputError) -> None:
+    def _give_up(self, error: JaxddpError) -> None:
         if not self._was_reached:
             raise error
         say(f"jaxddp launch: {error}")

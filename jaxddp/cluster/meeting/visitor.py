@@ -1,7 +1,6 @@
 """How the launcher of another machine than 0 reaches that of machine 0."""
 
 import asyncio
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,22 +8,21 @@ from dataclasses import dataclass
 from jaxddp.cluster.inbox import Inbox
 from jaxddp.cluster.meeting.conversation import SILENCE_SECONDS, Arrived, Gone, converse, leave
 from jaxddp.cluster.meeting.notes import Note, packed
-from jaxddp.errors import InputError
-from jaxddp.job.connection import STRANGERS_LONGEST, Connection, NotReached, reached
-from jaxddp.job.environment import KEY, Job
-from jaxddp.job.handshake import nonce, proof_of_coordinator, proof_of_process, same
-from jaxddp.job.messages import PROTOCOL, Challenge, Hello, Message, Refusal, Strange, Welcome
+from jaxddp.errors import InputError, JaxddpError, Unreachable
+from jaxddp.job.connection import Connection, NotReached, reached
+from jaxddp.job.environment import Job
+from jaxddp.job.greeting import Greeting
 from jaxddp.job.network_thread import NetworkThread
 
 _ANSWER_SECONDS = SILENCE_SECONDS + 5
-_NOT_OURS = "what answers there is not the launcher of machine 0; give another port, the same on every machine"
+_HOST = "the launcher of machine 0; give another port, the same on every machine"
 
 
 @dataclass(frozen=True)
 class Unreached:
     """Machine 0's launcher was not reached, or it turned this one away."""
 
-    error: InputError
+    error: JaxddpError
 
 
 class Visitor:
@@ -36,7 +34,7 @@ class Visitor:
     """
 
     def __init__(self, job: Job, facts: Mapping[str, str], inbox: Inbox):
-        self._job, self._facts, self._inbox = job, dict(facts), inbox
+        self._job, self._inbox, self._greeting = job, inbox, Greeting(job, facts, _HOST, "machines")
         self._connection: Connection | None = None
         self._network = NetworkThread("jaxddp-launcher")
 
@@ -61,8 +59,8 @@ class Visitor:
     async def _visit(self, seconds: float) -> None:
         try:
             self._connection = connection = await self._connected(seconds)
-        except InputError as error:
-            self._inbox.put(Unreached(InputError(f"--coordinator {self._job.coordinator}: {error}")))
+        except (InputError, Unreachable) as error:
+            self._inbox.put(Unreached(type(error)(f"--coordinator {self._job.coordinator}: {error}")))
             return
         self._inbox.put(Arrived(0, self._job.host))
         try:
@@ -73,40 +71,17 @@ class Visitor:
         self._inbox.put(Gone(0, reason))
 
     async def _connected(self, seconds: float) -> Connection:
-        """Raises: InputError; it is not reached in time, or turns this one away."""
+        """Raises: Unreachable; nobody is there in time. InputError; it turns this one away, or is no address."""
         try:
             return await reached(self._job.host, self._job.port, time.monotonic() + seconds, self._greet)
         except NotReached as error:
-            raise InputError(
+            raise Unreachable(
                 f"machine {self._job.process_id} could not reach it in {seconds:g} s ({error}); is the address right, "
                 "machine 0 started, with --restarts or --nodes MIN:MAX as here, and the port open?"
             ) from None
 
     async def _greet(self, connection: Connection) -> Connection:
         """Say who this is; the same connection. Raises: OSError, worth another try; InputError, which is not."""
-        challenge = await _said(connection)
-        if not isinstance(challenge, Challenge) or challenge.protocol != PROTOCOL:
-            raise InputError(_NOT_OURS)
-        job, own = self._job, nonce()
-        proof = proof_of_process(job, challenge, own)
-        name = socket.gethostname()
-        connection.send(Hello(job.process_id, job.num_processes, job.run_id, name, self._facts, own, proof))
-        answer = await _said(connection)
-        if isinstance(answer, Refusal):
-            raise InputError(answer.reason)
-        if not isinstance(answer, Welcome):
-            raise InputError(_NOT_OURS)
-        if not same(answer.proof, proof_of_coordinator(job.key, own, "")):
-            raise InputError(f"{KEY} is another one there; give all machines of a job the same")
+        async with asyncio.timeout(2 * _ANSWER_SECONDS):
+            await self._greeting.admitted(connection, await self._greeting.challenged(connection))
         return connection
-
-
-async def _said(connection: Connection) -> Message:
-    try:
-        async with asyncio.timeout(_ANSWER_SECONDS):
-            said = await connection.receive(STRANGERS_LONGEST)
-    except Strange:
-        raise InputError(_NOT_OURS) from None
-    if said is None:
-        raise ConnectionResetError("it closed the connection")
-    return said

@@ -1,98 +1,23 @@
 """A group of processes from start to end: all succeed, or the first failure ends the others, in bounded time."""
 
-import contextlib
-import os
+import math
 import selectors
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from jaxddp.cluster.inbox import Inbox
 from jaxddp.cluster.output import Output, say
-from jaxddp.cluster.restarts import PREEMPTED, End
+from jaxddp.cluster.restarts import BAD_INPUT, PREEMPTED, End
+from jaxddp.cluster.worker import Worker
 
-_STARTER = Path(__file__).with_name("starter.py")
 _POLL_SECONDS = 0.02
 _MOMENT_SECONDS = 2.0
 """How long the others may take to end by themselves once one has failed: their own last lines say more."""
 _DRAIN_SECONDS = 1.0
-
-
-@dataclass(eq=False)
-class Worker:
-    """A started process, which leads its own session and process group."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    output: Output
-    code: int | None = None
-    """Its exit code, or the negative number of the signal that ended it; None while it runs."""
-
-    @classmethod
-    def start(
-        cls,
-        rank: int,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        log: Path,
-        *,
-        cores: Sequence[int] = (),
-        pass_fds: Sequence[int] = (),
-    ) -> "Worker":
-        """Start a process on `cores` (empty: all), as a direct child of this one.
-
-        Call it from the main thread: on Linux the kernel kills the process, but not its children, when the thread that
-        started it ends. Raises `InputError` where the log cannot be written.
-        """
-        # Isolated: the user's PYTHON* variables and site packages are for the command, not for the starter.
-        starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
-        process = subprocess.Popen(
-            [*starter, *command],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=pass_fds,
-            start_new_session=True,
-            bufsize=0,
-        )
-        assert process.stdout is not None
-        try:
-            return cls(rank, process, Output(rank, process.stdout, log))
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-
-    def __str__(self) -> str:
-        if self.code is None:
-            return f"process {self.rank}: running"
-        end = f"exit code {self.code}" if self.code >= 0 else f"killed by {_signal_name(-self.code)}"
-        return f"process {self.rank}: {end}"
-
-    def poll(self) -> int | None:
-        """Its code, or None while it runs. It stays a zombie, so that the number of its group is not reused."""
-        if self.code is None:
-            end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if end is not None:
-                self.code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-        return self.code
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process and to its children in its group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-
-    def end(self) -> None:
-        """Kill what is left of the group, and reap the process."""
-        if self.process.returncode is None:
-            self.send(signal.SIGKILL)
-            self.process.wait()
+_DEATH_SECONDS = 30.0
+"""How long SIGKILL may take: one that waits for a broken disk or GPU in the kernel may never end."""
 
 
 class Onlooker(Protocol):
@@ -119,6 +44,8 @@ class WorkerGroup:
     _failed: Worker | None = None
     _asked: signal.Signals | None = None
     _plan: list[tuple[float, signal.Signals]] = field(default_factory=list)
+    _given_up: float = math.inf
+    """When what still runs counts as what cannot be killed, once SIGKILL was sent."""
 
     def watch(self, inbox: Inbox, onlooker: Onlooker) -> End:
         """Wait until all have ended, and say of each that did not end with 0 how it did.
@@ -128,13 +55,14 @@ class WorkerGroup:
 
         Returns:
             With the code 0 where all ended with 0; the exit code of the first failure, or 128 plus its signal; 75 where
-            all others than 0 were preempted after saving; 128 plus the received signal where that ended them.
+            all others than 0 were preempted after saving; 128 plus the received signal where that ended them, and 2
+            where a mistake did meanwhile; 1 where one cannot be killed.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(inbox, selectors.EVENT_READ)
             for worker in self.workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker.output)
-            while self._running():
+            while self._running() and time.monotonic() < self._given_up:
                 for key, _ in selector.select(_POLL_SECONDS):
                     output: Output | None = key.data
                     if output is not None:
@@ -169,8 +97,9 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End what still runs, and show the last output."""
+        give_up = min(time.monotonic() + _DEATH_SECONDS, self._given_up)
         for worker in self.workers:
-            worker.end()
+            worker.end(give_up)
         # Only a process that left its group can still hold the pipe.
         give_up = time.monotonic() + _DRAIN_SECONDS
         for worker in self.workers:
@@ -192,9 +121,12 @@ class WorkerGroup:
                 self._stop_after(worker, onlooker)
 
     def _stop_after(self, worker: Worker, onlooker: Onlooker) -> None:
-        if self._asked or self._failed:
+        if self._failed:
             return
-        if worker.code != PREEMPTED:
+        if self._asked:
+            # Such as a disk that is full when all save. Another start would fail alike.
+            self._failed = worker if worker.code == BAD_INPUT else None
+        elif worker.code != PREEMPTED:
             self._failed = worker
             self._schedule(_MOMENT_SECONDS, self.grace)
             onlooker.failed(self._end_of(worker))
@@ -219,12 +151,18 @@ class WorkerGroup:
             _, number = self._plan.pop(0)
             for worker in self._running():
                 worker.send(number)
+            if number == signal.SIGKILL:
+                self._given_up = time.monotonic() + _DEATH_SECONDS
 
     def _conclude(self) -> End:
         codes = {worker.code for worker in self.workers}
         asked = self._asked is not None
+        for worker in self._running():
+            say(f"process {worker.rank}: SIGKILL does not end it, which waits in the kernel (a disk, a GPU?)")
         if self._failed is not None:
             return self._end_of(self._failed)
+        if left := self._running():
+            return End(1, f"process {left[0].rank}: cannot be killed", asked)
         if codes <= {0, PREEMPTED}:
             return End(max(code or 0 for code in codes), "asked to stop", asked)
         assert self._asked is not None
@@ -236,10 +174,3 @@ class WorkerGroup:
 
 def _exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
