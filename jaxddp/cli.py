@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from jaxddp.errors import THEN, InputError, JaxddpError
+from jaxddp.errors import InputError, JaxddpError, with_notes
 from jaxddp.recipe_file import config_names
 from jaxddp.wording import choices
 
@@ -62,8 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end(line: str, code: int, error: BaseException) -> int:
-    # Ours, such as a checkpoint that could not be written, which ended nothing; JAX adds notes too, of many lines.
-    line = "; ".join([line, *(note for note in getattr(error, "__notes__", ()) if note.startswith(THEN))])
+    line = with_notes(line, error)
     # A process that has not come as far as this module has joined no job.
     if "jaxddp.job.membership" in sys.modules:
         from jaxddp.job.membership import abandon

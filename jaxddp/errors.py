@@ -23,7 +23,9 @@ class InputError(JaxddpError, ValueError):
 
 
 class Unreachable(JaxddpError):
-    """A store or a process gave no answer in time: nothing is known of it, and trying again may help."""
+    """A store, a disk or a process gave no answer, or none in time: nothing is wrong that the user wrote, and trying
+    again may help.
+    """
 
 
 class NonFiniteError(JaxddpError, ArithmeticError):
@@ -44,24 +46,35 @@ class Preempted(JaxddpError):
     exit_code = 75
 
 
+def error_of(code: int, line: str) -> JaxddpError:
+    """What another process raised, by the exit code that it told: another start may help, unless it was a mistake."""
+    return (InputError if code == InputError.exit_code else Unreachable)(line)
+
+
+def with_notes(line: str, error: BaseException) -> str:
+    """What is said of an error, and what else went wrong because of it."""
+    # Such as a checkpoint that could not be written, which ended nothing; JAX adds notes too, of many lines.
+    return "; ".join([line, *(note for note in getattr(error, "__notes__", ()) if note.startswith(THEN))])
+
+
 @contextmanager
 def about(where: object) -> Iterator[None]:
-    """An InputError of the block begins with `where`."""
+    """An InputError or Unreachable of the block begins with `where`."""
     try:
         yield
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+    except (InputError, Unreachable) as error:
+        raise type(error)(f"{where}: {error}") from error
 
 
 @contextmanager
 def noted_on(error: BaseException | None) -> Iterator[None]:
-    """An InputError of the block becomes a note on the error that ended what came before: it must not hide that one.
+    """An error of a file in the block becomes a note on the error that ended what came before, which it must not hide.
 
-    Where nothing went wrong before, which is None, the InputError is raised.
+    Where nothing went wrong before, which is None, it is raised.
     """
     try:
         yield
-    except InputError as another:
+    except (InputError, Unreachable) as another:
         if error is None:
             raise
         # What ended it may be raised once more as it is closed.

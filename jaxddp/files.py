@@ -9,20 +9,33 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Unreachable
 from jaxddp.wording import refusal
 
+AWAY = frozenset(
+    {
+        *(errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN),
+        *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN),
+    }
+)
+"""Of a server of files that does not answer: of a file there it says nothing, and the user wrote nothing wrong."""
+WELL = "see that the disk or its server is well, and start again"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
 
 @contextlib.contextmanager
 def readable_errors(path: Path) -> Iterator[None]:
-    """Turns an OSError in the block (disk full, read-only, a file where a directory should be) into an InputError."""
+    """Turns an OSError in the block (disk full, read-only, a file where a directory should be) into an InputError.
+
+    One of a disk or a server that fails becomes an `Unreachable`.
+    """
     try:
         yield
     except OSError as error:
         if isinstance(error, TimeoutError) and error.errno is None:
             raise  # Of a wait for another process, not of a file.
+        if error.errno in AWAY or error.errno == errno.EIO:
+            raise Unreachable(f"{path}: cannot be written ({error.strerror}); {WELL}") from error
         reason = error.strerror or type(error).__name__
         advice = "free some space there" if reason == os.strerror(errno.ENOSPC) else "choose another place"
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error

@@ -23,7 +23,7 @@ import optax
 import jaxddp
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch
-from jaxddp.errors import JaxddpError
+from jaxddp.errors import JaxddpError, with_notes
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import abandon
 from jaxddp.optimizers.decay import decayed
@@ -108,9 +108,10 @@ def main() -> int:
         )
         return launch(options, [sys.executable, *sys.argv])
     except JaxddpError as error:
+        line = with_notes(str(error), error)
         # In a job, ends the other processes with this reason.
-        abandon(str(error), error.exit_code)
-        print(f"main.py: {error}", file=sys.stderr)
+        abandon(line, error.exit_code)
+        print(f"main.py: {line}", file=sys.stderr)
         return error.exit_code
 
 

@@ -9,7 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxddp.training.checkpoint_errors import Barrier, writing
+import jaxddp.files as files
+from jaxddp.errors import InputError, Unreachable
+from jaxddp.training.checkpoint_errors import Barrier, restoring, writing
+from jaxddp.training.manifest import Manifests
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BY_TENSORSTORE = ValueError(f"RESOURCE_EXHAUSTED: Error writing [os_error_code='{errno.ENOSPC}' syscall='write']")
@@ -52,6 +55,44 @@ def test_of_a_loop_that_has_ended_nothing_is_printed(tmp_path, monkeypatch):
     for text in ("Event loop is closed", "another"):
         sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))  # type: ignore[arg-type]
     assert [str(of.exc_value) for of in seen] == ["another"]
+
+
+def raised(number: int, by_tensorstore: bool) -> Exception:
+    words = os.strerror(number)
+    return ValueError(f"UNKNOWN: {words} [os_error_code='{number}']") if by_tensorstore else OSError(number, words)
+
+
+@pytest.mark.parametrize("by_tensorstore", [False, True])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.EIO])
+def test_a_disk_or_a_server_that_fails_is_no_mistake(tmp_path, number, by_tensorstore):
+    error = raised(number, by_tensorstore)
+    line = f"^{tmp_path}: cannot be written \\({os.strerror(number)}\\); see that the disk or its server is well"
+    with pytest.raises(Unreachable, match=line), writing(tmp_path):
+        raise error
+    (tmp_path / "4").mkdir()
+    # A sector that cannot be read is damage, after which the step before is taken.
+    kind, line = (InputError, "cannot be restored") if number == errno.EIO else (Unreachable, "cannot be read")
+    with pytest.raises(kind, match=f"^{tmp_path / '4'}: .*{line}"), restoring(tmp_path, 4):
+        raise error
+
+
+def test_what_a_server_that_is_away_holds_is_not_damaged(tmp_path, monkeypatch):
+    (tmp_path / "4").mkdir()
+    (tmp_path / "4" / "manifest.json").write_text("{}")
+    manifests = Manifests(tmp_path)
+    for number, damage in ((errno.ESTALE, None), (errno.EIO, "cannot be read (Input/output error)")):
+
+        def away(path, number=number):
+            raise OSError(number, os.strerror(number), str(path))
+
+        monkeypatch.setattr(files, "read", away)
+        if damage is None:
+            with pytest.raises(
+                Unreachable, match=f"^{tmp_path / '4'}: cannot be read \\(Stale file handle\\); see that"
+            ):
+                manifests.check(4)
+        else:
+            assert manifests.check(4) == f"manifest.json {damage}"
 
 
 def test_an_error_passes_the_barrier_in_the_threads_of_orbax_alone():

@@ -350,6 +350,12 @@ def test_an_address_where_nobody_listens():
         Link.meet(Job("no-such-host.invalid:1", 2, 1), {}, timeout=0.5)
 
 
+@pytest.mark.parametrize("name", ["host..a", ".cluster", f"{'x' * 64}.cluster"])
+def test_a_name_that_no_host_can_have(name):
+    with pytest.raises(InputError, match=f"coordinator {name}:1: there is no host '{name}'; give its name or address"):
+        Link.meet(Job(f"{name}:1", 2, 1), {}, timeout=20)
+
+
 @pytest.mark.slow
 def test_a_port_that_is_taken_or_not_ours():
     with socket.socket() as taken:

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxddp.job.progress as progress
-from jaxddp.job.progress import OUTSIDE, Phase, Standing, stuck
+from jaxddp.job.progress import COMMIT, OUTSIDE, Phase, Standing, stuck
+from jaxddp.job.watch import Waits
 
-PHASES = typing.get_args(Phase)
-WAITING = {"agreement", "dispatch", "device"}
+PHASES = (*typing.get_args(Phase), COMMIT)
+WAITING = {"agreement", "dispatch", "device", COMMIT}
 standings = st.dictionaries(
     st.integers(0, 7),
     st.builds(Standing, st.sampled_from(PHASES), st.integers(0, 3), st.floats(0, 100)),
@@ -75,6 +76,38 @@ def test_where_all_wait_the_one_that_is_behind_is_named():
     assert stuck(found, 10) == 2
     assert stuck({**found, 3: Standing("save", 9, 20.0)}, 10) is None
     assert stuck({**found, 3: Standing("save", 9, 31.0)}, 10) == 3
+
+
+def test_of_a_save_the_one_that_has_not_written_its_part_is_named():
+    found = {0: Standing(COMMIT, 9, 40.0), 1: Standing("save", 9, 31.0), 2: Standing(COMMIT, 9, 41.0)}
+    assert stuck(found, 10) == 1
+    assert stuck({**found, 1: Standing("save", 9, 30.0)}, 10) is None
+
+
+def test_a_save_waits_for_the_others_while_a_thread_of_it_does():
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with progress.committing():
+            waits.set()
+            goes_on.wait(20)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waits.wait(20) and progress.standing().phase == OUTSIDE
+    with progress.phase("save"):
+        assert progress.standing().phase == COMMIT
+        with progress.phase("device"):
+            assert progress.standing().phase == "device"
+        goes_on.set()
+        thread.join()
+        assert progress.standing().phase == "save"
+
+
+@given(st.floats(0.1, 1e5), st.floats(0.1, 1e5))
+def test_nobody_waits_less_long_than_another_may_take(stall, silence):
+    waits = Waits(silence, stall)
+    assert all(waits.longest > Standing(phase, 0, 0.0).limit(stall) + silence for phase in PHASES)
 
 
 def test_what_is_said_of_it():

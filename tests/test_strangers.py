@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Unreachable
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
 from jaxddp.job.member import Member
@@ -74,7 +74,7 @@ STRANGERS = {
 
 
 def leave(pool: ThreadPoolExecutor, links: Sequence[Link]) -> None:
-    for finished in [pool.submit(link.finish, 20) for link in links]:
+    for finished in [pool.submit(link.finish) for link in links]:
         finished.result(30)
     for link in links:
         link.leave()
@@ -228,15 +228,29 @@ def test_what_process_0_makes_or_cannot_make_is_everyone_s():
     meeting.second = meeting.link(1)
     first = meeting.first.result(20)
 
-    def fails() -> str:
-        raise InputError("step 4 is damaged")
-
     assert first.spread("a number", lambda: "7", 20) == "7"
-    assert meeting.second.spread("a number", fails, 20) == "7"
-    for link in (first, meeting.second):
-        with pytest.raises(InputError, match="^step 4 is damaged$"):
-            link.spread("a checkpoint", fails, 20)
+    assert meeting.second.spread("a number", lambda: "8", 20) == "7"
+    for error in (InputError("step 4 is damaged"), Unreachable("the server of files is away")):
+
+        def fails(error: Exception = error) -> str:
+            raise error
+
+        for link in (first, meeting.second):
+            with pytest.raises(type(error), match=f"^{error}$"):
+                link.spread("a checkpoint", fails, 20)
     meeting.close()
+
+
+def test_a_process_that_comes_again_while_the_job_ends_may_come_once_more():
+    meeting = Meeting()
+    meeting.second = meeting.link(1)
+    first = meeting.first.result(20)
+    meeting.second.fail("ended: disk on fire", 1)
+    assert first.watch.loss(20) is not None
+    with pytest.raises(Unreachable, match="process 1 came again while the job there ends; start it once more"):
+        meeting.link(1)
+    for link in (meeting.second, first):
+        link.leave()
 
 
 def test_processes_that_are_at_different_places_are_named():
@@ -249,7 +263,7 @@ def test_processes_that_are_at_different_places_are_named():
     with pytest.raises(InputError, match=line):
         first.result(20)
     alone = meeting.pool.submit(meeting.first.result(20).decide, "seed", "0", ",".join, 0.2)
-    with pytest.raises(InputError, match=r"seed: process 1 gave no value in 0.2 s; does it run the same program\?"):
+    with pytest.raises(Unreachable, match=r"seed: process 1 gave no value in 0.2 s; does it run the same program\?"):
         alone.result(20)
     meeting.close()
 

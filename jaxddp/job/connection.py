@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from jaxddp.errors import InputError
 from jaxddp.job.messages import LENGTH, Message, Strange, decode, encode
 
 T = TypeVar("T")
@@ -83,12 +84,13 @@ async def reached(host: str, port: int, give_up: float, greet: Callable[[Connect
 
     Raises:
         NotReached: nobody is there until then.
+        InputError: no host can have that name.
     """
     last = "no answer"
     while (remaining := give_up - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
-                connection = Connection(*await asyncio.open_connection(host, port))
+                connection = Connection(*await _opened(host, port))
             try:
                 return await greet(connection)
             except BaseException:
@@ -100,3 +102,10 @@ async def reached(host: str, port: int, give_up: float, greet: Callable[[Connect
             last = error.strerror or str(error) or last
         await asyncio.sleep(min(_RETRY_SECONDS, remaining))
     raise NotReached(last)
+
+
+async def _opened(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        return await asyncio.open_connection(host, port)
+    except UnicodeError:
+        raise InputError(f"there is no host {host!r}; give its name or address") from None

@@ -7,20 +7,24 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Unreachable, error_of
 
 
 def decided_on_devices(text: str, decide: Callable[[list[str]], str]) -> str:
-    """What process 0 makes of the texts of all processes; all must call this alike. Raises: InputError; that of it."""
-    texts, answer, error = _gathered(text), "", None
+    """What process 0 makes of the texts of all processes; all must call this alike.
+
+    Raises:
+        InputError, Unreachable: that of process 0, on every process.
+    """
+    texts, answer, error, code = _gathered(text), "", None, 0
     if jax.process_index() == 0:
         try:
             answer = decide(texts)
-        except InputError as caught:
-            error = str(caught)
-    answer, error = json.loads(_gathered(json.dumps([answer, error]))[0])
+        except (InputError, Unreachable) as caught:
+            error, code = str(caught), caught.exit_code
+    answer, error, code = json.loads(_gathered(json.dumps([answer, error, code]))[0])
     if error is not None:
-        raise InputError(error)
+        raise error_of(code, error)
     return answer
 
 

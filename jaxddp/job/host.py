@@ -6,7 +6,7 @@ import resource
 import socket
 from collections.abc import Callable, Mapping
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Unreachable, error_of
 from jaxddp.job.connection import Connection, serving
 from jaxddp.job.environment import Job
 from jaxddp.job.handshake import proof_of_coordinator
@@ -19,8 +19,8 @@ from jaxddp.job.messages import (
     Value,
     Welcome,
 )
-from jaxddp.job.ports import WAITING, listen
-from jaxddp.job.rendezvous import Roll, turned_away
+from jaxddp.job.ports import WAITING, free_address, listen
+from jaxddp.job.rendezvous import Roll
 from jaxddp.job.strangers import Strangers
 from jaxddp.job.watch import Loss, Waits, Watch
 
@@ -63,8 +63,8 @@ class Host:
             for connection, _ in self._members.values():
                 connection.send(self._problem)
             await asyncio.gather(*(connection.close() for connection, _ in self._members.values()))
-            raise turned_away(self._problem)
-        self.jax_address = _free_address(own)
+            raise error_of(self._problem.code, self._problem.reason)
+        self.jax_address = free_address(own)
         connections = {process: connection for process, (connection, _) in self._members.items()}
         self.watch = Watch(0, connections, self._roll.hosts, waits, end)
         for connection, hello in self._members.values():
@@ -73,7 +73,12 @@ class Host:
         self._beating = asyncio.ensure_future(self.watch.beat())
 
     async def gather(self, number: int, name: str, own: str, timeout: float) -> list[str]:
-        """The values of all processes, in order of their ids. Raises: InputError; one gives none, or another one."""
+        """The values of all processes, in order of their ids.
+
+        Raises:
+            Unreachable: one gives none in time.
+            InputError: one is elsewhere.
+        """
         there = self._values.setdefault(number, {})
         others = set(range(1, self._job.num_processes))
         try:
@@ -81,7 +86,7 @@ class Host:
                 await self._arrived.wait_for(lambda: there.keys() >= others)
         except TimeoutError:
             missing = min(others - there.keys())
-            raise InputError(
+            raise Unreachable(
                 f"{name}: process {missing} gave no value in {timeout:g} s; does it run the same program?"
             ) from None
         del self._values[number]
@@ -120,6 +125,8 @@ class Host:
         if (refusal := self._roll.stranger(challenge, hello)) is not None:
             return refusal
         if self._decided.is_set():
+            if self.watch is not None and self.watch.is_over:
+                return self._roll.ending(hello.process)
             return self._problem or self._roll.late(hello.process)
         self._problem = self._roll.mismatch(hello)
         if self._problem is None:
@@ -151,12 +158,3 @@ def _raise_file_limit(processes: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-
-
-def _free_address(server: socket.socket) -> str:
-    """An address for JAX's coordinator: a free port of the same interface."""
-    host = server.getsockname()[0]
-    with socket.socket(server.family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -29,7 +29,9 @@ def main(host: str, port: int) -> None:
         print(server.getsockname()[1], flush=True)
         while True:
             for key, _ in selector.select():
-                key.data()
+                # What the one before it has closed is not there any more.
+                if selector.get_map().get(key.fd) is key:
+                    key.data()
 
 
 def accept(server: socket.socket, coordinator: tuple[str, int], selector: selectors.BaseSelector) -> None:
@@ -42,11 +44,10 @@ def accept(server: socket.socket, coordinator: tuple[str, int], selector: select
 
     def to_coordinator() -> None:
         if not carried(near, far):
-            selector.unregister(near)
-            with contextlib.suppress(KeyError):
-                selector.unregister(far)
-            near.close()
-            far.close()
+            for end in (near, far):
+                with contextlib.suppress(KeyError):
+                    selector.unregister(end)
+                end.close()
 
     def to_client() -> None:
         if not carried(far, near):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxddp.errors import InputError, Unreachable
+from jaxddp.errors import InputError, Unreachable, about, error_of
 from jaxddp.job.environment import Job
 from jaxddp.job.host import Host
 from jaxddp.job.member import Member
@@ -31,12 +31,13 @@ class Link:
     Attributes:
         job: this process's place in it.
         watch: of the other processes.
+        waits: how long this one waits for them.
         jax_address: for `jax.distributed.initialize`.
     """
 
-    def __init__(self, job: Job, side: Host | Member, network: NetworkThread):
+    def __init__(self, job: Job, side: Host | Member, network: NetworkThread, waits: Waits):
         assert side.watch is not None
-        self.job, self.watch, self.jax_address = job, side.watch, side.jax_address
+        self.job, self.watch, self.waits, self.jax_address = job, side.watch, waits, side.jax_address
         if job.process_id:
             # It lives as long as this object.
             self._keeper, self.jax_address = _kept(side.jax_address)
@@ -58,7 +59,7 @@ class Link:
         Args:
             facts: values by name that must be the same in all processes (versions).
             timeout: seconds.
-            waits: after how many seconds a process counts as lost or stuck.
+            waits: how long this process waits for the others from then on.
             end: called with the first loss, once the others are told; by default it ends this process.
 
         Raises:
@@ -70,14 +71,12 @@ class Link:
 
         async def met() -> Host | Member:
             side = Member(job, facts) if job.process_id else Host(job, facts)
-            try:
+            with about(f"coordinator {job.coordinator}"):
                 await side.meet(timeout, waits, end)
-            except (InputError, Unreachable) as error:
-                raise type(error)(f"coordinator {job.coordinator}: {error}") from error
             return side
 
         try:
-            return cls(job, network.result(met()), network)
+            return cls(job, network.result(met()), network, waits)
         except BaseException:
             network.close()
             raise
@@ -86,7 +85,8 @@ class Link:
         """What process 0 makes of the texts of all processes, in order of their ids; all must call this alike.
 
         Raises:
-            InputError: that of process 0, on every process; or one gives no text in time, or is elsewhere.
+            InputError: that of process 0, on every process; or one is elsewhere.
+            Unreachable: the same; or one gives no text in time.
         """
         value = Value(next(self._numbers), name, text)
         if isinstance(self._side, Member):
@@ -117,9 +117,9 @@ class Link:
 
         self._last(Lost(self.job.process_id, reason[:_LONGEST_REASON], code))
 
-    def finish(self, timeout: float = 60) -> None:
-        """Say that this process ends in order, and wait until all do, for some seconds at most."""
-        self._in_time(self._side.finish(), timeout)
+    def finish(self) -> None:
+        """Say that this process ends in order, and wait until all do, for `waits.shutdown` at most."""
+        self._in_time(self._side.finish(), self.waits.shutdown)
 
     def leave(self) -> None:
         """Tell the others that this process needs them no more, and let go of them.
@@ -142,8 +142,8 @@ class Link:
     def _decided(self, side: Host, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Answer:
         try:
             texts = self._network.result(side.gather(value.number, value.name, value.text, timeout))
-        except InputError as error:
-            answer = Answer(value.number, value.name, "", str(error))
+        except (InputError, Unreachable) as error:
+            answer = Answer(value.number, value.name, "", str(error), error.exit_code)
         else:
             answer = _made(value.number, value.name, lambda: decide(texts))
         self._network.call(side.tell, answer)
@@ -180,11 +180,11 @@ def _kept(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
 def _made(number: int, name: str, make: Callable[[], str]) -> Answer:
     try:
         return Answer(number, name, make())
-    except InputError as error:
-        return Answer(number, name, "", str(error))
+    except (InputError, Unreachable) as error:
+        return Answer(number, name, "", str(error), error.exit_code)
 
 
 def _text(answer: Answer) -> str:
     if answer.error:
-        raise InputError(answer.error)
+        raise error_of(answer.code, answer.error)
     return answer.text

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import sys
@@ -18,7 +19,7 @@ from types import TracebackType
 import jax
 
 import jaxddp.job.progress as progress
-from jaxddp.errors import InputError, JaxddpError, Preempted
+from jaxddp.errors import InputError, JaxddpError, Preempted, with_notes
 from jaxddp.job.device_exchange import decided_on_devices
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
@@ -26,9 +27,6 @@ from jaxddp.job.lone_watch import watch_alone
 from jaxddp.job.messages import Alive
 from jaxddp.job.watch import Waits, end_now, show_stacks_on_signal
 from jaxddp.wording import show
-
-_COMPARE_SECONDS = 600
-"""How long a process waits for each value that is compared; another host may still be listing its files."""
 
 _link: Link | None = None
 
@@ -56,10 +54,10 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
         if _link is None:
             watch_alone(stall)
         return
+    _link = Link.meet(job, _versions(), start, waits=Waits(silence, stall, shutdown))
+    sys.excepthook = _on_exception
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
-    _link = Link.meet(job, _versions(), start, waits=Waits(silence, stall))
-    sys.excepthook = _on_exception
     try:
         with _without_proxies():
             jax.distributed.initialize(
@@ -70,7 +68,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
                 cluster_detection_method="deactivate",
                 initialization_timeout=int(start),
                 # The watch must detect a loss first: it can name the process.
-                heartbeat_timeout_seconds=int(silence) * 3,
+                heartbeat_timeout_seconds=math.ceil(silence * 3),
                 shutdown_timeout_seconds=int(shutdown),
                 coordinator_bind_address=_link.jax_address if job.process_id == 0 else None,
             )
@@ -81,7 +79,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
             "file use JAX inside its functions only"
         ) from error
-    atexit.register(_leave, _link, shutdown)
+    atexit.register(_leave, _link)
 
 
 def abandon(reason: str, code: int) -> None:
@@ -128,21 +126,27 @@ def agree(values: Mapping[str, str]) -> None:
 def exchange(name: str, value: str) -> list[str]:
     """The values of all processes, in order of their ids. Needs no device; all processes must call it alike.
 
-    Raises `InputError` where a process gives none in time.
+    Raises:
+        Unreachable: a process gives none in time.
     """
     return json.loads(_decide(name, value, json.dumps))
 
 
 def from_first(name: str, make: Callable[[], str]) -> str:
-    """What process 0 makes; it alone calls the function, and all processes must call this alike.
+    """What process 0 makes, in the phase in which it is; it alone calls the function, and all must call this alike.
 
     Raises:
-        InputError: that of process 0, on every process.
+        InputError, Unreachable: that of process 0, on every process.
     """
-    if _link is not None:
-        with progress.phase("agreement"):
-            return _link.spread(name, make, _COMPARE_SECONDS)
-    return _decide(name, "", lambda _: make())
+    if _link is None:
+        return _decide(name, "", lambda _: make())
+    with contextlib.nullcontext() if is_first() else progress.phase("agreement"):
+        return _link.spread(name, make, _link.waits.longest)
+
+
+def longest_wait() -> float:
+    """How many seconds a process waits for another one, which was named by then if it is stuck."""
+    return (Waits() if _link is None else _link.waits).longest
 
 
 def standings() -> dict[int, Alive]:
@@ -154,7 +158,7 @@ def _decide(name: str, text: str, decide: Callable[[list[str]], str]) -> str:
     """What process 0 makes of the texts of all."""
     if _link is not None:
         with progress.phase("agreement"):
-            return _link.decide(name, text, decide, _COMPARE_SECONDS)
+            return _link.decide(name, text, decide, _link.waits.longest)
     return decided_on_devices(text, decide) if jax.distributed.is_initialized() else decide([text])
 
 
@@ -187,13 +191,13 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def _leave(link: Link, timeout: float = 60) -> None:
-    """Leave the job with all others, for whom this waits so many seconds at most.
+def _leave(link: Link) -> None:
+    """Leave the job with all others.
 
     They watch each other until JAX has let all go: its barrier may wait for processes that still compute, and where it
     notices a loss first, it ends the process by SIGABRT.
     """
-    link.finish(timeout)
+    link.finish()
     jax.distributed.shutdown()
     link.leave()
 
@@ -214,7 +218,7 @@ def _on_exception(kind: type[BaseException], error: BaseException, trace: Traceb
         _leave(_link)
         end_now(str(error), error.exit_code)
     if isinstance(error, JaxddpError):
-        abandon(str(error), error.exit_code)
+        abandon(with_notes(str(error), error), error.exit_code)
     loss = _link.watch.loss() if _link is not None else None
     if loss is None:
         sys.__excepthook__(kind, error, trace)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from jaxddp.job.progress import OUTSIDE
 from jaxddp.ranges import Range
 
-PROTOCOL = "jaxddp-4"
+PROTOCOL = "jaxddp-5"
 LENGTH = 4
 
 _Count = Annotated[int, Range(1, 2**24)]
@@ -110,12 +110,13 @@ class Value:
 
 @dataclass(frozen=True)
 class Answer:
-    """What process 0 makes of the values of all; or why it cannot."""
+    """What process 0 makes of the values of all; or why it cannot, and the exit code that follows: 2 for a mistake."""
 
     number: _Number
     name: str
     text: str
     error: str = ""
+    code: _Code = 2
 
 
 Message = Challenge | Hello | Welcome | Refusal | Alive | Done | Left | Lost | Value | Answer

@@ -1,6 +1,7 @@
 """The coordinator's address, HOST:PORT, and the socket that listens there.
 
-A port is bound before its number is passed on: one that is only found free may be taken by then.
+A port is bound before its number is passed on: one that is only found free may be taken by then. Only of JAX's
+coordinator, which takes an address and no socket, it is not (`free_address`).
 """
 
 import errno
@@ -34,6 +35,19 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"there is no host {host!r}; give its name or address") from error
     except OSError as error:
         raise InputError(_advice(error, port)) from error
+
+
+def address_of(socket_: socket.socket) -> str:
+    """Where a socket is, as HOST:PORT; an IPv6 address is in brackets."""
+    host, port = socket_.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def free_address(listener: socket.socket) -> str:
+    """HOST:PORT of a port that is free at this moment, of the same interface as a socket that listens."""
+    with socket.socket(listener.family, socket.SOCK_STREAM) as probe:
+        probe.bind((listener.getsockname()[0], 0))
+        return address_of(probe)
 
 
 def is_loopback(host: str) -> bool:

@@ -16,10 +16,17 @@ Phase = Literal[
     "outside", "start", "agreement", "restore", "compile", "training", "input", "dispatch", "device", "listeners",
     "validation", "save",
 ]  # fmt: skip
-_PATIENCE: dict[str, float] = {"start": 6, "compile": 6, "restore": 3, "save": 3, "validation": 3}
+COMMIT = "commit"
+"""What "save" is called while a thread of it waits for the other processes to write their parts."""
+_PATIENCE: dict[str, float] = {"start": 6, "compile": 6, "restore": 3, "save": 3, COMMIT: 3, "validation": 3}
 """How many times `parallel.stall_timeout` a phase may take without progress, where that is more than once."""
-_WAITING = frozenset({"agreement", "dispatch", "device"})
+_WAITING = frozenset({"agreement", "dispatch", "device", COMMIT})
 """Where a process may wait for others."""
+
+
+def longest(timeout: float) -> float:
+    """After how many seconds a process counts as stuck in the phase that may take longest."""
+    return max(_PATIENCE.values()) * timeout
 
 
 class Standing(NamedTuple):
@@ -50,6 +57,7 @@ class _Progress:
         self.begun = self.changed = time.monotonic()
         self.spent = dict[str, float]()
         self.thread: int | None = None
+        self.committing = set[int]()
 
     def is_of_this_thread(self) -> bool:
         return self.thread in (None, threading.get_ident())
@@ -94,6 +102,17 @@ def at_step(step: int) -> None:
         _own.step, _own.changed = step, time.monotonic()
 
 
+@contextmanager
+def committing() -> Iterator[None]:
+    """This thread, which saves, waits for the other processes during the block."""
+    own = threading.get_ident()
+    _own.committing.add(own)
+    try:
+        yield
+    finally:
+        _own.committing.discard(own)
+
+
 def excuse(seconds: float) -> None:
     """This process did not get to run for so long, as where it was stopped, and could make no progress."""
     _own.changed += seconds
@@ -101,7 +120,8 @@ def excuse(seconds: float) -> None:
 
 def standing() -> Standing:
     """Where this process stands."""
-    return Standing(_own.phase, _own.step, max(0.0, time.monotonic() - _own.changed))
+    phase = COMMIT if _own.phase == "save" and _own.committing else _own.phase
+    return Standing(phase, _own.step, max(0.0, time.monotonic() - _own.changed))
 
 
 def spent() -> dict[str, float]:

@@ -2,16 +2,11 @@
 
 from collections.abc import Mapping
 
-from jaxddp.errors import InputError, JaxddpError, Unreachable
+from jaxddp.errors import Unreachable
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import expected_proof, same
 from jaxddp.job.messages import Challenge, Hello, Refusal
 from jaxddp.wording import show
-
-
-def turned_away(refusal: Refusal) -> JaxddpError:
-    """What a process raises that is refused: another start helps where somebody was only not there."""
-    return (InputError if refusal.code == InputError.exit_code else Unreachable)(refusal.reason)
 
 
 class Roll:
@@ -76,6 +71,12 @@ class Roll:
         return Refusal(
             f"all {self._job.num_processes} processes of the job there have joined already; is "
             f"JAX_PROCESS_ID={process} given twice, or is this another job's address?"
+        )
+
+    def ending(self, process: int) -> Refusal:
+        """What a process is told that comes while the job ends because one of it was lost."""
+        return Refusal(
+            f"process {process} came again while the job there ends; start it once more", Unreachable.exit_code
         )
 
     def absent(self, timeout: float, listening: str) -> Refusal:

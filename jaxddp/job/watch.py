@@ -33,10 +33,22 @@ _WRITING_SECONDS = 1.0
 
 
 class Waits(NamedTuple):
-    """After how many seconds without a sign of life a process counts as lost, and without progress as stuck."""
+    """How long a process waits for the others, in seconds.
+
+    Attributes:
+        silence: without a sign of life, until one counts as lost.
+        stall: without progress, until one counts as stuck; some phases have a multiple, see `jaxddp.job.progress`.
+        shutdown: at the end, until all are done.
+    """
 
     silence: float = 10.0
     stall: float = 600.0
+    shutdown: float = 60.0
+
+    @property
+    def longest(self) -> float:
+        """For what another one must do first. One that is stuck was named by then, and ended."""
+        return progress.longest(self.stall) + 2 * self.silence
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ class Watch:
         own: this process's id. Process 0 judges who is stuck.
         connections: of the processes that this one is connected with.
         hosts: the names of their hosts.
-        waits: after how many seconds a process counts as lost or stuck.
+        waits: how long this process waits for them.
         end: called with the loss, in the thread of the event loop, once the others are told.
     """
 
@@ -87,6 +99,11 @@ class Watch:
         """The process that was lost, if that is known in time. For other threads than that of the event loop."""
         self._known.wait(timeout)
         return self._lost
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process is about to end, after a loss or by itself."""
+        return self._closed or self._lost is not None
 
     def close(self) -> None:
         """From here on nobody's end is a loss: this process ends itself."""
@@ -113,7 +130,7 @@ class Watch:
 
     def report(self, loss: Loss) -> None:
         """Tell the others of the first loss, and end."""
-        if self._closed or self._lost is not None:
+        if self.is_over:
             return
         self._lost = loss
         self.tell(loss)
@@ -159,8 +176,10 @@ class Watch:
         process = progress.stuck(standings, self._waits.stall)
         if process is not None:
             which = standings[process]
-            stacks, whose = ("all", "of all processes") if which.waits else ("own", "of its threads")
-            reason = f"{which}{self._on(process)}; its log has the stacks {whose}; {LONGER}"
+            # Of several that do not say whom they wait for, any may be the cause.
+            is_alone = not which.waits and all(own.waits for other, own in standings.items() if other != process)
+            stacks, where = ("own", "its log has") if is_alone else ("all", "the log of each process has")
+            reason = f"{which}{self._on(process)}; {where} the stacks of its threads; {LONGER}"
             self.report(Loss(process, reason, 1, stacks))
 
     def _on(self, process: int) -> str:

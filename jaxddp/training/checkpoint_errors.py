@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 import jaxddp.files as files
-from jaxddp.errors import InputError
+import jaxddp.job.progress as progress
+from jaxddp.errors import InputError, Unreachable
 
 # TensorStore, which writes the arrays, raises ValueError with this in its text.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
@@ -24,7 +25,7 @@ _RAISING_MODULES = ("future", "async_checkpointer", "checkpoint_manager")
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Turns what they raise of files that cannot be written into an InputError, and keeps their threads from more."""
+    """Turns what they raise of files that cannot be written into one line, and keeps their threads from more."""
     _keep_threads_brief()
     with files.readable_errors(directory):
         try:
@@ -93,7 +94,8 @@ class Barrier:
     def __call__(self, *, key: str, timeout_ms: int) -> None:
         if threading.get_ident() != self._training and (error := sys.exception()) is not None:
             raise error
-        self._wait(key=key, timeout_ms=timeout_ms)
+        with progress.committing():
+            self._wait(key=key, timeout_ms=timeout_ms)
 
 
 @contextmanager
@@ -111,7 +113,7 @@ def reading(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def restoring(directory: Path, step: int) -> Iterator[Path]:
-    """Turns what they raise of a step's checkpoint, whose place it gives, into an InputError."""
+    """Turns what they raise of a step's checkpoint, whose place it gives, into an InputError or Unreachable."""
     place = directory / str(step)
     try:
         yield place
@@ -120,6 +122,9 @@ def restoring(directory: Path, step: int) -> Iterator[Path]:
     except _UNREADABLE as error:
         if isinstance(error, TimeoutError) and error.errno is None:
             raise  # Of a wait for another process.
+        of_file = _of_file(error)
+        if of_file is not None and of_file.errno in files.AWAY:
+            raise Unreachable(f"{place}: cannot be read ({of_file.strerror}); {files.WELL}") from error
         if not place.is_dir():
             raise InputError(f"{place}: is no longer there; a run goes on, so try again") from None
         reason = " ".join(str(error).split())[:200]

@@ -16,7 +16,7 @@ import jaxddp.job.progress as progress
 from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
 from jaxddp.goal import Goal
-from jaxddp.job.membership import is_alone, is_first
+from jaxddp.job.membership import is_alone, is_first, longest_wait
 from jaxddp.training.checkpoint_errors import Barrier, reading, restoring, writing
 from jaxddp.training.manifest import Manifests
 from jaxddp.training.validations import Validations
@@ -59,7 +59,10 @@ class Checkpoints:
             "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
             # What a killed run left half written.
             "cleanup_tmp_directories": True,
-            "async_options": ocp.AsyncOptions(barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())),
+            # The watch knows sooner of a process that does not write its part, and names it.
+            "async_options": ocp.AsyncOptions(
+                timeout_secs=round(longest_wait()), barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())
+            ),
         }
         to_read = {"read_only": True, "create": False, "save_interval_steps": 0}
         with reading(self.directory) if read_only else writing(self.directory):

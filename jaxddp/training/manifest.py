@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.files as files
+from jaxddp.errors import Unreachable
 
 CHECKPOINTS = "checkpoints"
 """The folder of a work directory that holds them."""
@@ -123,6 +124,7 @@ class Manifests:
 
         Raises:
             FileNotFoundError: there is no directory of this step.
+            Unreachable: the server of the files does not answer, which is no damage.
         """
         folder = self.directory / str(step)
         if not folder.is_dir():
@@ -132,6 +134,8 @@ class Manifests:
                 return next((f"{name} is missing" for name in _LEAST if not (folder / name).is_file()), None)
             return self._compare(folder, step, quick)
         except OSError as error:
+            if error.errno in files.AWAY:
+                raise Unreachable(f"{folder}: cannot be read ({error.strerror}); {files.WELL}") from error
             place = Path(error.filename or folder)
             name = place.relative_to(folder) if place.is_relative_to(folder) else place
             missing = isinstance(error, FileNotFoundError)

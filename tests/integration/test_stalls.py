@@ -24,6 +24,7 @@ from jaxddp.cli import main
 from jaxddp.data.order import EvalOrder
 from jaxddp.mesh import Topology
 from jaxddp.engine.step import Program
+from jaxddp.training.checkpoint_errors import Barrier
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.listeners.jsonl import JsonLines
 
@@ -56,6 +57,7 @@ PLACES = {
     "input": (Topology, "place", 12),
     "listeners": (JsonLines, "step", 6),
     "save": (Checkpoints, "_finish_manifest", 0),
+    "its part of a save": (Barrier, "__call__", 0),
     "validation": (EvalOrder, "rows", 1),
     "dispatch": (Program, "__call__", 8),
 }
@@ -100,11 +102,19 @@ def test_a_process_that_stands_still_is_named_by_all(stalled, who, where, how):
     assert "the stacks" not in other.partition("jaxddp: process")[0]
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_of_a_save_the_one_that_does_not_write_its_part_is_named(stalled, who):
+    run = stalled(
+        who, "its part of a save", "for_ever", "--parallel.stall-timeout", "1", "--checkpoint.every", "4 steps"
+    )
+    ends_by_naming(run, 2, who, "save", "for_ever")
+
+
 def test_a_collective_that_others_do_not_enter(stalled):
     """Both wait for each other, one in that collective, the other in the step's; so the stacks of both are shown."""
     run = stalled(1, "dispatch", "in_a_collective")
     assert run.end(SOON) == 1, run.out + run.err
-    line = r"jaxddp: process [01] made no progress for \d+ s after step \d+, in phase '(dispatch|device)' .*of all proc"
+    line = r"jaxddp: process [01] made no progress for \d+ s after step \d+, in phase '(dispatch|device)' .*; the log of each"
     for rank in (0, 1):
         assert re.match(line, run.last_of(rank)), run.last_of(rank)
         assert "the stacks of all threads:\n" in (run.logs / f"process-{rank}.log").read_text()
