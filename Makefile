@@ -1,4 +1,4 @@
-# Two commands do everything: `make demo` and `make test`. Each first makes .venv, with uv where it is present.
+# Two commands do everything: `make demo` and `make test`. Each first makes .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,15 +11,12 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo "jaxddp needs Python 3.11 to 3.13; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
-	@if command -v uv >/dev/null; then \
-	  echo "setting up .venv with uv"; \
-	  uv venv --quiet --clear --python "$$(command -v $(PYTHON))" .venv && \
-	  uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[demo,dev]'; \
-	else \
-	  echo "setting up .venv with pip (a few minutes the first time)"; \
-	  $(PYTHON) -m venv --clear .venv && \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'; \
-	fi
+	@echo "setting up .venv"
+	@$(PYTHON) -m venv --clear .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv \
+	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[demo,dev]' \
+	  || { echo "uv cannot; pip does it in a few minutes"; \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'; }
 	@touch $@
 
 demo: setup

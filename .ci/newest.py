@@ -1,11 +1,10 @@
-"""Make `.venv-newest`: what pip resolves today without constraints, on the newest Python that this machine has.
+"""Make `.venv-newest`: the newest versions without constraints, on the newest Python that this machine has.
 
-It is kept for a day. Then pip is asked again, and where it resolves something else the environment is made anew. The
-last line says with what tests will run, or why there is no such environment.
+It is kept for a day, and then made anew. The last line says with what tests will run, or why there is no such
+environment.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -18,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 HOME = ROOT / ".venv-newest"
 PYTHON, STAMP = HOME / "bin" / "python", HOME / "made"
+UV = ROOT / ".venv" / "bin" / "uv"
 MINORS = (13, 12, 11)
-ASKED_AGAIN = 24 * 3600
-INSTALL_SECONDS, ASK_SECONDS = 600, 120
+KEPT_SECONDS, INSTALL_SECONDS = 24 * 3600, 600
 NOT_FOR_THESE_TESTS = {
     "jax2onnx",  # asks for an older Orbax than all others
     *("basedpyright", "ipykernel", "kubernetes-validate", "mlflow-skinny", "moto", "nbclient", "ray", "ruff"),
@@ -51,30 +50,20 @@ def requirements(project: dict) -> list[str]:
 
 
 def make(python: Path, wanted: list[str]) -> None:
-    """A new environment, by uv where it is present."""
-    if uv := shutil.which("uv"):
-        run(uv, "venv", "--quiet", "--clear", "--python", str(python), str(HOME))
-        run(uv, "pip", "install", "--quiet", "--python", str(PYTHON), *wanted)
+    """A new environment, by the uv of `make setup`, or by pip, which takes minutes."""
+    run(str(python), "-m", "venv", "--clear", str(HOME))
+    if UV.exists():
+        run(str(UV), "pip", "install", "--quiet", "--python", str(PYTHON), *wanted)
     else:
-        run(str(python), "-m", "venv", "--clear", str(HOME))
         run(str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
 
 
-def is_newest(wanted: list[str]) -> bool:
-    """Whether pip would install nothing else; uv, which has made one in seconds, is not asked."""
-    if shutil.which("uv"):
-        return False
-    ask = ["install", "--dry-run", "--quiet", "--disable-pip-version-check", "--report", "-", "--upgrade"]
-    told = run(str(PYTHON), "-m", "pip", *ask, "--upgrade-strategy", "eager", *wanted, seconds=ASK_SECONDS)
-    return {one["metadata"]["name"] for one in json.loads(told)["install"]} <= {"jaxddp"}
-
-
-def run(*command: str, seconds: float = INSTALL_SECONDS) -> str:
+def run(*command: str) -> str:
     """What it prints. Raises: OSError, with the last error that it wrote to stderr."""
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise OSError(f"it took more than {seconds:g} s") from None
+        raise OSError(f"it took more than {INSTALL_SECONDS} s") from None
     if done.returncode:
         lines = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()]
         # After its errors pip writes notes.
@@ -93,23 +82,23 @@ def installed() -> str:
     return run(str(PYTHON), "-c", program, *TOLD).strip()
 
 
+def is_kept(made_of: str) -> bool:
+    """Whether there is one, of the same things and of today."""
+    return STAMP.is_file() and STAMP.read_text() == made_of and time.time() - STAMP.stat().st_mtime < KEPT_SECONDS
+
+
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     python, wanted = newest_python(), requirements(project)
     made_of = hashlib.sha256("\n".join([str(python.resolve()), *wanted, *project["dependencies"]]).encode()).hexdigest()
-    is_made = STAMP.is_file() and STAMP.read_text() == made_of
     try:
-        if not is_made or (time.time() - STAMP.stat().st_mtime > ASKED_AGAIN and not is_newest(wanted)):
-            print(f"newest versions: setting up {HOME.name}, a few minutes", flush=True)
+        if not is_kept(made_of):
+            print(f"newest versions: setting up {HOME.name}", flush=True)
             STAMP.unlink(missing_ok=True)
             make(python, wanted)
             STAMP.write_text(made_of)
-        elif time.time() - STAMP.stat().st_mtime > ASKED_AGAIN:
-            STAMP.touch()
     except OSError as error:
-        if not STAMP.is_file():
-            sys.exit(f"newest versions: they cannot be installed ({error}); try again with a network")
-        print(f"newest versions: pip cannot be asked ({error}); {HOME.name} is used as it was made")
+        sys.exit(f"newest versions: they cannot be installed ({error}); try again with a network")
     print(f"newest versions: {installed()}")
 
 
