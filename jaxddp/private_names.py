@@ -7,9 +7,9 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Collection
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from jaxddp.versions import installed_version
 
 _log = logging.getLogger("jaxddp.libraries")
 
@@ -32,6 +32,5 @@ def function(
 def say_lost(package: str, name: str, lost: str) -> None:
     """Say once that the installed version of a package has no such name as is used here, and what that costs."""
     # TensorFlow's has several.
-    with suppress(PackageNotFoundError):
-        package = f"{package} {version(package)}"
-    _log.warning(f"{package} has no {name} of the kind that is used here: {lost}")
+    which = f"{package} {installed_version(package) or ''}".rstrip()
+    _log.warning(f"{which} has no {name} of the kind that is used here: {lost}")

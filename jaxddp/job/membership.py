@@ -13,7 +13,6 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 
 import jax
@@ -26,6 +25,7 @@ from jaxddp.job.link import Link
 from jaxddp.job.lone_watch import watch_alone
 from jaxddp.job.messages import Alive
 from jaxddp.job.watch import Waits, end_now, show_stacks_on_signal
+from jaxddp.versions import installed_version
 from jaxddp.wording import show
 
 _link: Link | None = None
@@ -181,14 +181,6 @@ def _versions() -> dict[str, str]:
     packages = ("jaxddp", "jax", "jaxlib", "flax", "optax")
     versions = {f"{package}'s version": installed_version(package) or "not installed" for package in packages}
     return {"Python": ".".join(platform.python_version_tuple()[:2])} | versions
-
-
-def installed_version(package: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _leave(link: Link) -> None:

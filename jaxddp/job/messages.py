@@ -16,9 +16,9 @@ from jaxddp.ranges import Range
 PROTOCOL = "jaxddp-5"
 LENGTH = 4
 
-_Count = Annotated[int, Range(1, 2**24)]
-_Number = Annotated[int, Range(0, 2**53)]
-_Code = Annotated[int, Range(0, 255)]
+Count = Annotated[int, Range(1, 2**24)]
+Number = Annotated[int, Range(0, 2**53)]
+Code = Annotated[int, Range(0, 255)]
 _Seconds = Annotated[float, Range(0, 1e12)]
 
 
@@ -38,8 +38,8 @@ class Challenge:
 class Hello:
     """A process would join. `facts` must be the same in all processes."""
 
-    process: _Number
-    count: _Count
+    process: Number
+    count: Count
     run_id: str
     host: str
     facts: dict[str, str]
@@ -60,7 +60,7 @@ class Refusal:
     """A process cannot join, or nobody can; and the exit code that follows, which is 2 for a mistake."""
 
     reason: str
-    code: _Code = 2
+    code: Code = 2
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Alive:
     """
 
     phase: str = OUTSIDE
-    step: _Number = 0
+    step: Number = 0
     idle: _Seconds = 0.0
     spent: dict[str, _Seconds] = field(default_factory=dict)
 
@@ -93,9 +93,9 @@ class Lost:
     `stacks` says whose threads are shown before the end: "none", those of its "own", or of "all" processes.
     """
 
-    process: _Number
+    process: Number
     reason: str
-    code: _Code
+    code: Code
     stacks: str = "none"
 
 
@@ -103,7 +103,7 @@ class Lost:
 class Value:
     """What a process contributes to the exchange of this number."""
 
-    number: _Number
+    number: Number
     name: str
     text: str
 
@@ -112,11 +112,11 @@ class Value:
 class Answer:
     """What process 0 makes of the values of all; or why it cannot, and the exit code that follows: 2 for a mistake."""
 
-    number: _Number
+    number: Number
     name: str
     text: str
     error: str = ""
-    code: _Code = 2
+    code: Code = 2
 
 
 Message = Challenge | Hello | Welcome | Refusal | Alive | Done | Left | Lost | Value | Answer

@@ -17,11 +17,12 @@ from jaxddp.errors import InputError
 from jaxddp.experiment.resources import join_job
 from jaxddp.experiment.session import check_shared
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.membership import agree, installed_version
+from jaxddp.job.membership import agree
 from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.step_seconds import FILE, StepSeconds
+from jaxddp.versions import installed_version
 from jaxddp.wording import size
 
 Verdict = Literal["ok", "warn", "fail"]

@@ -4,18 +4,12 @@ import dataclasses
 import json
 import typing
 from dataclasses import dataclass
-from typing import Annotated
 
 from jaxddp.errors import InputError
-from jaxddp.job.messages import Strange, Value
+from jaxddp.job.messages import Code, Count, Number, Strange, Value
 from jaxddp.overrides import check_values
-from jaxddp.ranges import Range
 
 _LONGEST_LINE = 2000
-
-_Number = Annotated[int, Range(0, 2**53)]
-_Count = Annotated[int, Range(1, 2**24)]
-_Code = Annotated[int, Range(0, 255)]
 
 
 @dataclass(frozen=True)
@@ -29,9 +23,9 @@ class Assignment:
         run_id: another in each generation, too: a late process of an older one is turned away.
     """
 
-    generation: _Number
-    first_rank: _Number
-    processes: _Count
+    generation: Number
+    first_rank: Number
+    processes: Count
     coordinator: str
     run_id: str
 
@@ -40,7 +34,7 @@ class Assignment:
 class Stop:
     """A generation ends elsewhere: what still runs of it here is given a moment, or time to save, and ended."""
 
-    generation: _Number
+    generation: Number
     saved: bool
 
 
@@ -48,8 +42,8 @@ class Stop:
 class Failed:
     """The first process that failed here; the others of this machine may still run."""
 
-    generation: _Number
-    code: _Code
+    generation: Number
+    code: Code
     cause: str
 
 
@@ -57,8 +51,8 @@ class Failed:
 class Ended:
     """All processes of this machine have ended; the fields are those of `jaxddp.cluster.restarts.End`."""
 
-    generation: _Number
-    code: _Code
+    generation: Number
+    code: Code
     cause: str
     asked: bool
 
@@ -74,7 +68,7 @@ class Told:
 class Over:
     """The job is at its end, with this exit code."""
 
-    code: _Code
+    code: Code
 
 
 Note = Assignment | Stop | Failed | Ended | Told | Over
