@@ -59,15 +59,6 @@ def job(start, arrays, tmp_path):
     return started
 
 
-def test_two_actors_train_as_one(job, reference):
-    run = job(BRIEF)
-    run.ends_well()
-    assert "[0] joined: process 0 of 2, coordinator " in run.out
-    end = result(run.workdir)
-    assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
-    assert close(losses(run.workdir), losses(reference))
-
-
 def test_a_killed_process_ends_the_job_with_its_code(job):
     run = job(ENDLESS)
     run.wait_until(lambda: losses(run.workdir))
@@ -77,7 +68,7 @@ def test_a_killed_process_ends_the_job_with_its_code(job):
     assert "[0] jaxddp: process 1 was lost (on " in run.out
 
 
-def test_a_restarted_job_ends_with_the_same_bits(job, arrays, start, tmp_path):
+def test_two_actors_train_as_one_and_a_restarted_job_ends_with_the_same_bits(job, arrays, start, tmp_path, reference):
     run = job(LONGER, "--restarts", "2")
     run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and checkpoint_steps(run.workdir))
     os.kill(run.worker(0), signal.SIGKILL)
@@ -85,7 +76,12 @@ def test_a_restarted_job_ends_with_the_same_bits(job, arrays, start, tmp_path):
     assert "ray_job.py: process 0: killed by SIGKILL; restart 1 of 2 in 1 s\n" in run.err
     undisturbed = tmp_path / "undisturbed"
     words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(undisturbed), *LONGER]
-    start(RayJob, tmp_path / "another", words).ends_well()
+    another = start(RayJob, tmp_path / "another", words)
+    another.ends_well()
+    assert "[0] joined: process 0 of 2, coordinator " in another.out
+    end, expected = result(undisturbed), losses(reference)
+    assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
+    assert close({step: losses(undisturbed)[step] for step in expected}, expected)
     assert losses(run.workdir) == losses(undisturbed)
     assert checkpoint_bytes(run.workdir) == checkpoint_bytes(undisturbed)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from started import (
-    BRIEF,
     ENDLESS,
     REPOSITORY,
     STEPS,
@@ -64,16 +63,6 @@ def job(start, arrays, tmp_path):
     return started
 
 
-def test_two_tasks_train_as_one(job, reference):
-    run = job(BRIEF)
-    run.ends_well()
-    assert "joined: process 0 of 2, coordinator 127.0.0.1:" in run.printed(0)
-    assert "(from SUBMITIT_LOCAL_JOB_ID, SUBMITIT_LOCAL_NTASKS, SUBMITIT_LOCAL_GLOBALID" in run.printed(0)
-    end = result(run.workdir)
-    assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
-    assert close(losses(run.workdir), losses(reference))
-
-
 def test_a_killed_process_ends_the_other_and_both_are_named(job):
     run = job(ENDLESS)
     run.wait_until(lambda: losses(run.workdir))
@@ -85,7 +74,7 @@ def test_a_killed_process_ends_the_other_and_both_are_named(job):
     assert "jaxddp: process 1 was lost (on " in run.printed(0)
 
 
-def test_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(job):
+def test_two_tasks_train_as_one_and_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(job, reference):
     run = job(LONGER)
     run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and checkpoint_steps(run.workdir))
     # As SLURM does: to every process of every task.
@@ -97,5 +86,10 @@ def test_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(job):
     assert result(run.workdir)["status"] == "done"
     undisturbed = job(LONGER, "undisturbed")
     undisturbed.ends_well()
+    assert "joined: process 0 of 2, coordinator 127.0.0.1:" in undisturbed.printed(0)
+    assert "(from SUBMITIT_LOCAL_JOB_ID, SUBMITIT_LOCAL_NTASKS, SUBMITIT_LOCAL_GLOBALID" in undisturbed.printed(0)
+    end, expected = result(undisturbed.workdir), losses(reference)
+    assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
+    assert close({step: losses(undisturbed.workdir)[step] for step in expected}, expected)
     assert losses(run.workdir) == losses(undisturbed.workdir)
     assert checkpoint_bytes(run.workdir) == checkpoint_bytes(undisturbed.workdir)
