@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up .venv"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv \
-	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[demo,dev]' \
+	  && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[demo,dev]' \
 	  || { echo "uv cannot; pip does it in a few minutes"; \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'; }
 	@touch $@

@@ -53,7 +53,7 @@ def make(python: Path, wanted: list[str]) -> None:
     """A new environment, by the uv of `make setup`, or by pip, which takes minutes."""
     run(str(python), "-m", "venv", "--clear", str(HOME))
     if UV.exists():
-        run(str(UV), "pip", "install", "--quiet", "--python", str(PYTHON), *wanted)
+        run(str(UV), "pip", "install", "--quiet", "--compile-bytecode", "--python", str(PYTHON), *wanted)
     else:
         run(str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
 
