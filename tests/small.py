@@ -16,7 +16,7 @@ CLASSES = 5
 SMALL = [
     *("--model.name", "resnet10", "--model.width", "2", "--train.label-smoothing", "0.1"),
     *("--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1"),
-    *("--train.batch-size", "8", "--eval.batch-size", "8", "--log.to", "jsonl,curves,parameters"),
+    *("--train.batch-size", "8", "--eval.batch-size", "8", "--log.to", "jsonl,parameters"),
 ]
 """What makes `train digits` small."""
 

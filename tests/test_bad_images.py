@@ -14,7 +14,7 @@ from jaxddp.config import Config, load
 from jaxddp.data.formats.ilsvrc import train_solutions
 
 WORDS = ["--model.width", "4", "--train.batch-size", "8", "--eval.batch-size", "8", "--log.every", "1 step"]
-WORDS += ["--log.to", "jsonl,curves,parameters", "--train.duration", "2 epochs"]
+WORDS += ["--log.to", "jsonl,parameters", "--train.duration", "2 epochs"]
 BAD = (3, 10)
 
 
