@@ -108,6 +108,8 @@ def test_of_a_save_the_one_that_does_not_write_its_part_is_named(stalled, who):
         who, "its part of a save", "for_ever", "--parallel.stall-timeout", "1", "--checkpoint.every", "4 steps"
     )
     ends_by_naming(run, 2, who, "save", "for_ever")
+    other = (run.logs / f"process-{1 - who}.log").read_text()
+    assert "the stacks" not in other.partition("jaxddp: process")[0]
 
 
 def test_a_collective_that_others_do_not_enter(stalled):
