@@ -12,14 +12,14 @@ from typing import Any, Literal
 from jaxddp.errors import InputError, Unreachable
 from jaxddp.wording import refusal
 
-AWAY = frozenset(
+_AWAY = frozenset(
     {
         *(errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN),
         *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN),
     }
 )
 """Of a server of files that does not answer: of a file there it says nothing, and the user wrote nothing wrong."""
-WELL = "see that the disk or its server is well, and start again"
+_WELL = "see that the disk or its server is well, and start again"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
 
@@ -34,8 +34,8 @@ def readable_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, TimeoutError) and error.errno is None:
             raise  # Of a wait for another process, not of a file.
-        if error.errno in AWAY or error.errno == errno.EIO:
-            raise Unreachable(f"{path}: cannot be written ({error.strerror}); {WELL}") from error
+        if error.errno in _AWAY or error.errno == errno.EIO:
+            raise Unreachable(f"{path}: cannot be written ({error.strerror}); {_WELL}") from error
         reason = error.strerror or type(error).__name__
         advice = "free some space there" if reason == os.strerror(errno.ENOSPC) else "choose another place"
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error
@@ -50,6 +50,12 @@ def reading(where: Path | str, advice: str, *, missing: str | None = None) -> It
         if missing is not None and isinstance(error, FileNotFoundError):
             raise InputError(f"{where}: {missing}") from None
         raise InputError(f"{where}: cannot be read ({error.strerror}); {advice}") from None
+
+
+def check_server(where: Path, error: OSError) -> None:
+    """Raises `Unreachable` where an error of reading is of the server, and thus says nothing of the file."""
+    if error.errno in _AWAY:
+        raise Unreachable(f"{where}: cannot be read ({error.strerror}); {_WELL}") from error
 
 
 def check_path(path: Any, name: str) -> str | os.PathLike[str]:

@@ -124,8 +124,9 @@ class WorkerGroup:
         if self._failed:
             return
         if self._asked:
-            # Such as a disk that is full when all save. Another start would fail alike.
-            self._failed = worker if worker.code == BAD_INPUT else None
+            if worker.code == BAD_INPUT:
+                # Such as a disk that is full when all save. Another start would fail alike.
+                self._failed = worker
         elif worker.code != PREEMPTED:
             self._failed = worker
             self._schedule(_MOMENT_SECONDS, self.grace)
@@ -156,12 +157,12 @@ class WorkerGroup:
 
     def _conclude(self) -> End:
         codes = {worker.code for worker in self.workers}
-        asked = self._asked is not None
-        for worker in self._running():
+        asked, left = self._asked is not None, self._running()
+        for worker in left:
             say(f"process {worker.rank}: SIGKILL does not end it, which waits in the kernel (a disk, a GPU?)")
         if self._failed is not None:
             return self._end_of(self._failed)
-        if left := self._running():
+        if left:
             return End(1, f"process {left[0].rank}: cannot be killed", asked)
         if codes <= {0, PREEMPTED}:
             return End(max(code or 0 for code in codes), "asked to stop", asked)

@@ -140,12 +140,10 @@ class Link:
         self._in_time(said(), _FLUSH_SECONDS)
 
     def _decided(self, side: Host, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Answer:
-        try:
-            texts = self._network.result(side.gather(value.number, value.name, value.text, timeout))
-        except (InputError, Unreachable) as error:
-            answer = Answer(value.number, value.name, "", str(error), error.exit_code)
-        else:
-            answer = _made(value.number, value.name, lambda: decide(texts))
+        def decided() -> str:
+            return decide(self._network.result(side.gather(value.number, value.name, value.text, timeout)))
+
+        answer = _made(value.number, value.name, decided)
         self._network.call(side.tell, answer)
         return answer
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import jaxddp.files as files
 import jaxddp.job.progress as progress
-from jaxddp.errors import InputError, Unreachable
+from jaxddp.errors import InputError
 
 # TensorStore, which writes the arrays, raises ValueError with this in its text.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
@@ -122,9 +122,8 @@ def restoring(directory: Path, step: int) -> Iterator[Path]:
     except _UNREADABLE as error:
         if isinstance(error, TimeoutError) and error.errno is None:
             raise  # Of a wait for another process.
-        of_file = _of_file(error)
-        if of_file is not None and of_file.errno in files.AWAY:
-            raise Unreachable(f"{place}: cannot be read ({of_file.strerror}); {files.WELL}") from error
+        if (of_file := _of_file(error)) is not None:
+            files.check_server(place, of_file)
         if not place.is_dir():
             raise InputError(f"{place}: is no longer there; a run goes on, so try again") from None
         reason = " ".join(str(error).split())[:200]

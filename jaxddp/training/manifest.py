@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.files as files
-from jaxddp.errors import Unreachable
 
 CHECKPOINTS = "checkpoints"
 """The folder of a work directory that holds them."""
@@ -134,8 +133,7 @@ class Manifests:
                 return next((f"{name} is missing" for name in _LEAST if not (folder / name).is_file()), None)
             return self._compare(folder, step, quick)
         except OSError as error:
-            if error.errno in files.AWAY:
-                raise Unreachable(f"{folder}: cannot be read ({error.strerror}); {files.WELL}") from error
+            files.check_server(folder, error)
             place = Path(error.filename or folder)
             name = place.relative_to(folder) if place.is_relative_to(folder) else place
             missing = isinstance(error, FileNotFoundError)

@@ -14,7 +14,7 @@ from jaxddp.cluster.restarts import End
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.errors import JaxddpError, Unreachable
 
-_ANSWER_SECONDS = 60.0
+_LET_IN_SECONDS = 60.0
 """How long machine 0 may take at most, once it is reached, to let this one in."""
 
 
@@ -105,7 +105,7 @@ class Visiting:
         again = " again" if self._was_reached else ""
         say(f"jaxddp launch: reaching machine 0 at {self._options.coordinator}{again}, for up to {seconds:g} s")
         self._visitor.reach(seconds)
-        give_up = time.monotonic() + seconds + _ANSWER_SECONDS
+        give_up = time.monotonic() + seconds + _LET_IN_SECONDS
         while not self._reached:
             if not wait_for(self._inbox, give_up, self.hear):
                 self._give_up(Unreachable(f"--coordinator {self._options.coordinator}: no answer"))

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from jaxddp.cluster.inbox import Inbox
 from jaxddp.cluster.meeting.conversation import SILENCE_SECONDS, Arrived, Gone, converse, leave
 from jaxddp.cluster.meeting.notes import Note, packed
-from jaxddp.errors import InputError, JaxddpError, Unreachable
+from jaxddp.errors import InputError, JaxddpError, Unreachable, about
 from jaxddp.job.connection import Connection, NotReached, reached
 from jaxddp.job.environment import Job
 from jaxddp.job.greeting import Greeting
 from jaxddp.job.network_thread import NetworkThread
 
-_ANSWER_SECONDS = SILENCE_SECONDS + 5
+_GREETING_SECONDS = 2 * SILENCE_SECONDS + 10
 _HOST = "the launcher of machine 0; give another port, the same on every machine"
 
 
@@ -58,9 +58,10 @@ class Visitor:
 
     async def _visit(self, seconds: float) -> None:
         try:
-            self._connection = connection = await self._connected(seconds)
+            with about(f"--coordinator {self._job.coordinator}"):
+                self._connection = connection = await self._connected(seconds)
         except (InputError, Unreachable) as error:
-            self._inbox.put(Unreached(type(error)(f"--coordinator {self._job.coordinator}: {error}")))
+            self._inbox.put(Unreached(error))
             return
         self._inbox.put(Arrived(0, self._job.host))
         try:
@@ -82,6 +83,6 @@ class Visitor:
 
     async def _greet(self, connection: Connection) -> Connection:
         """Say who this is; the same connection. Raises: OSError, worth another try; InputError, which is not."""
-        async with asyncio.timeout(2 * _ANSWER_SECONDS):
+        async with asyncio.timeout(_GREETING_SECONDS):
             await self._greeting.admitted(connection, await self._greeting.challenged(connection))
         return connection
