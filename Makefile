@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: setup demo test test-quick newest test-newest lint types format clean
+.PHONY: setup demo test test-quick test-ci test-all newest test-newest lint types format clean
 
 setup: $(STAMP)
 
@@ -24,11 +24,19 @@ demo: setup
 	@$(BIN)/jaxddp data sample digits --out data/digits
 	$(BIN)/jaxddp train digits --data.path data/digits --workdir runs/demo --parallel.cpu-devices 4
 
-# Programs that tests compile are kept in ~/.cache/jaxddp-tests, for a second run. The integration tests start schedulers
-# and hosts of their own and wait for much, so two files of them at a time; nothing else runs beside them.
+# Tests are in three rings, by markers (pyproject.toml): `test` proves every promise and every command once, `test-ci` is
+# what .ci/run adds, `test-all` leaves nothing out. Tests of processes wait for two thirds of their time, so more workers
+# than cores share the files, the longest first. Programs that tests compile are kept in ~/.cache/jaxddp-tests.
+POOL := -n 3 --dist loadfile --no-loadscope-reorder
+
 test: setup
-	$(BIN)/python -m pytest -n 2 --ignore tests/integration
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration
+	$(BIN)/python -m pytest $(POOL) -m "not ci and not exhaustive"
+
+test-ci: setup
+	$(BIN)/python -m pytest $(POOL) -m "ci and not exhaustive"
+
+test-all: setup test-newest
+	$(BIN)/python -m pytest $(POOL) --hypothesis-profile exhaustive
 
 # What moves with the libraries, with the newest of them that pip resolves, on the newest Python: the environment
 # .venv-newest, which is kept for a day.
@@ -41,11 +49,11 @@ newest: setup
 	@$(BIN)/python .ci/newest.py
 
 test-newest: newest
-	.venv-newest/bin/python -m pytest -n 2 -m "not slow" $(NEWEST)
+	.venv-newest/bin/python -m pytest -n 2 -m "not slow and not exhaustive" $(NEWEST)
 
-# For every edit, in two to three minutes on two cores: all but the integration tests and those marked slow.
+# For every edit, in two minutes on two cores: of `test` all but the tests of processes and those marked slow.
 test-quick: setup
-	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore tests/integration
+	$(BIN)/python -m pytest $(POOL) -m "not slow and not processes and not ci and not exhaustive"
 
 lint: setup
 	$(BIN)/ruff check

@@ -33,7 +33,7 @@ from chaos_scenario import Scenario, draw, is_root, play, undisturbed
 from harness import Figures, machine
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from ilsvrc import write_tree  # pyright: ignore[reportMissingImports]: the line above
+from support.ilsvrc import write_tree  # pyright: ignore[reportMissingImports]: the line above
 
 SIDE, CLASSES, TRAIN, VAL = 16, 5, 200, 400
 WIDTH = max(map(len, FAULTS)) + 2

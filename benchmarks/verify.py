@@ -4,9 +4,9 @@
 
 DIR holds solution files (Kaggle's archive, or a part of it). All its JPEG files are verified, and what is left over
 behind their last pixel is counted; so are the longest run of zeros in their data, and the least that is left over where
-a header names one row of blocks less. Then some of the files are damaged in every way of `tests/damage.py`. The stream
-is timed over training images that nobody verified, that this process verified, and that an earlier run did, in turns;
-medians.
+a header names one row of blocks less. Then some of the files are damaged in every way of `tests/support/damage.py`. The
+stream is timed over training images that nobody verified, that this process verified, and that an earlier run did, in
+turns; medians.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from statistics import median
 from harness import machine
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from damage import HEADERS, SMALL, STRETCHES, of, other_size  # pyright: ignore[reportMissingImports]: the line above
+from support.damage import HEADERS, SMALL, STRETCHES, of, other_size  # pyright: ignore[reportMissingImports]: the line above
 
 from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.config import DataConfig

@@ -42,15 +42,30 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
+import pytest
 from hypothesis import settings
+from support.longest import LONGEST
 
 jax.config.update("jax_num_cpu_devices", 8)
 # No test asserts a time.
-settings.register_profile("jaxddp", deadline=None)
-settings.load_profile("jaxddp")
+settings.register_profile("usual", deadline=None, max_examples=30)
+settings.register_profile("exhaustive", deadline=None, max_examples=200)
+settings.load_profile("usual")
 # Tracing makes so many small objects that looking for cycles among them was a seventh of a test's time.
 gc.freeze()
 gc.set_threshold(50_000, 20, 20)
 # A shell has what it starts in the background ignore Ctrl-C, nohup a hang-up, and children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that no worker ends with one; a folder's marks are those of its tests."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    folder = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(folder / "benchmarks"):
+            item.add_marker("ci")
+        if item.path.is_relative_to(folder / "integration"):
+            item.add_marker("processes")
+    items.sort(key=lambda item: places.get(item.path.relative_to(folder).as_posix(), len(places)))

@@ -1,5 +1,6 @@
 """The network of the CIFAR-10 speedruns and the initialization of its first convolution, against their definitions."""
 
+import functools
 import math
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from small import largest_difference, randomized
+from support.networks import largest_difference, randomized
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError
@@ -62,7 +63,7 @@ def test_whitened_patches_have_components_of_variance_one_that_are_apart():
 
 def test_the_transform_changes_the_kernel_alone_and_keeps_its_dtype():
     images = random_images(50, 9)
-    params, state = adapt(NET).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    params, state = jax.jit(adapt(NET).init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     changed, same = initialize_whitening("whiten", lambda: images, MEAN, STD)(params, state)
     assert same is state and changed["whiten"]["kernel"].dtype == jnp.float32
     expected = whitening_kernel(patch_moments(images, 2, MEAN, STD), 3)
@@ -119,12 +120,13 @@ def test_network_equals_numpy():
     with jax.enable_x64(True):
         net = Airbench(3, width=2, dtype=jnp.float64, param_dtype=jnp.float64)
         images = np.random.default_rng(0).normal(size=(4, 32, 32, 3))
-        params, state = adapt(net).init(jax.random.key(0), jnp.asarray(images))
+        params, state = jax.jit(adapt(net).init)(jax.random.key(0), jnp.asarray(images))
         params = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(jax.random.key(p.size), p.shape), params)
         expected = by_hand(jax.device_get(params), images)
         for platform in ("cpu", "gpu"):
             model = for_platform(adapt(net), platform)
-            logits, _ = model.apply(params, state, jnp.asarray(images), train=True, key=None)
+            apply = jax.jit(functools.partial(model.apply, train=True, key=None))
+            logits, _ = apply(params, state, jnp.asarray(images))
             np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -135,8 +137,8 @@ def test_groups_of_images_are_normalized_apart(platform):
             Airbench(3, width=2, group=group, dtype=jnp.float64, param_dtype=jnp.float64) for group in (None, 3)
         )
         images = jnp.asarray(np.random.default_rng(0).normal(size=(6, 12, 12, 3)))
-        params, state = adapt(whole).init(jax.random.key(0), images[:1])
-        others = adapt(groups).init(jax.random.key(0), images[:1])
+        params, state = jax.jit(adapt(whole).init)(jax.random.key(0), images[:1])
+        others = jax.eval_shape(adapt(groups).init, jax.random.key(0), images[:1])
         assert jax.tree.structure(others) == jax.tree.structure((params, state))
 
         def apply(net, params, images):
@@ -156,7 +158,7 @@ def test_groups_of_images_are_normalized_apart(platform):
 def test_the_whitening_kernel_has_no_gradient_and_every_other_parameter_has():
     model = for_platform(adapt(NET), "cpu")
     images = jax.random.normal(jax.random.key(1), (8, 32, 32, 3))
-    params, state = model.init(jax.random.key(0), images)
+    params, state = jax.jit(model.init)(jax.random.key(0), images)
     grads = jax.jit(jax.grad(lambda p: (model.apply(p, state, images, train=True, key=None)[0][:, 0] ** 2).sum()))(
         randomized(params)
     )

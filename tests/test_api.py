@@ -14,8 +14,10 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from ilsvrc import write_tree
-from small import CLASSES, SmallNet, largest_difference, linear_model, random_table
+from support.data import CLASSES, random_table
+from support.ilsvrc import write_tree
+from support.networks import SmallNet, largest_difference, linear_model
+from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp import InputError, prepare_training, train
@@ -23,9 +25,15 @@ from jaxddp.data.source import columns
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.errors import Preempted
 from jaxddp.experiment.session import held
+from jaxddp.models.batch_norm import BatchNorm
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
-SGD = optax.sgd(0.05, momentum=0.9)
+SGD = sgd(0.05, momentum=0.9)
+
+
+def prepared(*arguments, **named) -> jaxddp.RunSetup:
+    """As `prepare_training`, with what was compiled before for equal objects."""
+    return shared(prepare_training(*arguments, **named))
 
 
 class LinenDense(nn.Module):
@@ -63,7 +71,7 @@ def with_weights(setup: jaxddp.RunSetup) -> jaxddp.RunSetup:
 def test_linen_nnx_and_function_models_train_to_the_same_numbers():
     figures = []
     for model in (LinenDense(), NNXDense(nnx.Rngs(0)), function_dense()):
-        setup = with_weights(prepare_training(model, TABLE, 4, SGD, 2, epochs=3))
+        setup = with_weights(prepare_training(model, TABLE, 1, SGD, 8, epochs=3))
         state, history = train(jaxddp.softmax_cross_entropy, setup, val=VAL, log_every="1 step")
         kernel = next(leaf for leaf in jax.tree.leaves(state.params) if leaf.ndim == 2)
         figures.append((history.train["loss"], history.val["loss"], np.array(kernel)))
@@ -84,9 +92,8 @@ def test_devices_by_number_or_by_name_and_what_each_gets():
         assert (np.asarray(shard.data) == setup.order.rows(0)[rows]).all()
 
 
-@pytest.mark.slow
 def test_a_setup_trains_again_to_the_same_numbers_and_can_be_continued():
-    setup = prepare_training(SmallNet(batch_norm=True), TABLE, 4, SGD, 2, epochs=2)
+    setup = prepared(SmallNet(batch_norm=True), TABLE, 2, SGD, 4, epochs=2)
     first, history = train(jaxddp.softmax_cross_entropy, setup, val=VAL)
     again, _ = train(jaxddp.softmax_cross_entropy, setup)
     assert largest_difference(first, again) == 0
@@ -104,7 +111,7 @@ def test_interrupted_in_a_notebook_and_called_again_goes_on(tmp_path):
             if record.step == 5:
                 raise KeyboardInterrupt
 
-    setup = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
+    setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
     with pytest.raises(KeyboardInterrupt):
         train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step", save_every="2 steps",
               listeners=[Interrupt()])  # fmt: skip
@@ -121,7 +128,7 @@ def test_sigterm_in_a_script_saves_and_the_next_call_goes_on(tmp_path):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    setup = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
+    setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
     settings = {"workdir": tmp_path, "log_every": "1 step"}
     with pytest.raises(Preempted, match="saved step"):
         train(jaxddp.softmax_cross_entropy, setup, listeners=[Terminate()], **settings)
@@ -132,14 +139,14 @@ def test_sigterm_in_a_script_saves_and_the_next_call_goes_on(tmp_path):
 
 
 def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
-    setup = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
+    setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
     first, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path)
     again, history = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step")
     assert largest_difference(first, again) == 0 and not history.train
-    other = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=1, seed=3)
+    other = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1, seed=3)
     with pytest.raises(InputError, match="config.json: seed was 0 and is now 3; a resumed run keeps its recipe"):
         train(jaxddp.softmax_cross_entropy, other, workdir=tmp_path)
-    fewer = prepare_training(LinenDense(), random_table(40), 4, SGD, 2, epochs=2)
+    fewer = prepared(LinenDense(), random_table(40), 4, SGD, 2, epochs=2)
     with pytest.raises(InputError, match="config.json: table.fingerprint was '.*' and is now '.*'"):
         train(jaxddp.softmax_cross_entropy, fewer, workdir=tmp_path)
     with held(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is at work there"):
@@ -147,22 +154,22 @@ def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
     # As if written before it was; and with numbers that JSON has no word for.
     (tmp_path / "config.json").unlink()
     data = dataclasses.replace(setup.data, mean=tuple(map(np.float32, setup.data.mean)))
-    longer = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=2, data=data)
+    longer = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=2, data=data)
     state, _ = train(jaxddp.softmax_cross_entropy, longer, workdir=tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == 0
     assert (int(first.step), int(state.step)) == (7, 13)
 
 
 def test_a_rate_that_lies_in_the_optimizer_s_state_belongs_to_the_recipe_too(tmp_path):
-    def prepared(rate):
+    def at(rate):
         optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
-        return prepare_training(linear_model(), TABLE, 4, optimizer, 2, epochs=1)
+        return prepare_training(linear_model(), TABLE, 1, optimizer, 8, epochs=1)
 
-    state, _ = train(jaxddp.softmax_cross_entropy, prepared(0.1), workdir=tmp_path)
+    state, _ = train(jaxddp.softmax_cross_entropy, at(0.1), workdir=tmp_path)
     # The checkpoint would bring its own rate.
     with pytest.raises(InputError, match="config.json: optimizer was '.* 0.1' and is now '.* 0.2"):
-        train(jaxddp.softmax_cross_entropy, prepared(0.2), workdir=tmp_path)
-    again, _ = train(jaxddp.softmax_cross_entropy, prepared(0.1), workdir=tmp_path)
+        train(jaxddp.softmax_cross_entropy, at(0.2), workdir=tmp_path)
+    again, _ = train(jaxddp.softmax_cross_entropy, at(0.1), workdir=tmp_path)
     assert largest_difference(state, again) == 0
 
 
@@ -175,7 +182,7 @@ def test_labels_beyond_the_classes_are_refused_whoever_holds_them():
 
 
 def test_what_a_model_is_measured_over_is_like_what_it_is_trained_on(tmp_path):
-    setup = prepare_training(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
+    setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
 
     def measure(images, names):
         val = jaxddp.ArrayTable(images, np.zeros(len(images), int), names)
@@ -204,7 +211,7 @@ def test_images_of_more_channels_than_have_a_mean_are_refused():
     ):
         prepare_training(LinenDense(), table, 4, SGD, 2)
     four = jaxddp.DataConfig(mean=(0.5,) * 4, std=(0.2,) * 4, augment=jaxddp.AugmentConfig(flip=False))
-    state, _ = train(jaxddp.softmax_cross_entropy, prepare_training(LinenDense(), table, 4, SGD, 2, data=four))
+    state, _ = train(jaxddp.softmax_cross_entropy, prepare_training(LinenDense(), table, 1, SGD, 8, data=four))
     assert int(state.step) == 1
 
 
@@ -238,7 +245,7 @@ def test_any_loss_any_optimizer_and_further_evaluators():
 
 
 def test_topk_accuracy_equals_numpy():
-    setup = prepare_training(linear_model(), TABLE, 4, SGD, 2)
+    setup = prepared(linear_model(), TABLE, 4, SGD, 2)
     _, apply = linear_model()
     images = (VAL.images / 255 - np.array(setup.data.mean)) / np.array(setup.data.std)
     order = np.argsort(-np.asarray(apply(jax.device_get(setup.state.params), images)), kind="stable")
@@ -251,7 +258,7 @@ def test_topk_accuracy_equals_numpy():
 
 
 def test_predictions_are_shown_with_what_is_wrong_about_them():
-    setup = prepare_training(linear_model(), TABLE, 4, SGD, 2)
+    setup = prepared(linear_model(), TABLE, 4, SGD, 2)
     figure = jaxddp.show_predictions(setup.state, setup, VAL, count=7)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     right = jaxddp.topk_accuracy(setup.state, setup, VAL, k=(1,))
@@ -274,31 +281,39 @@ def test_images_without_labels_are_shown_with_the_classes_of_training(tmp_path):
     assert len(titles) == 3 and not any("\nis " in title for title in titles)
 
 
-@pytest.mark.slow
 def test_files_and_arrays_go_through_the_same_door(tmp_path):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=5, size=20)
     data = jaxddp.DataConfig(image_size=16, resize=16, crop="whole", augment=jaxddp.AugmentConfig(pad=1))
     table, val = jaxddp.train_solutions(root), jaxddp.val_solutions(root)
-    model = jaxddp.resnet("resnet10", table.num_classes, width=2, stem="small")
-    setup = prepare_training(model, table, 4, SGD, 2, epochs=1, data=data)
+    setup = prepared(SmallNet(classes=table.num_classes), table, 1, SGD, 8, epochs=1, data=data)
     _, history = train(jaxddp.softmax_cross_entropy, setup, val=val)
     assert history.val["loss"].size == 1
     assert np.isfinite(history.train["loss"]).all()
 
 
+class Ghosts(nn.Module):
+    """Of the package's batch norm, in groups: what `resnet(batch_norm="ghost:2")` has many of."""
+
+    group: int
+
+    @nn.compact
+    def __call__(self, images, train: bool):
+        x = BatchNorm(not train, group=self.group)(nn.Dense(4)(images))
+        return nn.Dense(CLASSES)(x.mean((1, 2)))
+
+
 def test_ghost_batch_norm_in_a_work_directory_and_with_a_slice_that_no_groups_make_up(tmp_path):
     """The network's digest, too, is of whole groups."""
-    model = jaxddp.resnet("resnet10", 5, width=1, stem="small", batch_norm="ghost:2")
-    setup = prepare_training(model, TABLE, 2, SGD, 4, epochs=0.2)
+    setup = prepare_training(Ghosts(2), TABLE, 2, SGD, 4, epochs=0.2)
     state, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path / "w")
-    assert int(state.step) > 0 and np.isfinite(state.params["fc"]["kernel"]).all()
-    other = jaxddp.resnet("resnet10", 5, width=1, stem="small", batch_norm="ghost:4")
-    with pytest.raises(InputError, match="config.json: model was 'ResNet .*' and is now 'ResNet "):
-        train(jaxddp.softmax_cross_entropy, prepare_training(other, TABLE, 2, SGD, 4), workdir=tmp_path / "w")
+    assert int(state.step) > 0 and np.isfinite(state.params["Dense_0"]["kernel"]).all()
+    other = prepare_training(Ghosts(4), TABLE, 2, SGD, 4)
+    with pytest.raises(InputError, match="config.json: model was 'Ghosts .*' and is now 'Ghosts "):
+        train(jaxddp.softmax_cross_entropy, other, workdir=tmp_path / "w")
     message = "^batch norm: 3 images cannot be normalized 2 at a time; give each device a multiple of 2"
     for workdir in (None, tmp_path / "v"):
         with pytest.raises(InputError, match=message):
-            train(jaxddp.softmax_cross_entropy, prepare_training(model, TABLE, 2, SGD, 3), workdir=workdir)
+            train(jaxddp.softmax_cross_entropy, prepare_training(Ghosts(2), TABLE, 2, SGD, 3), workdir=workdir)
 
 
 def doubled(logits, labels):
@@ -321,7 +336,7 @@ def blurred(key, image):
     ("other", "named"),
     [
         ({"loss": doubled}, "loss was '.*loss .*' and is now 'doubled .*'"),
-        ({"optimizer": optax.sgd(0.06, momentum=0.9)}, "optimizer was '.*' and is now '.*'"),
+        ({"optimizer": sgd(0.06, momentum=0.9)}, "optimizer was '.*' and is now '.*'"),
         ({"schedule": lambda step: 1 / (1 + step)}, "schedule was None and is now '.*lambda.*'"),
         ({"metrics": {"half": lambda logits, labels: labels / 2}}, "metric half was None and is now"),
         ({"augmentation": blurred}, "augmentation was None and is now 'blurred .*'"),
@@ -335,7 +350,7 @@ def test_a_run_resumed_under_another_object_says_which(other, named, tmp_path):
         given = {"model": Wide(), "optimizer": SGD, "loss": jaxddp.softmax_cross_entropy, **changes}
         loss, schedule = given.pop("loss"), given.pop("schedule", None)
         model, optimizer = given.pop("model"), given.pop("optimizer")
-        setup = prepare_training(model, TABLE, 4, optimizer, 2, epochs=1, **given)
+        setup = prepared(model, TABLE, 4, optimizer, 2, epochs=1, **given)
         return train(loss, setup, schedule=schedule, workdir=tmp_path, listeners=())
 
     first, _ = run()
@@ -356,7 +371,7 @@ def steeper(schedule):
 
 
 def test_a_schedule_that_is_dropped_or_another_is_said_in_words_of_arguments(tmp_path):
-    setup = prepare_training(Wide(), TABLE, 4, SGD, 2, epochs=1)
+    setup = prepared(Wide(), TABLE, 4, SGD, 2, epochs=1)
 
     def run(workdir, schedule):
         given = {"schedule": schedule, "workdir": tmp_path / workdir, "epochs": 2, "listeners": ()}
@@ -388,7 +403,7 @@ def test_a_schedule_that_is_dropped_or_another_is_said_in_words_of_arguments(tmp
 
 
 def test_objects_of_another_release_of_jax_are_not_compared_and_a_line_says_so(tmp_path, caplog):
-    setup = prepare_training(Wide(), TABLE, 4, SGD, 2, epochs=1)
+    setup = prepared(Wide(), TABLE, 4, SGD, 2, epochs=1)
     train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["objects"]["jax"] == jax.__version__
@@ -429,7 +444,7 @@ def test_images_without_labels_are_refused_for_training_and_shown_with_predictio
     unknown = jaxddp.ArrayTable(VAL.images, np.full(len(VAL), -1), VAL.class_names)
     with pytest.raises(InputError, match=r"training data: row 0 .*has no label \(23 of 23"):
         prepare_training(Wide(), unknown, 4, SGD, 2)
-    setup = prepare_training(Wide(), TABLE, 4, SGD, 2, epochs=1)
+    setup = prepared(Wide(), TABLE, 4, SGD, 2, epochs=1)
     with pytest.raises(InputError, match="validation data: .*has no label"):
         train(jaxddp.softmax_cross_entropy, setup, val=unknown, listeners=())
     figure = jaxddp.show_predictions(setup.state, setup, unknown, count=3)
@@ -490,7 +505,7 @@ class Generated:
 def test_a_third_kind_of_source_is_one_class(cache, tmp_path):
     table, val = Generated(50), Generated(23)
     data = jaxddp.DataConfig(cache=cache)
-    setup = prepare_training(linear_model(), table, 4, optax.sgd(0.1), 2, epochs=3, data=data)
+    setup = prepared(linear_model(), table, 1, sgd(0.1), 8, epochs=3, data=data)
     state, history = train(jaxddp.softmax_cross_entropy, setup, val=val, workdir=tmp_path, listeners=())
     assert history.val["count"].tolist() == [23, 23, 23] and history.val["loss"][-1] < history.val["loss"][0]
     assert jaxddp.topk_accuracy(state, setup, val, k=(1,))[1] > 0.2

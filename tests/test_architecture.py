@@ -5,6 +5,8 @@ violation (`BAD`) and to leave good code alone (`GOOD`) before it is believed ab
 """
 
 import ast
+import functools
+import re
 import subprocess
 import sys
 import textwrap
@@ -102,6 +104,13 @@ ASKING = ("job", "mesh")
 FINDING = "jaxddp/registry.py"
 """The module that imports what lies in a folder."""
 
+SHARED = {"support", "recipes"}
+"""Folders of tests/ that hold no tests: what these import, and what runs are given."""
+TEST_FOLDERS = {"tests", "integration", "conformance"}
+EXAMPLES = "tests/test_architecture.py"
+IMPORTED = re.compile(r"(?:^|[;\n])\s*(?:from|import)\s+([\w.]+)")
+"""In the text of a program."""
+
 # What a machine without TensorFlow, clu, tyro and rich can import: all that training on arrays needs.
 BARE = (
     *("config", "duration", "errors", "job", "mesh", "models", "engine", "data.order", "data.arrays", "data.table"),
@@ -112,10 +121,14 @@ BARE_RUNTIME = ("training.loop", "training.checkpoints", "experiment.setup", "ap
 Rule = Callable[[str, str], list[str]]
 
 
+# Each rule walks the same files.
+nodes = functools.cache(lambda source: list(ast.walk(ast.parse(source))))
+
+
 def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import at any depth; `from a import b` is `a.b`."""
     package = path.removesuffix(".py").split("/")
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -160,7 +173,7 @@ def libraries(path: str, source: str) -> list[str]:
 
 def hidden_imports(path: str, source: str) -> list[str]:
     """An import by string cannot be seen by the other rules."""
-    called = ((node.lineno, node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    called = ((node.lineno, node.func) for node in nodes(source) if isinstance(node, ast.Call))
     names = ((line, getattr(func, "attr", None) or getattr(func, "id", "")) for line, func in called)
     if path == FINDING:
         return []
@@ -169,14 +182,14 @@ def hidden_imports(path: str, source: str) -> list[str]:
 
 def machine(path: str, source: str) -> list[str]:
     """Only job/ and mesh.py ask JAX for devices and processes."""
-    tree, found = ast.parse(source), []
-    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    tree, found = nodes(source), []
+    aliases = [alias for node in tree if isinstance(node, ast.Import) for alias in node.names]
     jax_names = {"jax"} | {alias.asname for alias in aliases if alias.name == "jax" and alias.asname}
     for line, name in imports(path, source):
         parts = name.split(".")
         if parts[0] == "jax" and len(parts) > 1 and parts[1] in MACHINE and place_of(path) not in ASKING:
             found.append(f"{path}:{line}: {name} belongs in job/ or mesh.py")
-    for node in ast.walk(tree):
+    for node in tree:
         of_jax = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in jax_names
         if of_jax and node.attr in MACHINE and place_of(path) not in ASKING:
             found.append(f"{path}:{node.lineno}: jax.{node.attr} belongs in job/ or mesh.py")
@@ -194,12 +207,30 @@ def sizes(path: str, source: str) -> list[str]:
     """Modules and functions that can be read in one go."""
     lines = len(source.splitlines())
     found = [f"{path}: {lines} lines; under {MODULE_LINES} fit"] if lines >= MODULE_LINES else []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length >= FUNCTION_LINES:
                 found.append(f"{path}:{node.lineno}: {node.name} has {length} lines; under {FUNCTION_LINES} fit")
     return found
+
+
+def apart(path: str, source: str) -> list[str]:
+    """No test file imports another, in a child's program neither: what two share lies in tests/support or conftest."""
+    file = Path(path)
+    if not {*file.parts} & SHARED and file.stem != "conftest" and not file.stem.startswith("test_"):
+        return [f"{path}: no test file; what tests share lies in tests/support"]
+    found = [*imports(path, source)]
+    # The strings of this file are examples.
+    strings = [] if path == EXAMPLES else [n for n in nodes(source) if isinstance(n, ast.Constant)]
+    for node in strings:
+        if isinstance(node.value, str):
+            found += [(node.lineno, name) for name in IMPORTED.findall(node.value)]
+    return [
+        f"{path}:{line}: {name} is of another test file; put what both need into tests/support"
+        for line, name in found
+        if name.removeprefix("benchmarks.").startswith("test_") or name.partition(".")[0] in TEST_FOLDERS
+    ]
 
 
 RULES: dict[Rule, tuple[str, ...]] = {
@@ -209,6 +240,7 @@ RULES: dict[Rule, tuple[str, ...]] = {
     machine: ("jaxddp", "configs"),
     bare_packages: ("jaxddp",),
     sizes: ("jaxddp", "configs", "launch", "benchmarks"),
+    apart: ("tests",),
 }
 
 LONG_FUNCTION = "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1)
@@ -260,6 +292,16 @@ BAD = [
     (sizes, "jaxddp/engine/step.py", "x = 1\n" * MODULE_LINES),
     (sizes, "jaxddp/engine/step.py", LONG_FUNCTION),
     (sizes, "jaxddp/engine/step.py", "class A:\n" + textwrap.indent(LONG_FUNCTION, "    ")),
+    (apart, "tests/test_step.py", "from test_loop import small"),
+    (apart, "tests/test_step.py", "def f():\n    import test_loop as loop"),
+    (apart, "tests/test_step.py", "from tests.test_loop import small"),
+    (apart, "tests/test_step.py", "from .test_loop import small"),
+    (apart, "tests/integration/test_ray.py", "from integration.test_mpi import launched"),
+    (apart, "tests/benchmarks/test_soak.py", "from benchmarks.test_chaos import kill"),
+    (apart, "tests/support/runs.py", "from test_loop import small"),
+    (apart, "tests/test_step.py", 'PROGRAM = """\nimport sys\nfrom test_loop import small\n"""'),
+    (apart, "tests/test_step.py", 'code = f"import sys; import test_loop; print({1})"'),
+    (apart, "tests/small.py", "x = 1"),
 ]
 GOOD = [
     (floors, "jaxddp/engine/step.py", "from jaxddp.mesh import Topology\nfrom jaxddp.engine import state"),
@@ -277,6 +319,10 @@ GOOD = [
     (bare_packages, "jaxddp/__init__.py", "from jaxddp.api import train"),
     (sizes, "jaxddp/engine/step.py", LONG_FUNCTION.removesuffix("    x = 1\n")),
     (sizes, "jaxddp/engine/step.py", "x = 1\n" * (MODULE_LINES - 1)),
+    (apart, "tests/test_step.py", "from support.runs import setup_of\nfrom jaxddp.data.formats import test_listing"),
+    (apart, "tests/test_step.py", 'PROGRAM = f"""\nimport sys\nfrom support.streams import {1}\n"""'),
+    (apart, "tests/support/runs.py", "from support.data import random_table"),
+    (apart, "tests/conftest.py", "import pytest"),
 ]
 
 

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import CLASSES, linear_model, random_table
+from support.data import CLASSES, random_table
+from support.networks import linear_model
+from support.shared import sgd
 
 import jaxddp
 from jaxddp import ArrayTable, InputError, prepare_training, train
@@ -16,7 +18,7 @@ from jaxddp.errors import JaxddpError, Preempted
 from jaxddp.experiment.arguments import words_of_arguments
 
 TABLE, VAL = random_table(16), random_table(12, seed=1)
-SGD = optax.sgd(0.05)
+SGD = sgd(0.05)
 SOURCE = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
 PATHS = {"root": "/data", "csv": "a.csv"}
 
@@ -269,7 +271,7 @@ def test_a_state_that_is_at_its_end_or_of_another_setup(setup, trained, tmp_path
     done, _ = train(loss, setup, workdir=tmp_path / "done", listeners=())
     again, _ = train(loss, dataclasses.replace(setup, state=done), workdir=tmp_path / "done", listeners=())
     assert int(again.step) == 6
-    momentum = prepare_training(linear_model(), TABLE, 2, optax.sgd(0.05, momentum=0.9), 4, epochs=9)
+    momentum = prepare_training(linear_model(), TABLE, 2, sgd(0.05, momentum=0.9), 4, epochs=9)
     said = line(train, loss, dataclasses.replace(momentum, state=trained), listeners=())
     assert said == (
         "state: opt_state/0/trace/weight is absent, and float32[108, 5] in this setup; give a state of its model and "

@@ -95,6 +95,11 @@ def test_fingerprint_follows_the_content_alone():
     assert len({table.fingerprint, *(other.fingerprint for other in others)}) == 5
     assert make_table().fingerprint == table.fingerprint
     assert dataclasses.replace(table, labels=table.labels.astype(np.int64)).fingerprint == table.fingerprint
+    # Of many images, which are read in parts, the last counts too.
+    many = np.zeros((1025, 1, 1, 1), np.uint8)
+    first = ArrayTable(many.copy(), np.zeros(1025, int), NAMES)
+    many[1024] = 1
+    assert ArrayTable(many, np.zeros(1025, int), NAMES).fingerprint != first.fingerprint
 
 
 def test_shapes_and_counts():

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from made import setup_of
-from small import CLASSES, largest_difference, linear_model, random_table
+from support.data import AS_THEY_ARE, CLASSES, random_table
+from support.networks import largest_difference, linear_model
+from support.runs import setup_of
+from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.engine.parts.average import ParameterAverage
@@ -57,7 +59,7 @@ def test_in_a_step_it_is_that_of_a_loop_and_on_four_devices_that_of_one():
     with jax.enable_x64(True):
         weight = np.random.default_rng(3).normal(size=(108, CLASSES)) * 0.1
         for devices in (1, 4):
-            setup = setup_of(linear_model(), optax.sgd(0.1), TABLE, devices=devices, parts=parts)
+            setup = setup_of(linear_model(), sgd(0.1), TABLE, devices=devices, parts=parts, data=AS_THEY_ARE)
             # NumPy's own numbers, which are of float64 from the start.
             fresh = [setup.topology.replicate({"weight": weight}) for _ in range(3)]
             slow = {"params": fresh[1], "model_state": setup.state.model_state}
@@ -99,7 +101,7 @@ def trained(tmp_path_factory):
         return {"norm": float(np.linalg.norm(state.params["weight"]))}
 
     options = {"ema": 0.8, "ema_every": 2, "best": "val_ema norm", "metrics": {"first": first}}
-    setup = jaxddp.prepare_training(linear_model(), TABLE, 4, optax.sgd(0.1), 2, epochs=2, **options)
+    setup = jaxddp.prepare_training(linear_model(), TABLE, 4, sgd(0.1), 2, epochs=2, **options)
     before = len(traced)
     directory = tmp_path_factory.mktemp("average") / "run"
     state, history = jaxddp.train(
@@ -140,7 +142,7 @@ def test_one_program_measures_both(trained):
     *_, traced, given, _ = trained
     # Once for the step, once for its shapes and cost, once for the evaluation: as often as without an average.
     plain, names = [], {"first": lambda logits, labels: plain.append(0) or logits[:, 0]}
-    setup = jaxddp.prepare_training(linear_model(), TABLE, 4, optax.sgd(0.1), 2, epochs=2, metrics=names)
+    setup = jaxddp.prepare_training(linear_model(), TABLE, 4, sgd(0.1), 2, epochs=2, metrics=names)
     del plain[:]
     jaxddp.train(softmax_cross_entropy, setup, val=VAL, listeners=(), eval_every="5 steps")
     # A work directory also has the recipe's identity.
@@ -166,7 +168,7 @@ def test_images_on_the_devices_are_measured_alike(trained):
     _, _, history, *_ = trained
     data = dataclasses.replace(TABLE.default_data(), cache="device")
     options = {"ema": 0.8, "ema_every": 2, "data": data}
-    setup = jaxddp.prepare_training(linear_model(), TABLE, 4, optax.sgd(0.1), 2, epochs=2, **options)
+    setup = jaxddp.prepare_training(linear_model(), TABLE, 4, sgd(0.1), 2, epochs=2, **options)
     _, resident = jaxddp.train(softmax_cross_entropy, setup, val=VAL, listeners=(), eval_every="5 steps")
     for name in ("loss", "top1", "count"):
         np.testing.assert_allclose(resident.val_ema[name], history.val_ema[name], rtol=1e-6)
@@ -177,10 +179,10 @@ def test_measured_in_place_is_val_alone():
     class InPlace(ParameterAverage):
         beside = False
 
-    setup = setup_of(linear_model(), optax.sgd(0.1), TABLE, parts=(InPlace(0.9),))
+    setup = setup_of(linear_model(), sgd(0.1), TABLE, parts=(InPlace(0.9),))
     assert measured_states(setup.state, setup.recipe.parts) == {"val": setup.state}
     with pytest.raises(InputError, match="the parts 'average' and 'other' both keep parameters for evaluation; leave"):
-        setup_of(linear_model(), optax.sgd(0.1), TABLE, parts=(InPlace(0.9), ParameterAverage(0.5, "other")))
+        setup_of(linear_model(), sgd(0.1), TABLE, parts=(InPlace(0.9), ParameterAverage(0.5, "other")))
 
 
 def test_a_config_asks_for_them_in_their_order():
@@ -194,11 +196,11 @@ def test_a_config_asks_for_them_in_their_order():
 def test_lookahead_by_a_key_is_the_part():
     states = []
     for options in ({"lookahead": 3, "lookahead_decay": 0.25}, {"parts": [Lookahead(3, lambda step: 0.25, 13)]}):
-        setup = jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, epochs=2, **options)
+        setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=2, **options))
         states.append(jaxddp.train(softmax_cross_entropy, setup, listeners=())[0])
     assert largest_difference(*map(jax.device_get, states)) == 0
     assert largest_difference(*jax.device_get((states[0].params, states[0].parts["lookahead"]["params"]))) == 0
-    setup = jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, epochs=2, lookahead=3)
+    setup = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=2, lookahead=3)
     with pytest.raises(
         InputError, match="^lookahead: a run of 2 epochs ends on the slow weights, and this one is of 3"
     ):

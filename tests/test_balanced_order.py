@@ -4,12 +4,13 @@ import dataclasses
 import hashlib
 
 import numpy as np
-import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from made import setup_of, train
-from small import linear_model, random_table
+from support.data import random_table
+from support.networks import linear_model
+from support.runs import setup_of, train
+from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
@@ -28,7 +29,6 @@ def stream(order, steps):
 
 
 @given(CASES)
-@settings(max_examples=150, deadline=None)
 def test_each_stretch_has_every_class_equally_often_and_no_example_twice_before_all(case):
     labels, seed, data = case
     size, batch = len(labels), data.draw(st.integers(1, len(labels)))
@@ -83,19 +83,19 @@ def test_a_run_draws_its_batches_so_wherever_its_images_lie():
     found = {}
     for devices, cache in [(1, "none"), (4, "none"), (4, "device")]:
         data = dataclasses.replace(BALANCED, cache=cache)
-        setup = setup_of(linear_model(), optax.sgd(0.1), table, devices=devices, data=data)
+        setup = setup_of(linear_model(), sgd(0.1), table, devices=devices, data=data)
         assert isinstance(setup.order, BalancedOrder) and isinstance(setup.with_seed(3).order, BalancedOrder)
         found[devices, cache] = losses(setup)
     for seen, weight in found.values():
         np.testing.assert_allclose(seen, found[1, "none"][0], rtol=1e-5)
         np.testing.assert_allclose(weight, found[1, "none"][1], rtol=1e-4, atol=1e-6)
     shuffled = dataclasses.replace(BALANCED, sampling="shuffled")
-    assert losses(setup_of(linear_model(), optax.sgd(0.1), table, data=shuffled))[0] != found[1, "none"][0]
+    assert losses(setup_of(linear_model(), sgd(0.1), table, data=shuffled))[0] != found[1, "none"][0]
 
 
 def test_an_interrupted_run_draws_the_rest(tmp_path):
     def run(workdir, epochs):
-        setup = jaxddp.prepare_training(linear_model(), unequal(), 2, optax.sgd(0.1), 4, epochs=epochs, data=BALANCED)
+        setup = shared(jaxddp.prepare_training(linear_model(), unequal(), 2, sgd(0.1), 4, epochs=epochs, data=BALANCED))
         state, _ = jaxddp.train(
             *(jaxddp.softmax_cross_entropy, setup), listeners=(), workdir=workdir, self_test="never"
         )
@@ -105,7 +105,7 @@ def test_an_interrupted_run_draws_the_rest(tmp_path):
     np.testing.assert_array_equal(run(tmp_path / "parts", 3), run(tmp_path / "whole", 3))
     with pytest.raises(InputError, match="data.sampling was 'balanced' and is now 'shuffled'; a resumed run keeps"):
         setup = jaxddp.prepare_training(
-            *(linear_model(), unequal(), 2, optax.sgd(0.1), 4),
+            *(linear_model(), unequal(), 2, sgd(0.1), 4),
             epochs=4,
             data=dataclasses.replace(BALANCED, sampling="shuffled"),
         )

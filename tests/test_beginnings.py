@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import numpy as np
-import optax
 import pytest
-from small import linear_model, random_table, write_arrays
+from support.data import random_table, write_arrays
+from support.networks import linear_model
+from support.shared import sgd
 
 import jaxddp
 from jaxddp import ArrayTable, InputError
@@ -82,7 +83,7 @@ def test_classes_of_validation_without_training_examples_are_told(caplog):
     images = random_table(8).images
     names = tuple("abcdef")
     table = ArrayTable(images, np.arange(8) % 2, names)
-    setup = jaxddp.prepare_training(linear_model(6), table, 1, optax.sgd(0.1), 4)
+    setup = jaxddp.prepare_training(linear_model(6), table, 1, sgd(0.1), 4)
     told = []
     for labels in ([0, 1, 1, 1, 0, 0, 0, 0], [0, 1, 2, 3, 4, 5, 2, 2]):
         with caplog.at_level(logging.WARNING, "jaxddp.experiment"):

@@ -5,17 +5,17 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import traverse_util
 from jax import lax
-from small import CLASSES, largest_difference, random_batch, randomized
-from test_step import fresh_state, objective_of
+from support.cases import few, rarely
+from support.data import CLASSES, random_batch
+from support.networks import fresh_state, largest_difference, objective_of, randomized
+from support.shared import sgd, topology_of
 
 from jaxddp.config import Config
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
-from jaxddp.mesh import Topology
 from jaxddp.models.blur import blur
 from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet
 from jaxddp.models.stems import imagenet_stem, small_stem
@@ -36,7 +36,9 @@ def blurred(images: np.ndarray, stride: int) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize(("sides", "stride"), [((1, 1), 1), ((9, 4), 1), ((8, 8), 2), ((7, 8), 2), ((1, 5), 3)])
+@pytest.mark.parametrize(
+    ("sides", "stride"), [((9, 4), 1), ((7, 8), 2), ((1, 5), 3), rarely((1, 1), 1), rarely((8, 8), 2)]
+)
 def test_it_is_the_convolution_with_the_binomial_filter_and_its_gradient_is_the_transpose(sides, stride):
     with jax.enable_x64(True):
         rng = np.random.default_rng(stride)
@@ -54,7 +56,7 @@ def test_it_is_the_convolution_with_the_binomial_filter_and_its_gradient_is_the_
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("stride", few((2,), 1))
 def test_few_bits_are_rounded_once(dtype, stride):
     rng = np.random.default_rng(0)
     images, grads = (jnp.asarray(rng.integers(-128, 129, (2, side, side, 3)), dtype) for side in (8, 8 // stride))
@@ -76,7 +78,11 @@ def test_what_a_stride_cannot_tell_from_a_constant_is_taken_away(shift):
 
 # --- In a ResNet ---
 
-SHAPES = {"basic": Architecture((1, 1, 1), BASIC), "bottleneck": Architecture((1, 1), BOTTLENECK)}
+SHAPES = {
+    "basic": Architecture((1, 1, 1), BASIC),
+    "bottleneck": Architecture((1, 1), BOTTLENECK),
+    "two blocks": Architecture((1, 1), BASIC),
+}
 
 
 def network(kind: str, *, stem=small_stem, width: int = 16, **more) -> ResNet:
@@ -105,10 +111,11 @@ def test_a_resnet_blurs_before_each_stride_over_sixteen_channels(kind, side):
     with jax.enable_x64(True):
         images = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side, 3)))
         plain, expected = network(kind, convolution=library), network(kind, convolution=by_rule)
-        variables = plain.init(jax.random.key(0), images)
+        variables = jax.jit(plain.init)(jax.random.key(0), images)
         variables = {**variables, "params": randomized(variables["params"])}
         ours = network(kind, blur_pool=True)
-        assert jax.tree.structure(ours.init(jax.random.key(0), images)) == jax.tree.structure(variables)
+        of_ours = jax.eval_shape(ours.init, jax.random.key(0), images)
+        assert jax.tree.structure(of_ours) == jax.tree.structure(variables)
         outputs = [jax.jit(net.apply)(variables, images) for net in (ours, expected, plain)]
         np.testing.assert_allclose(outputs[0], outputs[1], rtol=0, atol=1e-12)
         assert np.abs(outputs[0] - outputs[2]).max() > 1e-3
@@ -140,8 +147,8 @@ def test_torchvision_s_weights_have_a_place_in_it():
 @functools.cache
 def trained(devices: int):
     """Parameters and losses of two steps of plain SGD in float64, with statistics of the whole batch."""
-    objective = objective_of(network("basic", blur_pool=True, axis_name="data"))
-    topology, optimizer = Topology.create(devices), optax.sgd(0.1)
+    objective = objective_of(network("two blocks", blur_pool=True, axis_name="data"))
+    topology, optimizer = topology_of(devices), sgd(0.1)
     state = fresh_state(objective, optimizer, topology, image=8)
     before, losses = jax.device_get(state.params), []
     step = make_train_step(make_local_step(objective, optimizer, topology), topology)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from ilsvrc import write_tree
+from support.ilsvrc import write_tree
 
 from jaxddp.config import DataConfig
 from jaxddp.data.catalog import CATALOG_VARIABLE, DatasetEntry, resolve

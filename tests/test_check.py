@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ilsvrc import IMAGES, synset, write_tree
 from PIL import Image
-from test_verify import EOI, before_scan, encode, picture, segment
+from support.ilsvrc import IMAGES, synset, write_tree
+from support.images import EOI, before_scan, encode, picture, segment
 
 from jaxddp.cli import main
 from jaxddp.curate.check import check

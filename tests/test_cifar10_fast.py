@@ -1,11 +1,11 @@
 """The recipes of the CIFAR-10 speedruns: their optimizers by hand, the work of a run, and short runs of them."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,7 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import random_table, write_arrays
+from support.cases import few
+from support.data import random_table, write_arrays
+from support.networks import largest_difference
+from support.runs import Recorder, train
 
 from jaxddp.cli import main
 from jaxddp.errors import Preempted
@@ -25,6 +28,7 @@ from jaxddp.models.airbench import Airbench, parameter_groups
 from jaxddp.models.whitening import patch_moments, whitening_kernel
 from jaxddp.recipe_file import read_recipe
 from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.training.checkpoints import Checkpoints
 
 RECIPES = ("cifar10_fast", "cifar10_fast_sgd")
 SMALL = [
@@ -45,7 +49,7 @@ def experiment_of(name: str, data: Path, **changes) -> Experiment:
     file = read_recipe(name)
     sizes = {"model": {"width": 4}, "train": {"batch_size": 12}, "eval": {"batch_size": 12}, "parallel": {"devices": 1}}
     config = file.config.replace(**sizes).replace(data={"path": str(data)}, **{"log": {"to": ("jsonl",)}} | changes)
-    return open_experiment(replace(file, config=config))
+    return open_experiment(dataclasses.replace(file, config=config))
 
 
 # --- The optimizers ---
@@ -58,6 +62,13 @@ def optimizer_of(name: str, total: int, **changes):
     steps = Steps(total, config.optimizer.warmup.steps(num_examples=IMAGES, batch_size=1, total_steps=total))
     schedule = make_schedule(config, steps)
     return file.hooks["get_optimizer"](config, schedule), np.asarray(jax.vmap(schedule)(jnp.arange(total)))
+
+
+@functools.cache
+def initial(dtype: str):
+    """The parameters of a narrow network."""
+    net = Airbench(3, width=2, dtype=dtype, param_dtype=dtype)
+    return jax.jit(adapt(net).init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))[0]
 
 
 def sgd_by_hand(parameter, grads, rates, decay, momentum):
@@ -94,8 +105,7 @@ def test_each_group_is_trained_as_the_recipe_says(name):
     with jax.enable_x64(True):
         # Three epochs are 7.5 of these steps.
         optimizer, rates = optimizer_of(name, total, train={"batch_size": 20_000})
-        net = Airbench(3, width=2, dtype=jnp.float64, param_dtype=jnp.float64)
-        params, _ = adapt(net).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+        params = initial("float64")
         begin, state = jax.device_get(params), optimizer.init(params)
         rng = np.random.default_rng(0)
         grads = [jax.tree.map(lambda p: rng.normal(size=p.shape), begin) for _ in range(few)]
@@ -137,7 +147,7 @@ def test_each_group_is_trained_as_the_recipe_says(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_bias_of_the_whitening_convolution_is_left_alone_after_three_epochs(name):
     optimizer, _ = optimizer_of(name, 100, train={"batch_size": 50_000})
-    params, _ = adapt(Airbench(3, width=2)).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    params = initial("float32")
     state, moved = optimizer.init(params), []
     update = jax.jit(optimizer.update)
     for _ in range(5):
@@ -207,11 +217,34 @@ def test_another_network_is_one_line(data, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+def test_resumed_is_uninterrupted_bit_for_bit(data, tmp_path):
+    """Lookahead's slow weights included; what Muon keeps is resumed in `conformance/test_optimizers.py`."""
+    words = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
+    words |= {"log": {"every": "1 step"}}
+    experiment = experiment_of("cifar10_fast_sgd", data, **words)
+    setup, val, whole, half = experiment.setup(), experiment.resources.val, Recorder(), Recorder()
+    checkpoints, states = Checkpoints(tmp_path / "c"), [train(again(setup), words, val=val, listeners=[whole])]
+    with pytest.raises(Preempted):
+        train(again(setup), words, checkpoints=checkpoints, should_stop=lambda step: step >= 4)
+    begin = checkpoints.latest()
+    states.append(train(again(setup), words, val=val, checkpoints=checkpoints, resume_step=begin, listeners=[half]))
+    assert largest_difference(*map(jax.device_get, states)) == 0
+    assert [record.metrics for record in half.steps] == [record.metrics for record in whole.steps[begin:]]
+    ((one, other),) = zip(whole.evaluations, half.evaluations, strict=True)
+    assert one.metrics == other.metrics
+    assert whole.steps[-1].metrics["loss"] < whole.steps[0].metrics["loss"]
+
+
+def again(setup):
+    return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", few(("cifar10_fast_sgd",), "cifar10_fast"))
 def test_interrupted_and_resumed_is_uninterrupted_and_evaluated_from_its_config(name, data, tmp_path, capfd):
     """Bit for bit, Lookahead's slow weights included: the run of 8 steps is asked to stop behind the fourth."""
 
-    def train(workdir: str, stops: bool = False) -> list[dict]:
+    def run(workdir: str, stops: bool = False) -> list[dict]:
         words = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
         experiment = experiment_of(name, data, **words, log={"every": "1 step", "to": ("jsonl",)})
         with contextlib.ExitStack() as stack:
@@ -220,9 +253,9 @@ def test_interrupted_and_resumed_is_uninterrupted_and_evaluated_from_its_config(
             train_experiment(experiment, tmp_path / workdir, listeners=[Terminated()] if stops else [])
         return [json.loads(line) for line in (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()]
 
-    whole = train("whole")
-    assert 4 <= len(train("half", stops=True)) < 8
-    half = train("half")
+    whole = run("whole")
+    assert 4 <= len(run("half", stops=True)) < 8
+    half = run("half")
     assert [(line["step"], line["loss"]) for line in half] == [(line["step"], line["loss"]) for line in whole]
     assert whole[-1]["count"] == 25 and whole[-2]["loss"] < whole[0]["loss"]
     capfd.readouterr()
@@ -239,8 +272,9 @@ class Terminated:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+# The network and optimizers of all kinds are one on any devices in `conformance/`.
+@pytest.mark.ci
+@pytest.mark.parametrize("name", few(("cifar10_fast",), "cifar10_fast_sgd"))
 def test_four_devices_with_sync_batch_norm_train_as_one(name, data):
     losses = []
     for devices in (1, 4):

@@ -1,8 +1,11 @@
 """The terminal's door: exit codes, one-line errors, and runs that end, are killed, and go on."""
 
+import contextlib
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ilsvrc import IMAGES, write_tree
-from small import largest_difference, random_table, write_arrays
+from support.data import random_table, write_arrays
+from support.ilsvrc import IMAGES, write_tree
+from support.networks import largest_difference
+from support.runs import RECIPE, fails, metrics, train_words
 
 from jaxddp.cli import main
 from jaxddp.commands.parse import workdir_of
@@ -21,7 +26,6 @@ from jaxddp.recipe_file import read_recipe
 from jaxddp.training.checkpoints import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"
-RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 
 
 @pytest.fixture(scope="module")
@@ -29,25 +33,6 @@ def data(tmp_path_factory) -> Path:
     """39 examples to train on and 11 to validate with: no multiple of the batch of 8."""
     file = tmp_path_factory.mktemp("data") / "images.npz"
     return write_arrays(file, random_table(39, image=16), random_table(11, seed=1, image=16))
-
-
-def train(data: Path, workdir: Path, *more: str) -> list[str]:
-    smoothing = ["--train.label-smoothing", "0.1"]
-    return ["train", RECIPE, "--data.path", str(data), "--workdir", str(workdir), *smoothing, *more]
-
-
-def fails(arguments: list[str], capfd, code: int = 2) -> str:
-    """The one line that a command leaves on stderr."""
-    assert main(arguments) == code
-    error = capfd.readouterr().err
-    assert "Traceback" not in error
-    last = error.rstrip("\n").split("\n")[-1]
-    assert last.startswith("jaxddp: ")
-    return last
-
-
-def metrics(workdir: Path) -> list[dict]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 def params(workdir: Path, data: Path) -> dict:
@@ -60,21 +45,23 @@ def params(workdir: Path, data: Path) -> dict:
     return state.params
 
 
+# One device, and nothing is drawn: for what is neither about devices nor about pictures.
+PLAIN = ["--parallel.devices", "1", "--log.to", "jsonl"]
+
+
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory) -> Path:
-    """A run of 12 steps, in a process of its own on 4 simulated devices."""
+    """A run of 12 steps on 8 simulated devices."""
     workdir = tmp_path_factory.mktemp("run") / "whole"
-    arguments = train(data, workdir, "--train.duration", "12 steps", "--parallel.cpu-devices", "4")
-    done = subprocess.run([sys.executable, "-m", "jaxddp", *arguments], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert "curves.png" in done.stdout and f"writing to {workdir}\n" in done.stdout
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main(train_words(data, workdir, "--train.duration", "12 steps")) == 0
+    assert "curves.png" in said.getvalue() and f"writing to {workdir}\n" in said.getvalue()
     return workdir
 
 
-@pytest.mark.slow
 def test_a_run_leaves_what_the_contract_names(finished):
     result = json.loads((finished / "result.json").read_text())
-    assert (result["status"], result["step"], result["devices"], result["processes"]) == ("done", 12, 4, 1)
+    assert (result["status"], result["step"], result["devices"], result["processes"]) == ("done", 12, 8, 1)
     assert result["val"]["count"] == 11
     assert json.loads((finished / "config.json").read_text())["train"]["batch_size"] == 8
     assert {line["split"] for line in metrics(finished)} == {"train", "val"}
@@ -82,7 +69,6 @@ def test_a_run_leaves_what_the_contract_names(finished):
     assert (finished / "parameters.txt").stat().st_size > 0
 
 
-@pytest.mark.slow
 def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
     # Training smooths the labels, and neither its validation nor this does.
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
@@ -121,10 +107,11 @@ def test_a_mistyped_model_is_answered_with_the_nearest(data, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, data, tmp_path):
+def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, data, tmp_path, capfd):
     workdir = tmp_path / "killed"
-    shared = ["--train.duration", "12 steps", "--parallel.cpu-devices", "4", "--checkpoint.every", "2 steps"]
-    command = [sys.executable, "-m", "jaxddp", *train(data, workdir, *shared)]
+    shared = ["--train.duration", "12 steps", "--checkpoint.every", "2 steps", "--log.to", "jsonl"]
+    arguments = train_words(data, workdir, *shared)
+    command = [sys.executable, "-m", "jaxddp", *arguments, "--parallel.cpu-devices", "8"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     give_up = time.monotonic() + 200
     while not any((workdir / "checkpoints" / str(step)).is_dir() for step in (2, 4, 6)):
@@ -135,9 +122,8 @@ def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, data, tmp_path
     assert process.returncode == -signal.SIGKILL
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "torn')
-    resumed = subprocess.run([*command, "--resume", "must"], capture_output=True, text=True, timeout=240)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "resum" in resumed.stdout
+    assert main([*arguments, "--resume", "must"]) == 0
+    assert "resum" in capfd.readouterr().out
     whole = {line["step"]: line for line in metrics(finished) if line["split"] == "train"}
     steps = [line["step"] for line in metrics(workdir) if line["split"] == "train"]
     assert steps == sorted(set(steps)) and steps[-1] == 12
@@ -151,12 +137,8 @@ def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, data, tmp_path
 @pytest.mark.slow
 def test_sigterm_saves_and_the_same_command_resumes(data, tmp_path):
     workdir = tmp_path / "preempted"
-    command = [
-        sys.executable,
-        "-m",
-        "jaxddp",
-        *train(data, workdir, "--train.duration", "4000 steps", "--log.every", "1 step"),
-    ]
+    arguments = train_words(data, workdir, "--train.duration", "4000 steps", *PLAIN)
+    command = [sys.executable, "-m", "jaxddp", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     give_up = time.monotonic() + 200
     while not ((workdir / "metrics.jsonl").exists() and (workdir / "metrics.jsonl").stat().st_size):
@@ -171,13 +153,10 @@ def test_sigterm_saves_and_the_same_command_resumes(data, tmp_path):
     assert Checkpoints(workdir / "checkpoints").latest() == result["step"]
 
 
-@pytest.mark.slow
 def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finished, data, tmp_path, capfd):
-    import shutil
-
     workdir = tmp_path / "copy"
     shutil.copytree(finished, workdir)
-    arguments = train(data, workdir, "--train.duration", "12 steps")
+    arguments = train_words(data, workdir, "--train.duration", "12 steps")
     message = fails([*arguments, "--optimizer.learning-rate", "0.3"], capfd)
     assert "optimizer.learning_rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
@@ -189,14 +168,13 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     message = fails([*arguments, "--optimizer.step-factor", "0.5"], capfd)
     assert "optimizer.step_factor was 0.1 and is now 0.5" in message
     # Neither how it is measured nor what is kept belongs to the recipe.
-    more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", "--log.to", "jsonl"]
-    assert main(train(data, workdir, "--train.duration", "14 steps", *more)) == 0
+    more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", *PLAIN]
+    assert main(train_words(data, workdir, "--train.duration", "14 steps", *more)) == 0
     assert json.loads((workdir / "result.json").read_text())["step"] == 14
     (workdir / "config.json").write_text("{")
     assert "config.json: cannot be read" in fails(arguments, capfd)
 
 
-@pytest.mark.slow
 def test_the_config_of_a_run_finds_its_checkpoints(finished, capfd):
     config = str(finished / "config.json")
     known = f"{finished / 'checkpoints'}: no checkpoint '7'; there are steps"
@@ -232,7 +210,6 @@ def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
     )
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_another_architecture(finished, data, capfd):
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
     message = fails([*arguments, "--model.width", "8"], capfd)
@@ -240,7 +217,6 @@ def test_a_checkpoint_of_another_architecture(finished, data, capfd):
     assert "is float32[4] there and float32[8] here" in message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad_steps", "message"),
     [
@@ -250,7 +226,8 @@ def test_a_checkpoint_of_another_architecture(finished, data, capfd):
     ids=["guarded", "not guarded"],
 )
 def test_a_loss_that_is_not_finite_ends_with_code_1(data, tmp_path, capfd, bad_steps, message):
-    arguments = train(data, tmp_path / "w", "--train.duration", "30 steps", "--optimizer.learning-rate", "1e6")
+    arguments = train_words(data, tmp_path / "w", "--train.duration", "30 steps", "--log.to", "jsonl")
+    arguments += ["--optimizer.learning-rate", "1e6"]
     arguments += ["--optimizer.warmup", "0 steps", "--optimizer.weight-decay", "100", "--checkpoint.every", "1 step"]
     arguments += ["--train.max-bad-steps", bad_steps]
     assert re.search(message, fails(arguments, capfd, code=1))
@@ -287,7 +264,7 @@ BAD_OVERRIDES = {
 @pytest.mark.parametrize("case", BAD_OVERRIDES)
 def test_bad_overrides(case, data, tmp_path, capfd):
     overrides, expected = BAD_OVERRIDES[case]
-    assert expected in fails(train(data, tmp_path / "w", *overrides), capfd)
+    assert expected in fails(train_words(data, tmp_path / "w", *overrides), capfd)
 
 
 def rewrite(name: str, change):
@@ -340,13 +317,12 @@ BAD_DATA = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", BAD_DATA)
 def test_bad_data(case, tmp_path, capfd):
     damage, expected = BAD_DATA[case]
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     damage(root)
-    assert expected in fails(train(root, tmp_path / "w", "--train.duration", "2 steps"), capfd)
+    assert expected in fails(train_words(root, tmp_path / "w", "--train.duration", "2 steps", *PLAIN), capfd)
 
 
 @pytest.mark.slow
@@ -355,23 +331,22 @@ def test_a_bom_and_carriage_returns_are_accepted(tmp_path):
     for name in ("LOC_train_solution.csv", "LOC_val_solution.csv", "LOC_synset_mapping.txt"):
         path = root / name
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-    assert main(train(root, tmp_path / "w", "--train.duration", "1 step")) == 0
+    assert main(train_words(root, tmp_path / "w", "--train.duration", "1 step", *PLAIN)) == 0
 
 
 def test_a_work_directory_that_cannot_be_made(data, tmp_path, capfd):
     (tmp_path / "file").write_text("")
-    assert str(tmp_path / "file") in fails(train(data, tmp_path / "file" / "w"), capfd)
+    assert str(tmp_path / "file") in fails(train_words(data, tmp_path / "file" / "w"), capfd)
 
 
 def test_neither_path_nor_name(capfd):
     assert "give one of data.path" in fails(["train", "digits"], capfd)
 
 
-@pytest.mark.slow
 def test_a_data_set_by_name(data, tmp_path, monkeypatch, capfd):
     (tmp_path / "datasets.toml").write_text(f'[mine]\npath = "{data}"\n')
     monkeypatch.setenv("JAXDDP_DATASETS", str(tmp_path / "datasets.toml"))
-    arguments = ["train", RECIPE, "--workdir", str(tmp_path / "w"), "--train.duration", "1 step"]
+    arguments = ["train", RECIPE, "--workdir", str(tmp_path / "w"), "--train.duration", "1 step", *PLAIN]
     assert main([*arguments, "--data.name", "mine"]) == 0
     assert "did you mean 'mine'?" in fails([*arguments, "--data.name", "mime"], capfd)
 

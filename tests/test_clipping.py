@@ -5,12 +5,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from made import setup_of, train
-from small import SmallNet, largest_difference, linear_model, random_table, randomized
-from test_guard import poisoned, spoil
-from test_parts import Records
+from support.data import AS_THEY_ARE, random_table
+from support.faults import poisoned, spoil
+from support.networks import largest_difference, linear_model
+from support.runs import Records, setup_of, train
+from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import Config
@@ -27,43 +27,31 @@ TABLE = random_table(50)
 CLIP = 0.25
 
 
+def made(parts, **more):
+    return setup_of(linear_model(), sgd(1.0), TABLE, parts=parts, data=AS_THEY_ARE, seed=5, **more)
+
+
 def clipped_by_hand(params, batch, setup, clip):
     """One step of SGD at a rate of 1 by the gradient of all of the batch, and that gradient's norm."""
+    keys = {"key": jax.random.key(0), "image_key": setup.key}
 
     def loss(params):
-        keys = {"key": jax.random.key(0), "image_key": setup.key}
         sums, _ = setup.objective(params, setup.state.model_state, batch, train=True, **keys)
         return sums.values[0, 0] / sums.values[0, 1]
 
-    grads = jax.grad(loss)(params)
+    grads = jax.jit(jax.grad(loss))(params)
     norm = np.sqrt(sum(float((np.asarray(g) ** 2).sum()) for g in jax.tree.leaves(grads)))
     return jax.tree.map(lambda p, g: np.asarray(p) - np.asarray(g) * min(1, clip / norm), params, grads), norm
 
 
 @pytest.mark.parametrize("clip", [CLIP, 100.0])
 def test_the_averaged_gradient_is_clipped_and_its_norm_reported_as_it_was(clip):
-    setup = setup_of(linear_model(), optax.sgd(1.0), TABLE, devices=4, parts=(GradientNorm(clip),), seed=5)
+    setup = made((GradientNorm(clip),), devices=4)
     batch = next(setup.batches(0, 1))
     expected, norm = clipped_by_hand(setup.state.params, batch, setup, clip)
     after, sums = setup.step()(setup.state, batch)
     assert CLIP < norm < 100 and sums.means()["gradient_norm"] == pytest.approx(norm, rel=1e-5)
     assert largest_difference(jax.device_get(after.params), expected) < 1e-6
-
-
-@pytest.mark.slow
-def test_any_number_of_devices_equals_one():
-    with jax.enable_x64(True):
-        found = []
-        for devices in (1, 4):
-            parts, net = (GradientNorm(CLIP), Guard()), SmallNet(dtype=jnp.float64)
-            setup = setup_of(net, optax.sgd(1.0), TABLE, devices=devices, parts=parts, seed=5)
-            state = setup.state.replace(params=randomized(setup.state.params))
-            state, step, norms = setup.topology.replicate(state), setup.step(), []
-            for batch in setup.batches(0, 4):
-                state, sums = step(state, batch)
-                norms.append(sums.means()["gradient_norm"])
-            found.append((jax.device_get(state.params), norms))
-    assert largest_difference(*found) < 1e-9 and min(found[0][1]) > CLIP
 
 
 class Doubled(Part):
@@ -79,7 +67,7 @@ def test_a_norm_is_that_before_any_part_changed_the_gradient():
     config = Config().replace(optimizer={"clip_norm": CLIP}, train={"max_bad_steps": 0})
     parts = check_parts([Doubled()], "parts", configured_parts(config, 10))
     assert parts == (GradientNorm(CLIP), parts[1])
-    setups = [setup_of(linear_model(), optax.sgd(1.0), TABLE, parts=given) for given in (parts, (GradientNorm(),))]
+    setups = [made(given) for given in (parts, (GradientNorm(),))]
     before = jax.device_get(setups[0].state.params["weight"])
     (after, sums), (_, plain) = (setup.step()(setup.state, next(setup.batches(0, 1))) for setup in setups)
     assert sums.means()["gradient_norm"] == plain.means()["gradient_norm"] > CLIP
@@ -104,7 +92,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_all_the_same():
     """A norm that is NaN clips nothing into numbers, and the guard asks the gradient itself."""
     setup = setup_of(
         linear_model(),
-        optax.sgd(0.1, momentum=0.9),
+        sgd(0.1, momentum=0.9),
         poisoned(7, table=TABLE),
         devices=4,
         parts=(GradientNorm(CLIP), Guard()),
@@ -131,21 +119,21 @@ def test_clipping_hides_nothing_that_is_not_finite(value):
 def test_in_float16_the_norm_is_that_of_the_gradient_without_its_scale():
     norms = []
     for parts in ((GradientNorm(CLIP),), (GradientNorm(CLIP), Guard(), LossScale(8))):
-        setup = setup_of(linear_model(), optax.sgd(1.0), TABLE, parts=parts)
+        setup = made(parts)
         _, sums = setup.step()(setup.state, next(setup.batches(0, 1)))
         norms.append(sums.means()["gradient_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
 def test_both_are_options_of_prepare_training():
-    setup = jaxddp.prepare_training(linear_model(), TABLE, 1, optax.sgd(0.1), 8, clip_norm=0.5)
+    setup = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8, clip_norm=0.5)
     assert setup.recipe.parts == (GradientNorm(0.5), Guard())
-    setup = jaxddp.prepare_training(linear_model(), TABLE, 1, optax.sgd(0.1), 8, gradient_norm=True)
+    setup = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8, gradient_norm=True)
     assert setup.recipe.parts == (GradientNorm(), Guard())
     with pytest.raises(InputError, match="^clip_norm=0: expected above 0, at most 1e\\+06|^clip_norm=0"):
-        jaxddp.prepare_training(linear_model(), TABLE, 1, optax.sgd(0.1), 8, clip_norm=0)
+        jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8, clip_norm=0)
     with pytest.raises(InputError, match="^parts: two parts are called 'gradient_norm'; give each another name"):
-        jaxddp.prepare_training(linear_model(), TABLE, 1, optax.sgd(0.1), 8, clip_norm=1, parts=[GradientNorm()])
+        jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8, clip_norm=1, parts=[GradientNorm()])
 
 
 def test_the_name_is_reserved_and_a_clip_is_above_0():

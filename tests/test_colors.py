@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import simplejpeg
 from PIL import Image
-from test_stream import all_of, encode, picture
+from support.images import encode
+from support.streams import all_of, waves
 
 from jaxddp.data.images.decode import eval_image
 from jaxddp.data.images.verify import verify
@@ -19,18 +20,18 @@ TOLERANCE = 1
 
 def ycck() -> bytes:
     """As Photoshop writes it: inverted CMYK whose first three are kept as luminance and color."""
-    inverted = 255 - np.asarray(Image.fromarray(picture(5)).convert("CMYK"))
+    inverted = 255 - np.asarray(Image.fromarray(waves(5)).convert("CMYK"))
     return simplejpeg.encode_jpeg(np.ascontiguousarray(inverted), 95, "CMYK", "444")
 
 
 def with_alpha(mode: str) -> Image.Image:
-    image = Image.fromarray(picture(5)).convert(mode)
-    image.putalpha(Image.fromarray(picture(6)[..., 0]))
+    image = Image.fromarray(waves(5)).convert(mode)
+    image.putalpha(Image.fromarray(waves(6)[..., 0]))
     return image
 
 
 def as_mode(mode: str) -> Image.Image:
-    return Image.fromarray(picture(5)).convert(mode)
+    return Image.fromarray(waves(5)).convert(mode)
 
 
 UNUSUAL: dict[str, Callable[[], bytes]] = {
@@ -38,7 +39,7 @@ UNUSUAL: dict[str, Callable[[], bytes]] = {
     "adobe cmyk, subsampled": lambda: encode(as_mode("CMYK"), quality=95, subsampling=2),
     "adobe cmyk, progressive": lambda: encode(as_mode("CMYK"), quality=95, progressive=True),
     "adobe ycck": ycck,
-    "png named jpeg": lambda: encode(picture(5), "PNG"),
+    "png named jpeg": lambda: encode(waves(5), "PNG"),
     "palette": lambda: encode(as_mode("P"), "PNG"),
     "palette with a transparent color": lambda: encode(as_mode("P"), "PNG", transparency=3),
     "one bit": lambda: encode(as_mode("1"), "PNG"),
@@ -52,13 +53,13 @@ UNUSUAL: dict[str, Callable[[], bytes]] = {
 def test_unusual_images_have_the_colors_that_pillow_gives_them(tmp_path: Path, kind: str):
     data = UNUSUAL[kind]()
     (tmp_path / "n.JPEG").write_bytes(data)
-    assert (verify(data).height, verify(data).width) == picture(5).shape[:2]
+    assert (verify(data).height, verify(data).width) == waves(5).shape[:2]
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
     pixels = all_of(str(tmp_path / "n.JPEG")).numpy().astype(int)
     assert np.abs(pixels - expected).max() <= TOLERANCE
-    # Inverted colors would be as far from the picture as can be.
+    # Inverted colors would be as far from the waves as can be.
     if kind.startswith("adobe"):
-        assert np.abs(pixels - picture(5)).mean() < 12
+        assert np.abs(pixels - waves(5)).mean() < 12
 
 
 def test_of_sixteen_bits_the_upper_eight_are_kept(tmp_path: Path):
@@ -70,7 +71,7 @@ def test_of_sixteen_bits_the_upper_eight_are_kept(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["adobe cmyk", "adobe ycck"])
 def test_cmyk_keeps_its_colors_where_it_is_decoded_at_a_fraction(kind: str):
-    smooth = Image.fromarray(picture(5)).resize((640, 480), Image.Resampling.BICUBIC)
+    smooth = Image.fromarray(waves(5)).resize((640, 480), Image.Resampling.BICUBIC)
     if kind == "adobe cmyk":
         data = encode(smooth.convert("CMYK"), quality=95)
     else:

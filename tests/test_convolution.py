@@ -8,15 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
+from support.cases import dear
 
-from jaxddp.api import resnet
-from jaxddp.config import load
+from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.cpu_convolution import convolve
 from jaxddp.models.protocol import takes_example_keys
+from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.models.stems import small_stem
 from jaxddp.recipe_file import config_names
 from jaxddp.registry import MODELS
 
@@ -64,8 +66,7 @@ def arrays(batch: int, height: int, width: int, channels: int, features: int, si
     return rng.normal(size=(batch, height, width, channels)), rng.normal(size=(size, size, channels, features))
 
 
-@pytest.mark.slow
-@settings(max_examples=12)
+@dear
 @given(
     batch=st.integers(1, 5),
     height=st.integers(2, 33),
@@ -121,35 +122,54 @@ def slow_operations(program: str) -> list[str]:
     return found + [str(s) for s in shapes if s[3] > s[1] or s[4] > s[2] or s[3] > 7]
 
 
-def lowered_gradient(name: str, image_size: int | None = None, platform: str = "cpu") -> str:
-    config = load(name)
-    size = image_size or config.data.image_size
-    network = for_platform(adapt(MODELS.get(config.model.name)(config, 10)), platform)
-    # As many as ghost batch norm wants, of those configs that have it.
-    images = jax.ShapeDtypeStruct((config.model.batch_statistics.group or 8, size, size, 3), jnp.float32)
-    params, state = jax.eval_shape(network.init, jax.random.key(0), images)
+@functools.cache
+def traced_gradient(network, size: int, count: int):
+    """Of a network's loss by its parameters; networks that are equal are traced once."""
+    model = adapt(network)
+    images = jax.ShapeDtypeStruct((count, size, size, 3), jnp.float32)
+    params, state = jax.eval_shape(model.init, jax.random.key(0), images)
 
     def loss(params, state, images):
-        own = {"example_keys": jax.random.split(jax.random.key(0), len(images))} if takes_example_keys(network) else {}
-        return network.apply(params, state, images, train=True, key=None, **own)[0].sum()
+        own = {"example_keys": jax.random.split(jax.random.key(0), len(images))} if takes_example_keys(model) else {}
+        return model.apply(params, state, images, train=True, key=None, **own)[0].sum()
 
-    platforms = {"cpu": ("cpu",), "gpu": ("cuda",), "tpu": ("tpu",)}[platform]
     traced = jax.jit(jax.grad(loss)).trace(params, state, images)
     assert "cond[" not in str(traced.jaxpr)
-    return traced.lower(lowering_platforms=platforms).as_text()
+    return traced
+
+
+@functools.cache
+def lowered(network, size: int, count: int, platform: str) -> str:
+    return traced_gradient(network, size, count).lower(lowering_platforms=(platform,)).as_text()
+
+
+def lowered_gradient(config: Config, platform: str = "cpu") -> str:
+    network = for_platform(MODELS.get(config.model.name)(config, 10), platform)
+    # As many as ghost batch norm wants, of those configs that have it.
+    count = config.model.batch_statistics.group or 8
+    return lowered(network, config.data.image_size, count, {"gpu": "cuda"}.get(platform, platform))
+
+
+# One of each kind of network and of images.
+TELLING = {
+    *("cifar10", "cifar10_fast", "digits", "fashion_mnist", "imagenet_resnet18_ffcv_16"),
+    *("imagenet_resnet50", "imagenet_vit_s16"),
+}
+OTHERS = [pytest.param(name, marks=pytest.mark.ci) for name in config_names() if name not in TELLING]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", config_names())
+@pytest.mark.parametrize("name", [*sorted(TELLING), *OTHERS])
 def test_no_network_of_configs_has_a_slow_operation(name):
     with jax.enable_x64(False):
-        assert slow_operations(lowered_gradient(name)) == []
+        assert slow_operations(lowered_gradient(load(name))) == []
 
 
-@pytest.mark.slow
 def test_nor_has_one_on_images_of_64_pixels():
+    """The maps of a ResNet-34 in a network of fewer blocks."""
+    config = load("imagenet_resnet34").replace(model={"name": "resnet10"}, data={"image_size": 64})
     with jax.enable_x64(False):
-        assert slow_operations(lowered_gradient("imagenet_resnet34", 64)) == []
+        assert slow_operations(lowered_gradient(config)) == []
 
 
 def test_slow_operations_are_seen():
@@ -168,7 +188,7 @@ def test_slow_operations_are_seen():
 def test_other_platforms_have_the_librarys_convolutions_and_nothing_else(platform):
     """A ResNet-50 has 53 of them, each with two gradients, but for the images' own."""
     with jax.enable_x64(False):
-        program = lowered_gradient("imagenet_resnet50", platform=platform)
+        program = lowered_gradient(load("imagenet_resnet50"), platform)
     assert program.count("stablehlo.convolution(") == 3 * 53 - 1
     # The head's two gradients; those need no logits.
     assert program.count("stablehlo.dot_general") == 2
@@ -177,11 +197,10 @@ def test_other_platforms_have_the_librarys_convolutions_and_nothing_else(platfor
 
 
 def small_networks() -> list:
-    network = resnet("resnet10", 3, width=4, stem="small", dtype="float64", param_dtype="float64")
+    network = ResNet(Architecture((1,), BASIC), 3, width=4, stem=small_stem, dtype="float64", param_dtype="float64")
     return [for_platform(network, platform) for platform in ("gpu", "cpu")]
 
 
-@pytest.mark.slow
 def test_where_the_library_convolves_there_is_forward_mode():
     network, _ = small_networks()
     images = jnp.array(np.random.default_rng(0).normal(size=(2, 8, 8, 3)))

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from jaxddp.config import DataConfig
-from jaxddp.curate.check import check
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.table import ExampleTable
@@ -102,15 +101,6 @@ def test_several_labels_are_trained_on_as_rows_and_not_packed(root: Path, tmp_pa
     with pytest.raises(InputError) as caught:
         pack(open_splits(data(root)), tmp_path / "packed", Packing())
     assert str(caught.value) == expected
-
-
-def test_check_reads_and_pack_copies_a_listing(root: Path):
-    opened(root, SINGLE, "path,label\nc.png,cat\n")
-    splits = open_splits(data(root))
-    assert check(splits).num_faults == 0
-    pack(splits, root / "packed", Packing(short_side=4))
-    train, val = open_splits(data(root / "packed")).values()
-    assert train.labels.tolist() == [1, 0] and val.class_names == ("cat", "dog")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ data do.
 """
 
 import dataclasses
+import functools
 import os
 import random
 import struct
@@ -13,10 +14,9 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from damage import HEADERS, SMALL, STRETCHES, Damage, resized, size_of, unit_of, units
-from test_verify import EOI, encode, passes, picture, segment, ycck
+from support.damage import HEADERS, SMALL, STRETCHES, Damage, resized, size_of, unit_of, units
+from support.images import EOI, PNGS, chunks, encode, passes, picture, png, segment, ycck
 
 from jaxddp.curate.look import look_at_file
 from jaxddp.data.images.header import PNG_START
@@ -42,14 +42,20 @@ OPTIONS = {
 }
 
 
-def made(kind: str, count: int) -> Iterator[bytes]:
+@functools.cache
+def made(kind: str, count: int) -> tuple[bytes, ...]:
     """Images of many kinds of content, all of them sound."""
+    return tuple(_made(kind, count))
+
+
+def _made(kind: str, count: int) -> Iterator[bytes]:
     for seed in range(count):
         mode = "L" if kind == "gray" else "RGB"
         image = picture(170 + 5 * seed % 60, 210, mode, seed=seed, noise=(3, 12, 25, 60)[seed % 4])
         yield encode(image, quality=(60, 75, 90, 95)[seed // 4 % 4], **OPTIONS[kind])
 
 
+@functools.cache
 def photographs(count: int) -> list[bytes]:
     with tarfile.open(PHOTOGRAPHS) as archive:
         names = [name for name in archive.getnames() if name.endswith(".JPEG")]
@@ -93,8 +99,9 @@ def test_data_that_were_lost_or_gained(kind: str):
     assert tried >= 64 and accepted <= share * tried
 
 
+# The images made above show the same of each kind; these tell the shares of BUILD_NOTES.md.
 @real
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", HEADERS | STRETCHES)
 def test_photographs(kind: str):
     files = photographs(200)
@@ -104,7 +111,7 @@ def test_photographs(kind: str):
 
 
 @real
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", SMALL)
 def test_small_damage_to_photographs_is_found_in_part(kind: str):
     """None of this can be told from another image, except where as many blocks do not come of it."""
@@ -114,7 +121,7 @@ def test_small_damage_to_photographs_is_found_in_part(kind: str):
 
 
 @real
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sound_photographs_have_nothing_left_over():
     files = photographs(200)
     assert len(files) == 200 and [verify(data).left_over for data in files] == 200 * [0]
@@ -192,60 +199,6 @@ def test_a_thumbnail_of_any_size_changes_nothing():
 
 
 # --- PNG ---
-
-
-def chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
-def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
-    found, position = [], len(PNG_START)
-    while position < len(data):
-        size, kind = struct.unpack_from(">I4s", data, position)
-        found.append((kind, data[position + 8 : position + 8 + size]))
-        position += 12 + size
-    return found
-
-
-def png(parts: list[tuple[bytes, bytes]]) -> bytes:
-    return PNG_START + b"".join(chunk(*part) for part in parts)
-
-
-def interlaced(mode: str) -> bytes:
-    """Adam7, which Pillow does not write."""
-    pixels = np.asarray(picture(13, 17, mode))
-    coded = b""
-    for top, left, down, across in (
-        (0, 0, 8, 8),
-        (0, 4, 8, 8),
-        (4, 0, 8, 4),
-        (0, 2, 4, 4),
-        (2, 0, 4, 2),
-        (0, 1, 2, 2),
-        (1, 0, 2, 1),
-    ):
-        coded += b"".join(b"\0" + row.tobytes() for row in pixels[top::down, left::across])
-    color = {"L": 0, "RGB": 2}[mode]
-    header = struct.pack(">IIBBBBB", 17, 13, 8, color, 0, 0, 1)
-    return png([(b"IHDR", header), (b"IDAT", zlib.compress(coded)), (b"IEND", b"")])
-
-
-def sixteen_bits() -> bytes:
-    from PIL import Image
-
-    return encode(Image.fromarray(np.asarray(picture(13, 17, "L")).astype(np.uint16) * 200), "PNG")
-
-
-PNGS = {
-    "color": lambda: encode(picture(13, 17), "PNG"),
-    "gray": lambda: encode(picture(13, 17, "L"), "PNG"),
-    "palette": lambda: encode(picture(13, 17, "P"), "PNG"),
-    "one bit": lambda: encode(picture(13, 17, "1"), "PNG"),
-    "alpha": lambda: encode(picture(13, 17, "RGBA"), "PNG"),
-    "16 bits": sixteen_bits,
-    "interlaced": lambda: interlaced("RGB"),
-    "interlaced gray": lambda: interlaced("L"),
-}
 
 
 def with_header(data: bytes, place: int, value: bytes) -> bytes:

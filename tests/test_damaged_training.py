@@ -1,19 +1,23 @@
 """No damaged image reaches a model: the stream, data on the devices, evaluation and packing each refuse it by name."""
 
+import contextlib
+import io
 import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from damage import HEADERS, STRETCHES, resized
-from ilsvrc import write_tree
-from test_damage import PNGS, chunks, png
-from test_verify import encode, picture
+from support.cases import few
+from support.damage import HEADERS, STRETCHES, resized
+from support.ilsvrc import write_tree
+from support.images import PNGS, chunks, encode, picture, png
 
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
+from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
@@ -39,7 +43,48 @@ def table(tmp_path: Path) -> ExampleTable:
     return train_solutions(write_tree(tmp_path / "tree", classes=2, images=4, val=2, size=20))
 
 
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExampleTable, dict[str, dict[int, str]]]:
+    """A set that has every kind of damage, before sound images, and what each reader of all of it says of which row."""
+    place = tmp_path_factory.mktemp("all")
+    table = train_solutions(write_tree(place / "tree", classes=2, images=8, val=2, size=20))
+    for row, content in enumerate(LOST.values()):
+        Path(table.name(row)).write_bytes(content)
+    size = len(table)
+    everything, whole = EvalOrder(size, size), replace(DATA, crop="whole")
+    said: dict[str, dict[int, str]] = {}
+    for reader, batches in {
+        "training": lambda left: table.train_batches(SampleOrder(size, size, 0), DATA, range(1), substitutes=left),
+        "data on the devices": lambda left: table.train_batches(everything, whole, range(1), substitutes=left),
+        "evaluation": lambda left: table.eval_batches(everything, DATA, omissions=left),
+    }.items():
+        left = Omissions(size)
+        list(batches(left))
+        said[reader] = left.faults
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(["data", "check", str(place / "tree"), "--manifest", str(place / "m.jsonl")])
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("/")]
+    rows = {table.name(row): row for row in range(size)}
+    said["data check"] = {rows[line.partition(": ")[0]]: line for line in lines}
+    return table, said
+
+
 @pytest.mark.parametrize("kind", LOST)
+def test_every_reader_refuses_it_by_name(refusals, tmp_path: Path, kind: str):
+    (table, said), row = refusals, [*LOST].index(kind)
+    for reader in ("training", "data on the devices", "evaluation", "data check"):
+        line = said[reader][row]
+        assert line.startswith(f"{table.name(row)}: ") and "\n" not in line and "object at" not in line
+    with pytest.raises(InputError, match=f"^{table.name(row)}: "):
+        pack({"train": table.rows(np.array([row]))}, tmp_path / "packed", Packing())
+    assert not (tmp_path / "packed").exists()
+
+
+def test_readers_refuse_nothing_else(refusals):
+    assert all(sorted(faults) == [*range(len(LOST))] for faults in refusals[1].values())
+
+
+@pytest.mark.parametrize("kind", few(("1 KiB repeated",), *(kind for kind in LOST if kind != "1 KiB repeated")))
 def test_it_ends_what_reads_it_in_one_line(table: ExampleTable, tmp_path: Path, capfd, kind: str):
     Path(table.name(BAD)).write_bytes(LOST[kind])
     everything = EvalOrder(8, 8)
@@ -60,7 +105,7 @@ def test_it_ends_what_reads_it_in_one_line(table: ExampleTable, tmp_path: Path, 
     assert len(faults) == 1 and faults[0].startswith(f"{table.name(BAD)}: ")
 
 
-@pytest.mark.parametrize("kind", ["1 KiB repeated", "no palette"])
+@pytest.mark.parametrize("kind", few(("no palette",), "1 KiB repeated"))
 def test_another_of_its_class_substitutes_it(table: ExampleTable, kind: str):
     Path(table.name(BAD)).write_bytes(LOST[kind])
     substitutes = table.substitutes(DataConfig(bad_images="substitute"))

@@ -15,12 +15,12 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.pages import blocks, page_block
 
 from jaxddp import cli
 from jaxddp.config import Config, load
@@ -48,17 +48,6 @@ COMMANDS = (
     ("runs",),
     ("launch",),
 )
-
-
-class Block(NamedTuple):
-    """A fenced block: the word after its fence, and its lines."""
-
-    language: str
-    text: str
-
-
-def blocks(text: str) -> list[Block]:
-    return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
 
 
 def prose(text: str) -> str:
@@ -273,10 +262,6 @@ def test_the_pages_hold_what_the_rules_look_for():
     assert len(list(command_lines(text))) > 30
     assert len(re.findall(r"\]\([^)]+\)", prose(text))) > 60
     assert len([block for block in blocks(text) if block.language == "python"]) > 5
-
-
-def page_block(page: str, word: str) -> str:
-    return next(block.text for block in blocks((ROOT / page).read_text()) if word in block.text)
 
 
 def test_the_recipe_of_the_readme_runs(tmp_path):

@@ -1,5 +1,6 @@
 """The doctor: what it says of a machine that will do, and that each fault is its row while the others go on."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ilsvrc import IMAGES, write_tree
-from made import file_of
+from support.ilsvrc import IMAGES, write_tree
+from support.runs import RECIPE, file_of
 
 from jaxddp.cli import main
 from jaxddp.cluster.doctor import allreduce, checks
@@ -20,6 +21,7 @@ from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
+from jaxddp.recipe_file import RecipeFile, read_recipe
 
 ROOT = Path(__file__).parent.parent
 MACHINE = ["environment", "coordinator", "devices", "versions", "all-reduce"]
@@ -28,6 +30,7 @@ OF_A_CONFIG = ["data", "images", "recipe", "step", "work directory"]
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
+    """How much is summed is private, since no user has a reason to change it; the real sizes take seconds."""
     monkeypatch.setattr(checks, "_SIZES", {"4 kB": 4_000, "1 MB": 1_000_000})
 
 
@@ -42,6 +45,11 @@ def small_config(tree: Path, **changes) -> Config:
     return load("digits").replace(**{"data": data, **small, **changes})
 
 
+def small_recipe(tree: Path, **changes) -> RecipeFile:
+    """A recipe whose network compiles in a second."""
+    return dataclasses.replace(read_recipe(RECIPE), config=small_config(tree, **changes))
+
+
 def by_check(rows: list[CheckRow]) -> dict[str, CheckRow]:
     assert len({row.check for row in rows}) == len(rows)
     return {row.check: row for row in rows}
@@ -49,7 +57,7 @@ def by_check(rows: list[CheckRow]) -> dict[str, CheckRow]:
 
 @pytest.mark.slow
 def test_a_machine_and_a_config_that_will_do(tree, tmp_path):
-    rows = by_check(doctor(file_of(small_config(tree)), tmp_path / "w"))
+    rows = by_check(doctor(small_recipe(tree), tmp_path / "w"))
     assert list(rows) == MACHINE + OF_A_CONFIG
     assert {row.verdict for row in rows.values()} == {"ok"}, rows
     details = {check: row.detail for check, row in rows.items()}
@@ -76,20 +84,20 @@ def test_an_image_that_does_not_decode_is_named_and_the_rest_goes_on(tmp_path):
     tree = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     broken = sorted((tree / IMAGES / "train").rglob("*.JPEG"))[7]
     broken.write_bytes(broken.read_bytes()[:-40])
-    rows = by_check(doctor(file_of(small_config(tree)), tmp_path / "w"))
+    rows = by_check(doctor(small_recipe(tree), tmp_path / "w"))
     assert rows["images"].verdict == "fail" and str(broken) in rows["images"].detail
     assert [row.check for row in rows.values() if row.verdict != "ok"] == ["images"]
 
 
 def test_data_that_cannot_be_read_leave_the_other_checks(tree, tmp_path):
-    rows = by_check(doctor(file_of(small_config(tree / "nowhere")), tmp_path / "w"))
+    rows = by_check(doctor(small_recipe(tree / "nowhere"), tmp_path / "w"))
     assert list(rows) == [*MACHINE, "data", "work directory"]
     assert rows["data"].verdict == "fail" and "nowhere" in rows["data"].detail
     assert rows["work directory"].verdict == "ok"
 
 
 def test_a_recipe_that_cannot_be_run_is_its_own_row(tree, tmp_path):
-    rows = by_check(doctor(file_of(small_config(tree, train={"batch_size": 9})), None))
+    rows = by_check(doctor(small_recipe(tree, train={"batch_size": 9}), None))
     assert rows["recipe"].verdict == "fail" and "cannot be divided among 8 devices" in rows["recipe"].detail
     assert rows["images"].verdict == "ok" and "step" not in rows
     small = {"name": "resnet10", "width": 2, "batch_norm": "ghost:2"}
@@ -100,7 +108,7 @@ def test_a_recipe_that_cannot_be_run_is_its_own_row(tree, tmp_path):
 @pytest.mark.slow
 def test_a_step_that_does_not_fit_says_what_it_needs(tree, monkeypatch):
     monkeypatch.setattr(Topology, "free_memory", lambda topology: 1_000)
-    step = by_check(doctor(file_of(small_config(tree)), None))["step"]
+    step = by_check(doctor(small_recipe(tree), None))["step"]
     assert step.verdict == "fail"
     assert re.fullmatch(
         r"the step needs .* on each device \(arguments .*, output .*, temporary .*\), and cpu has .*; "
@@ -247,6 +255,7 @@ def raises(reason):
         raise InputError(reason)
     return broken
 
+checks._SIZES = {"4 kB": 4_000}
 if os.environ["JAX_PROCESS_ID"] == "1":
     checks.check_sum = raises("17 is not 18")
     checks.work_directory = raises("this disk is full")
@@ -272,7 +281,8 @@ def test_two_processes_print_one_table(tmp_path):
     assert "2 x cpu in 2 processes" in done.stdout and "2 processes met at 127.0.0.1:" in done.stdout
 
 
-@pytest.mark.slow
+# Merging is shown above.
+@pytest.mark.ci
 def test_failures_of_the_second_process_are_shown_by_the_first_and_keep_nobody_waiting(tmp_path):
     done = launch(tmp_path, "python", "-c", BROKEN_IN_ONE, "--workdir", str(tmp_path / "w"))
     assert done.returncode == 1, done.stdout + done.stderr

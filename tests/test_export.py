@@ -1,20 +1,27 @@
 """`jaxddp export`, and a run that starts from what it wrote, by the command line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from small import SMALL, random_table, write_arrays
+from support.data import random_table, write_arrays
+from support.networks import make_shallow
+from support.runs import LEAN, SMALL
 
 from jaxddp.cli import main
 from jaxddp.experiment.initial_weights import read_run
 from jaxddp.mesh import Topology
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shallow():
+    with pytest.MonkeyPatch.context() as patch:
+        make_shallow(patch, (1, 1))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +31,14 @@ def data(tmp_path_factory) -> Path:
 
 
 def train(data: Path, workdir: Path, *more: str) -> list[str]:
-    return ["train", "digits", *SMALL, "--data.path", str(data), "--workdir", str(workdir), *more]
+    return ["train", "digits", *SMALL, *LEAN, "--data.path", str(data), "--workdir", str(workdir), *more]
 
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory) -> Path:
     workdir = tmp_path_factory.mktemp("run") / "first"
     arguments = train(data, workdir, "--train.duration", "6 steps", "--eval.every", "3 steps")
-    done = subprocess.run([sys.executable, "-m", "jaxddp", *arguments], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    assert main(arguments) == 0
     return workdir
 
 
@@ -43,7 +49,7 @@ def last_line(capfd) -> str:
 def test_a_run_is_exported_and_another_starts_from_it(data, run, tmp_path, capfd):
     file = tmp_path / "w.safetensors"
     assert main(["export", str(run), "--out", str(file), "--step", "latest"]) == 0
-    assert capfd.readouterr().out == f"{file}: 62 arrays of step 6 of {run}\n"
+    assert capfd.readouterr().out == f"{file}: 32 arrays of step 6 of {run}\n"
     arrays = safetensors.numpy.load_file(file)
     _, ours = read_run(run, "latest", Topology.create(1))
     kernel = ours["params/layer1_0/conv1/kernel"]
@@ -73,7 +79,7 @@ def test_a_run_starts_from_another_run(data, run, tmp_path):
     best = max(json.loads((run / "checkpoints/validation.json").read_text()).items(), key=lambda each: each[1]["top1"])
     step, ours = read_run(run, "best", Topology.create(1))
     _, found = read_run(tmp_path / "w", "latest", Topology.create(1))
-    assert len(ours) == 62 and best[1]["top1"] >= 0 and step in (3, 6)
+    assert len(ours) == 32 and best[1]["top1"] >= 0 and step in (3, 6)
     assert all(np.array_equal(found[path], ours[path]) for path in ours if path.startswith("params/"))
 
 

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import linear_model, random_table
+from support.cases import rarely
+from support.data import random_table
+from support.networks import linear_model
+from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp import InputError, prepare_training, train
@@ -27,8 +30,11 @@ def recorder() -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+RECORDER = recorder()
+
+
 def prepared(optimizer, devices=4, per_device=4, **options):
-    return prepare_training(linear_model(), TABLE, devices, optimizer, per_device, **options)
+    return shared(prepare_training(linear_model(), TABLE, devices, optimizer, per_device, **options))
 
 
 def given(setup):
@@ -43,11 +49,15 @@ def given(setup):
     return jax.device_get((after.opt_state, *expected, sums.means()["loss"]))
 
 
+ALL_SHARDS = {"reproducible": True, "accumulate": 2}
+
+
 @pytest.mark.parametrize(
-    ("devices", "options"), [(1, {}), (4, {}), (4, {"accumulate": 2}), (1, {"reproducible": True, "accumulate": 2})]
+    ("devices", "options"),
+    [(1, {}), (4, {"accumulate": 2}), (4, {"reproducible": True}), rarely(4, {}), rarely(1, ALL_SHARDS)],
 )
 def test_the_loss_and_its_gradient_on_any_number_of_devices(devices, options):
-    kept, value, grad, logged = given(prepared(recorder(), devices, 16 // devices, clip_norm=0.1, **options))
+    kept, value, grad, logged = given(prepared(RECORDER, devices, 16 // devices, clip_norm=0.1, **options))
     assert np.linalg.norm(grad["weight"]) > 1
     assert kept["value"] == pytest.approx(value, rel=1e-5) == pytest.approx(logged, rel=1e-5)
     np.testing.assert_allclose(kept["grad"]["weight"], grad["weight"], rtol=1e-4, atol=1e-6)
@@ -55,9 +65,12 @@ def test_the_loss_and_its_gradient_on_any_number_of_devices(devices, options):
     assert np.linalg.norm(kept["updates"]["weight"]) == pytest.approx(0.1, rel=1e-4)
 
 
+PLATEAU = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, cooldown=0, accumulation_size=1)
+STEEP = optax.chain(sgd(3.0), PLATEAU)
+
+
 def of_layers(options):
-    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, cooldown=0, accumulation_size=1)
-    return prepared(optax.chain(optax.sgd(3.0), plateau), epochs=6, **options)
+    return prepared(STEEP, epochs=6, **options)
 
 
 @pytest.mark.parametrize(
@@ -66,23 +79,22 @@ def of_layers(options):
 def test_reduce_on_plateau(options, tmp_path):
     setup = of_layers(options)
     state, history = train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step", workdir=tmp_path)
-    rule = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, cooldown=0, accumulation_size=1)
-    expected = rule.init({})
+    expected = PLATEAU.init({})
     for loss in history.train["loss"]:
-        _, expected = rule.update({}, expected, value=jnp.float32(loss))
+        _, expected = PLATEAU.update({}, expected, value=jnp.float32(loss))
     (found,) = [each for _, each in optax.tree_utils.tree_get_all_with_path(state.opt_state, "scale")]
     assert found == expected.scale < 1
     # Its identity is that of a run that resumes.
     again, _ = train(jaxddp.softmax_cross_entropy, of_layers(options), listeners=(), workdir=tmp_path)
     np.testing.assert_array_equal(again.params["weight"], state.params["weight"])
     with pytest.raises(InputError, match="objects.optimizer was|optimizer was"):
-        train(jaxddp.softmax_cross_entropy, prepared(optax.sgd(3.0), epochs=6), listeners=(), workdir=tmp_path)
+        train(jaxddp.softmax_cross_entropy, prepared(sgd(3.0), epochs=6), listeners=(), workdir=tmp_path)
 
 
 def test_a_state_may_begin_with_infinity(tmp_path):
     plateau = optax.contrib.reduce_on_plateau(accumulation_size=100)
     state, _ = train(
-        jaxddp.softmax_cross_entropy, prepared(optax.chain(optax.sgd(0.1), plateau)), listeners=(), workdir=tmp_path
+        jaxddp.softmax_cross_entropy, prepared(optax.chain(sgd(0.1), plateau)), listeners=(), workdir=tmp_path
     )
     assert np.isinf(state.opt_state[1].best_value)
     assert (tmp_path / "checkpoints" / "2").is_dir()
@@ -97,7 +109,7 @@ def test_frozen_parameters_have_no_gradient_to_give():
 
         return both, lambda params, images: apply(params, images) + params["bias"]
 
-    setup = prepare_training(two_layers(), TABLE, 4, recorder(), 4, freeze="bias", rate_factors="weight=2")
+    setup = prepare_training(two_layers(), TABLE, 4, RECORDER, 4, freeze="bias", rate_factors="weight=2")
     state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
     assert state.opt_state["grad"]["bias"] is None is state.opt_state["updates"]["bias"]
     np.testing.assert_array_equal(state.opt_state["grad"]["weight"], state.opt_state["updates"]["weight"])
@@ -110,7 +122,7 @@ def test_frozen_parameters_have_no_gradient_to_give():
     [
         (optax.adamw(0.1), {"accumulate": 2}),
         (optax.contrib.schedule_free_sgd(0.1), {}),
-        (optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 3), {"clip_norm": 1.0}),
+        (optax.apply_if_finite(sgd(0.1, momentum=0.9), 3), {"clip_norm": 1.0}),
     ],
 )
 def test_an_optimizer_that_asks_for_nothing_is_traced_as_one_that_is_given_nothing(optimizer, options):
@@ -130,7 +142,7 @@ def test_what_a_step_cannot_give_is_one_line():
     )
     for optimizer, missing in (
         (optax.lbfgs(), "'value_fn'"),
-        (optax.GradientTransformation(*recorder()), "'value' and 'grad'"),
+        (optax.GradientTransformation(*RECORDER), "'value' and 'grad'"),
     ):
         with pytest.raises(InputError) as error:
             train(jaxddp.softmax_cross_entropy, prepared(optimizer), listeners=())

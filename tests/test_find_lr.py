@@ -8,36 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small import random_table, write_arrays
+from support.data import random_table, write_arrays
+from support.recipes import DENSE
 
 from jaxddp.cli import main
 from jaxddp.errors import InputError
 from jaxddp.experiment.rate_range import RateRange, RateTest, words_without
 from jaxddp.training.events import StepRecord
 
-RECIPE = """
-import flax.linen as nn
-import optax
-from jaxddp.config import Config
-
-class Network(nn.Module):
-    classes: int
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(self.classes)(images.reshape(len(images), -1))
-
-def get_config():
-    return Config().replace(
-        data={"image_size": 6, "crop": "whole", "augment": {"flip": False}},
-        train={"batch_size": 8, "duration": "1 epoch", "precision": "float32"},
-        optimizer={"warmup": "40 epochs"},
-        eval={"batch_size": 8},
-    )
-
-def get_model(config, num_classes):
-    return Network(num_classes)
-"""
 HOOK = """
 def get_optimizer(config, learning_rate):
     return optax.sgd(learning_rate)
@@ -48,8 +26,8 @@ def get_optimizer(config, learning_rate):
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("find_lr")
     write_arrays(folder / "set.npz", random_table(200), random_table(9, seed=1))
-    (folder / "recipe.py").write_text(RECIPE)
-    (folder / "hook.py").write_text(RECIPE + HOOK)
+    (folder / "recipe.py").write_text(DENSE)
+    (folder / "hook.py").write_text(DENSE + HOOK)
     return folder
 
 

@@ -1,7 +1,6 @@
 """Frozen layers, layers that are trained later, rates by layer."""
 
 import dataclasses
-import functools
 
 import flax.linen as nn
 import jax
@@ -10,8 +9,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from made import setup_of, train
-from small import CLASSES, largest_difference, random_table, randomized
+from support.cases import rarely
+from support.data import CLASSES, random_table
+from support.networks import largest_difference, randomized
+from support.runs import setup_of, train
+from support.shared import sgd
 
 from jaxddp.api import prepare_training, softmax_cross_entropy
 from jaxddp.api import train as fit
@@ -24,6 +26,7 @@ from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.training.checkpoints import Checkpoints
 
+ADAMW = optax.adamw(0.05)
 QUIET = {"parallel": {"self_test": "never"}}
 FOUR_STEPS = {"train": {"duration": "4 steps"}, "log": {"every": "4 steps"}}
 
@@ -36,11 +39,16 @@ def resnet(dtype="float32", blocks=2, **options):
 
 def made(config=None, *, model=None, optimizer=None, devices=1, **more):
     config = Config().replace(**(QUIET | (config or {})))
-    optimizer = optimizer or optax.adamw(0.05)
+    optimizer = optimizer or ADAMW
     setup = setup_of(model or resnet(), optimizer, devices=devices, config=config, batch_size=12, **more)
     # A scale of zero would hide a gradient that is not there.
     state = setup.state.replace(params=randomized(setup.state.params))
     return dataclasses.replace(setup, state=setup.topology.replicate(state))
+
+
+def again(setup):
+    """The same setup, which keeps what it has compiled, with a state of its own."""
+    return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
 def arrays(state):
@@ -53,12 +61,16 @@ def changed_between(before, after):
     return {path for path in before if before[path].tobytes() != after[path].tobytes()}
 
 
+HEAD = ("all but layer2,fc", {"layer2_0", "fc"})
+STEM = ("conv1,layer1.0", {"bn1", "layer2_0", "fc"})
+
+
 @pytest.mark.parametrize(
-    ("freeze", "trained"),
-    [("all but layer2,fc", {"layer2_0", "fc"}), ("conv1,layer1.0", {"bn1", "layer2_0", "fc"})],
+    ("freeze", "trained", "devices", "accumulate"),
+    [(*HEAD, 1, 1), (*STEM, 3, 2)]
+    + [rarely(*layers, *rest) for layers in (HEAD, STEM) for rest in ((1, 2), (3, 1))]
+    + [rarely(*HEAD, 3, 2), rarely(*STEM, 1, 1)],
 )
-@pytest.mark.parametrize("devices", [1, 3])
-@pytest.mark.parametrize("accumulate", [1, 2])
 def test_frozen_layers_keep_every_bit(freeze, trained, devices, accumulate):
     config = {"model": {"freeze": freeze}, "train": {"accumulate": accumulate}}
     setup = made(config, devices=devices)
@@ -82,48 +94,44 @@ def test_frozen_parameters_have_no_place_in_the_optimizer_and_no_gradient():
 def test_a_linear_probe_is_the_regression_on_features():
     """Its loss goes down by its own gradient, that of the head on what the frozen network gives in evaluation."""
     data = DataConfig(augment=AugmentConfig(flip=False))
-    setup = made({"model": {"freeze": "all but fc"}}, optimizer=optax.sgd(0.5), data=data)
+    setup = made({"model": {"freeze": "all but fc"}}, optimizer=sgd(0.5), data=data)
     params, state, batch = setup.state.params, setup.state.model_state, next(setup.batches(0, 1))
 
     def loss(head):
         sums, _ = setup.objective({**params, "fc": head}, state, batch, train=False)
         return sums.values[0, 0] / sums.values[0, 1]
 
-    grads = jax.grad(loss)(params["fc"])
+    grads = jax.jit(jax.grad(loss))(params["fc"])
     expected = jax.tree.map(lambda p, g: np.asarray(p - 0.5 * g), params["fc"], grads)
     after, _ = setup.step()(setup.state, batch)
     assert largest_difference(after.params["fc"], expected) < 1e-6
     assert np.abs(grads["kernel"]).max() > 1e-3
 
 
+# That frozen layers stay so on several devices is shown above, and that these are one in `conformance/`.
+@pytest.mark.ci
 def test_any_number_of_devices_equals_one():
     with jax.enable_x64(True):
         states = [
             train(
                 made(
-                    {"model": {"freeze": "conv1,bn1,layer1", "batch_norm": "sync"}},
-                    model=resnet("float64", batch_norm="sync"),
-                    optimizer=optax.sgd(0.05),
+                    {"model": {"freeze": "conv1,bn1", "batch_norm": "sync"}},
+                    model=resnet("float64", blocks=1, batch_norm="sync"),
+                    optimizer=sgd(0.05),
                     devices=n,
                 ),
                 FOUR_STEPS,
             )
-            for n in (1, 2, 4)
+            for n in (1, 4)
         ]
-    one, *others = (arrays(state) for state in states)
-    for other in others:
-        assert largest_difference(one, other) < 1e-9
+    assert largest_difference(*map(arrays, states)) < 1e-9
 
 
 @pytest.mark.slow
 def test_frozen_layers_in_a_reproducible_step():
-    config = {"model": {"freeze": "layer1"}, "parallel": {"reproducible": True, "self_test": "never"}}
+    config = {"model": {"freeze": "norm"}, "parallel": {"reproducible": True, "self_test": "never"}}
     config = Config().replace(**config)
-    table = random_table(40)
-    states = [
-        train(setup_of(resnet(), optax.adamw(0.05), table, devices=n, config=config, batch_size=16), FOUR_STEPS)
-        for n in (1, 8)
-    ]
+    states = [train(setup_of(LinenNet(), ADAMW, devices=n, config=config), FOUR_STEPS) for n in (1, 4)]
     assert not changed_between(*map(arrays, states))
 
 
@@ -151,7 +159,7 @@ class LinenNet(nn.Module):
 
 @pytest.mark.parametrize("network", [NNXNet, LinenNet, lambda: LinenNet(by_position=True)])
 def test_a_frozen_norm_of_any_module_evaluates(network):
-    setup = made({"model": {"freeze": "conv,norm"}}, model=network(), optimizer=optax.sgd(0.1))
+    setup = made({"model": {"freeze": "conv,norm"}}, model=network(), optimizer=sgd(0.1))
     before = arrays(setup.state)
     _, params, state = setup.objective, setup.state.params, setup.state.model_state
     images = jax.random.normal(jax.random.key(1), (4, 6, 6, 3))
@@ -164,8 +172,8 @@ def test_a_frozen_norm_of_any_module_evaluates(network):
 
 def test_rates_by_layer():
     factors = ("layer1=0.5", "layer1_0.conv2=0", "fc=10")
-    setup = made({"optimizer": {"rate_factors": factors}}, optimizer=optax.sgd(0.5, momentum=0.9))
-    plain = made(optimizer=optax.sgd(0.5, momentum=0.9))
+    setup = made({"optimizer": {"rate_factors": factors}}, optimizer=sgd(0.5, momentum=0.9))
+    plain = made(optimizer=sgd(0.5, momentum=0.9))
     batch = next(setup.batches(0, 1))
     before = arrays(setup.state)
     one, other = (arrays(each.step()(each.state, batch)[0]) for each in (setup, plain))
@@ -178,7 +186,7 @@ def test_rates_by_layer():
 
 
 def test_rates_that_decay_by_layer():
-    setup = made({"optimizer": {"layer_decay": 0.5}}, optimizer=optax.sgd(1.0))
+    setup = made({"optimizer": {"layer_decay": 0.5}}, optimizer=sgd(1.0))
     ones = jax.tree.map(jnp.ones_like, setup.state.params)
     updates, _ = setup.optimizer.update(ones, setup.state.opt_state, setup.state.params)
     rates = {"conv1": 1 / 8, "bn1": 1 / 8, "layer1_0": 1 / 4, "layer2_0": 1 / 2, "fc": 1}
@@ -190,21 +198,21 @@ def test_rates_that_decay_by_layer():
 def test_layers_are_trained_from_their_step_on(tmp_path):
     model = {"unfreeze": ("layer3=2 steps", "conv1=50%"), "freeze": "layer2"}
     six = {"train": {"duration": "6 steps"}, "log": {"every": "6 steps"}}
-    make = functools.partial(made, {"model": model, "train": {"duration": "6 steps"}}, model=resnet(blocks=3))
-    setup = make()
+    setup = made({"model": model, "train": {"duration": "6 steps"}}, model=resnet(blocks=3))
     begin = arrays(setup.state)
-    moved, state = [], jax.tree.map(jnp.copy, setup.state)
-    for batch in setup.batches(0, 4):
-        before, (state, _) = arrays(state), setup.step()(state, batch)
-        params = {path for path in changed_between(before, arrays(state)) if path.startswith("params")}
+    moved, before = [], begin
+    for steps in range(1, 5):
+        after = arrays(train(again(setup), {"train": {"duration": f"{steps} steps"}}))
+        params = {path for path in changed_between(before, after) if path.startswith("params")}
         moved.append({path.split("/")[1] for path in params})
+        before = after
     always = {"bn1", "layer1_0", "fc"}
     assert moved == [always, always, always | {"layer3_0"}, always | {"layer3_0", "conv1"}]
     with Checkpoints(tmp_path / "c") as checkpoints:
-        whole = train(make(), six)
+        whole = train(again(setup), six)
         with pytest.raises(Preempted):
-            train(make(), six, checkpoints=checkpoints, should_stop=lambda step: step >= 1)
-        resumed = train(make(), six, checkpoints=checkpoints, resume_step=checkpoints.latest())
+            train(again(setup), six, checkpoints=checkpoints, should_stop=lambda step: step >= 1)
+        resumed = train(again(setup), six, checkpoints=checkpoints, resume_step=checkpoints.latest())
     assert not changed_between(arrays(whole), arrays(resumed))
     # The statistics of layers that are to be trained later stay, since their scales were made for them.
     statistics = {path for path in changed_between(begin, arrays(whole)) if path.startswith("batch_stats")}
@@ -240,14 +248,14 @@ def test_the_first_updates_of_a_thawed_layer_are_of_its_rate():
 
 
 def test_a_minus_zero_keeps_its_sign_until_it_is_trained():
-    optimizer = thawing(optax.sgd(1.0), {"x": 1})
+    optimizer = thawing(sgd(1.0), {"x": 1})
     params = {"x": jnp.array([-0.0, 0.0, 1.0])}
     updates, _ = optimizer.update({"x": jnp.ones(3)}, optimizer.init(params), params)
     assert np.signbit(optax.apply_updates(params, updates)["x"]).tolist() == [True, False, False]
 
 
 def test_factors_leave_other_updates_as_they_are():
-    optimizer = with_factors(optax.sgd(1.0), {"a/kernel": 2.0})
+    optimizer = with_factors(sgd(1.0), {"a/kernel": 2.0})
     grads = {"a": {"kernel": jnp.ones(2), "bias": None}, "b": jnp.ones(2)}
     updates, _ = optimizer.update(grads, optimizer.init(grads), grads)
     assert updates["a"]["kernel"].tolist() == [-2, -2] and updates["b"].tolist() == [-1, -1]
@@ -314,20 +322,20 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
 )
 def test_a_mistake_is_one_line(changes, message):
     with pytest.raises(InputError, match=f"^{message}"):
-        prepare_training(resnet(), random_table(20), 1, optax.sgd(0.1), 4, **changes)
+        prepare_training(resnet(), random_table(20), 1, sgd(0.1), 4, **changes)
 
 
 def test_a_share_of_a_run_of_another_length_is_one_line():
-    setup = prepare_training(LinenNet(), random_table(20), 1, optax.sgd(0.1), 4, unfreeze="conv=50%")
+    setup = prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze="conv=50%")
     with pytest.raises(InputError, match="conv=50% is of a run of 1 epoch, and this one is of 3 epochs; give prepare_"):
         fit(softmax_cross_entropy, setup, epochs=3, listeners=())
 
 
 def test_a_thaw_behind_the_end_is_said(caplog):
-    prepare_training(LinenNet(), random_table(20), 1, optax.sgd(0.1), 4, unfreeze=["conv=9 steps"])
+    prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze=["conv=9 steps"])
     assert caplog.messages == ["model.unfreeze: 'conv' begins at step 9, and the run ends at 5"]
 
 
 def test_a_network_that_does_not_say_its_depths():
     with pytest.raises(InputError, match="^layer_decay=0.5: LinenNet does not say how deep its layers lie"):
-        prepare_training(LinenNet(), random_table(20), 1, optax.sgd(0.1), 4, layer_decay=0.5)
+        prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, layer_decay=0.5)

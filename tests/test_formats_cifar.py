@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -85,7 +85,6 @@ def test_a_renamed_folder_is_known_by_its_names(tmp_path):
     images=npst.arrays(np.uint8, st.tuples(st.integers(1, 3), *map(st.just, (32, 32, 3)))),
     data=st.data(),
 )
-@settings(max_examples=20)
 def test_what_was_written_is_read(images, data):
     coarse, fine = (data.draw(npst.arrays(np.uint8, len(images), elements=st.integers(0, top))) for top in (255, 2))
     with tempfile.TemporaryDirectory() as name:

@@ -8,11 +8,11 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from support.shared import sgd
 
 import jaxddp
 from jaxddp.data.formats.idx import holds_idx, read_idx
@@ -53,7 +53,6 @@ def write(folder: Path, **changed: bytes | None) -> Path:
     packed=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=60)
 def test_what_was_written_is_read(images, packed, data):
     labels = data.draw(npst.arrays(np.uint8, len(images)))
     with tempfile.TemporaryDirectory() as name:
@@ -197,7 +196,6 @@ def test_memory_follows_neither_a_forged_header_nor_a_bomb(tmp_path, content, me
 
 
 @given(st.integers(0, len(PACKED) - 1), st.integers(1, 255))
-@settings(max_examples=100)
 def test_a_flipped_byte_is_told_or_changes_nothing(position, change):
     damaged = bytearray(PACKED)
     damaged[position] ^= change
@@ -230,7 +228,7 @@ def test_fashion_mnist_is_read_and_learned():
     # Fashion-MNIST's own order: an ankle boot, two tops, a dress.
     assert train.labels[:4].tolist() == [9, 0, 0, 3]
     assert np.bincount(train.labels).min() > 400
-    setup = jaxddp.prepare_training(softmax_regression(), train, 4, optax.sgd(0.01), 8)
+    setup = jaxddp.prepare_training(softmax_regression(), train, 4, sgd(0.01), 8)
     _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=())
     assert history.val["count"][-1] == 1000
     assert history.val["top1"][-1] > 0.6

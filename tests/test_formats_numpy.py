@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -72,7 +72,6 @@ def test_what_holds_no_arrays_is_passed_by(tmp_path):
     dtype=st.sampled_from(["<i8", ">i4", "u1", ">u2", "<u8"]),
     data=st.data(),
 )
-@settings(max_examples=60)
 def test_what_was_saved_is_read(images, kind, column_major, dtype, data):
     labels = data.draw(npst.arrays(dtype, len(images), elements=st.integers(0, 7)))
     saved = np.asfortranarray(images) if column_major else images
@@ -246,7 +245,6 @@ def test_an_archive_cut_short_or_encrypted_gets_one_line(tmp_path):
 
 
 @given(st.data())
-@settings(max_examples=150)
 def test_a_flipped_byte_of_an_archive_is_told_or_changes_nothing(data):
     with tempfile.TemporaryDirectory() as name:
         path = save(Path(name), "packed npz", ARRAYS)
@@ -262,7 +260,6 @@ def test_a_flipped_byte_of_an_archive_is_told_or_changes_nothing(data):
 
 
 @given(st.data())
-@settings(max_examples=150)
 def test_a_damaged_header_is_told_or_makes_a_table(data):
     with tempfile.TemporaryDirectory() as name:
         path = save(Path(name), "folder", ARRAYS)

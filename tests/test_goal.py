@@ -93,6 +93,7 @@ def test_another_goal_begins_anew_and_another_patience_goes_on():
     [
         ({}, Goal("top1", lowest=False)),
         ({"best": "val loss"}, Goal("loss", lowest=True)),
+        ({"best": "val ece"}, Goal("ece", lowest=True)),
         ({"best": "val_ema top1", "best_smoothing": 0.5}, Goal("val_ema top1", lowest=False, smoothing=0.5)),
         ({"best": "val_ema loss"}, Goal("val_ema loss", lowest=True)),
         ({"best": "val error", "best_is": "min"}, Goal("error", lowest=True)),

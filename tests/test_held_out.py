@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -35,7 +35,6 @@ def of_several(examples: dict[str, int]) -> dict[str, int]:
 
 
 @given(EXAMPLES, SHARES)
-@settings(max_examples=80)
 def test_each_class_gives_its_share_to_half_an_example_and_keeps_one(examples: dict[str, int], share: float):
     examples = of_several(examples)
     chosen = held(examples, share)
@@ -47,7 +46,6 @@ def test_each_class_gives_its_share_to_half_an_example_and_keeps_one(examples: d
 
 
 @given(EXAMPLES, SHARES, st.randoms(use_true_random=False))
-@settings(max_examples=40)
 def test_the_order_of_the_rows_does_not_matter(examples: dict[str, int], share: float, random):
     shuffled = [*examples.items()]
     random.shuffle(shuffled)
@@ -55,7 +53,6 @@ def test_the_order_of_the_rows_does_not_matter(examples: dict[str, int], share: 
 
 
 @given(EXAMPLES, SHARES)
-@settings(max_examples=80)
 def test_one_example_more_moves_at_most_one_other_of_its_class(examples: dict[str, int], share: float):
     examples = of_several(examples)
     for label in (0, 1):

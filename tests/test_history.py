@@ -5,9 +5,10 @@ import math
 import sys
 
 import numpy as np
-import optax
 import pytest
-from small import linear_model, random_table
+from support.data import random_table
+from support.networks import linear_model
+from support.shared import sgd
 
 import jaxddp
 from jaxddp import History, InputError
@@ -21,7 +22,7 @@ def workdir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def history(workdir) -> History:
     """50 examples in batches of 8, two epochs: 13 logged steps, and two evaluations, of steps 7 and 13."""
-    setup = jaxddp.prepare_training(linear_model(), random_table(50), 4, optax.sgd(0.05), 2, epochs=2)
+    setup = jaxddp.prepare_training(linear_model(), random_table(50), 4, sgd(0.05), 2, epochs=2)
     odd = iter((math.inf, 0.5))
     _, history = jaxddp.train(
         *(jaxddp.softmax_cross_entropy, setup),

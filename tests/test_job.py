@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -170,7 +171,9 @@ def free_port() -> int:
 
 
 def test_processes_compute_as_one_and_say_how_they_were_found(tmp_path):
-    group = Group(tmp_path, ADD + "    agree({'seed': '1'})\n")
+    # Proxies in the environment do not matter.
+    dead = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY")}
+    group = Group(tmp_path, ADD + "    agree({'seed': '1'})\n", process0=dead, process1=dead)
     outputs = [process.communicate(timeout=60) for process in group.processes]
     assert [process.returncode for process in group.processes] == [0, 0], outputs
     assert all("sum 11.0" in output for output, _ in outputs)
@@ -188,41 +191,50 @@ def test_a_value_that_differs_is_named_with_both(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_process_ends_all_others_by_name(tmp_path, killed):
-    group = Group(tmp_path, FOREVER, count=3)
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.ci)])
+def test_one_too_many_is_turned_away_and_a_killed_process_ends_all_others_by_name(tmp_path, killed):
+    port = free_port()
+    group = Group(tmp_path, FOREVER, count=3, port=port)
     group.until_all_say("sum 111.0")
+    late = Group(tmp_path, ADD, count=1, port=port, process0={"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "3"})
+    ((code, line),) = late.ends()
+    assert code == 2 and "have joined already; is JAX_PROCESS_ID=1 given twice" in line
+    assert [process.poll() for process in group.processes] == [None] * 3
     group.processes[killed].send_signal(signal.SIGKILL)
-    ends = group.ends(timeout=15)
+    ends = group.ends()
     assert ends.pop(killed)[0] == -signal.SIGKILL
     for code, line in ends:
         assert code == 1
         assert line.startswith(f"jaxddp: process {killed} was lost")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", ["killed", "failed"])
 def test_the_end_of_process_0_is_one_line_where_nobody_waits_for_it(tmp_path, ended):
     """JAX, which would notice it first, ends the process by SIGABRT, with lines of its own."""
     fails = "    if topology.process_index == 0: raise RuntimeError('disk on fire')\n" * (ended == "failed")
-    group = Group(tmp_path, f"{ADD}{fails}    time.sleep(600)\n", count=3)
-    group.until_all_say("sum 111.0")
+    group = Group(tmp_path, f"{ADD}{fails}    time.sleep(600)\n")
+    group.until_all_say("sum 11.0")
     if ended == "killed":
         group.processes[0].send_signal(signal.SIGKILL)
     line = {
         "killed": "jaxddp: process 0 was lost (on 127.0.0.1): its connection broke; the job ends here\n",
         "failed": "jaxddp: process 0 ended: RuntimeError: disk on fire; the job ends here\n",
     }
-    others = group.processes[1:]
-    assert [(other.communicate(timeout=30)[1], other.returncode) for other in others] == [(line[ended], 1)] * 2
-    group.processes[0].communicate(timeout=30)
+    first, other = group.processes
+    assert (other.communicate(timeout=60)[1], other.returncode) == (line[ended], 1)
+    own = first.communicate(timeout=60)[1].splitlines()
+    if ended == "failed":
+        assert (first.returncode, own[-1]) == (1, "jaxddp: RuntimeError: disk on fire")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
     """JAX, which waits for it then, would end the other by SIGABRT."""
     dies = f"    if {lost} == topology.process_index: jax.distributed.shutdown = lambda: os.kill(os.getpid(), 9)\n"
     group = Group(tmp_path, ADD + dies)
-    errors = [process.communicate(timeout=30)[1] for process in group.processes]
+    errors = [process.communicate(timeout=60)[1] for process in group.processes]
     assert [process.returncode for process in group.processes] == ([1, -9] if lost else [-9, 1]), errors
     host = "127.0.0.1" if lost == 0 else socket.gethostname()
     line = f"jaxddp: process {lost} was lost (on {host}): its connection broke; the job ends here\n"
@@ -230,21 +242,23 @@ def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stopped", [0, 1])
+# Over a connection that does not break; test_strangers.py loses one of a hundred.
+@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.ci)])
 def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):
     group = Group(tmp_path, FOREVER, process0={"SILENCE": "3"}, process1={"SILENCE": "3"})
     group.until_all_say("sum 11.0")
     group.processes[stopped].send_signal(signal.SIGSTOP)
     other = group.processes[1 - stopped]
-    assert other.wait(timeout=15) == 1
+    assert other.wait(timeout=60) == 1
     group.processes[stopped].kill()
     assert f"jaxddp: process {stopped} gave no sign of life for 3 s" in group.ends()[1 - stopped][1]
 
 
-@pytest.mark.slow
+# The end of process 0 is one above, of one that waits; a bad input has another code.
+@pytest.mark.ci
 def test_an_exception_ends_the_others_with_its_cause(tmp_path):
     body = ADD + "    if topology.process_index == 1: raise RuntimeError('disk on fire')\n" + FOREVER[len(ADD) :]
-    (first, told), (second, own) = Group(tmp_path, body).ends(timeout=30)
+    (first, told), (second, own) = Group(tmp_path, body).ends()
     assert (first, second) == (1, 1)
     assert "process 1 ended: RuntimeError: disk on fire" in told
     assert own == "jaxddp: RuntimeError: disk on fire"
@@ -291,7 +305,7 @@ def test_in_a_job_that_jax_was_told_of_before_the_devices_carry_what_is_compared
 @pytest.mark.slow
 def test_a_bad_input_in_a_script_of_ones_own_ends_all_with_its_code(tmp_path):
     script = SCRIPT.replace("{error}", "InputError").replace("{where}", "find_job().process_id == 1")
-    (first, told), (second, own) = Group(tmp_path, script).ends(timeout=30)
+    (first, told), (second, own) = Group(tmp_path, script).ends()
     assert (first, second) == (2, 2)
     assert "process 1 ended: train.csv:7: empty ImageId" in told
     assert own == "jaxddp: train.csv:7: empty ImageId"
@@ -299,42 +313,63 @@ def test_a_bad_input_in_a_script_of_ones_own_ends_all_with_its_code(tmp_path):
 
 @pytest.mark.slow
 def test_processes_with_unequal_devices_are_named(tmp_path):
-    for code, line in Group(tmp_path, "Topology.create()", process1={"JAX_NUM_CPU_DEVICES": "2"}).ends(timeout=30):
+    for code, line in Group(tmp_path, "Topology.create()", process1={"JAX_NUM_CPU_DEVICES": "2"}).ends():
         assert code == 2
         assert "devices: process 1 has 2 devices and process 0 has 1; give each as many" in line
 
 
 def test_a_preempted_script_leaves_in_order(tmp_path):
     script = SCRIPT.replace("{error}", "Preempted").replace("{where}", "True")
-    assert Group(tmp_path, script).ends(timeout=30) == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2
+    assert Group(tmp_path, script).ends() == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2
 
 
-def test_two_ideas_of_the_process_count(tmp_path):
-    ends = Group(tmp_path, ADD, process1={"JAX_NUM_PROCESSES": "3"}).ends()
-    for code, line in ends:
-        assert code == 2
-        assert "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on" in line and "has 3" in line
+# --- Meetings of threads of this process ---
 
 
-@pytest.mark.slow
-def test_a_process_id_given_twice(tmp_path):
-    ends = Group(tmp_path, ADD, count=3, process2={"JAX_PROCESS_ID": "1"}).ends()
-    assert [code for code, _ in ends] == [2, 2, 2]
-    assert all("JAX_PROCESS_ID=1 twice" in line or "did not join" in line for _, line in ends)
-    assert any("JAX_PROCESS_ID=1 twice" in line for _, line in ends)
+def met(*jobs: Job, timeout: float = 20, versions: tuple[str, ...] = ()) -> list[Exception]:
+    """Why each of these does not come to its job, where all try at once."""
+    facts = [{"jax": version} for version in versions] or [dict[str, str]()] * len(jobs)
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        tries = [pool.submit(Link.meet, job, own, timeout, end=print) for job, own in zip(jobs, facts, strict=True)]
+        found = [each.exception(60) for each in tries]
+    assert all(isinstance(error, Exception) for error in found), found
+    return [error for error in found if isinstance(error, Exception)]
 
 
-@pytest.mark.slow
-def test_one_too_many_is_turned_away_and_the_job_goes_on(tmp_path):
-    port = free_port()
-    group = Group(tmp_path, FOREVER, port=port)
-    group.until_all_say("sum 11.0")
-    late = Group(tmp_path, ADD, count=1, port=port, process0={"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"})
-    ((code, line),) = late.ends()
-    assert code == 2 and "have joined already; is JAX_PROCESS_ID=1 given twice" in line
-    assert [process.poll() for process in group.processes] == [None, None]
-    group.processes[0].kill()
-    group.ends()
+def test_two_ideas_of_the_process_count():
+    coordinator = f"127.0.0.1:{free_port()}"
+    for error in met(Job(coordinator, 2, 0), Job(coordinator, 3, 1)):
+        assert isinstance(error, InputError)
+        assert "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on" in str(error) and "has 3" in str(error)
+
+
+def test_two_versions():
+    coordinator = f"127.0.0.1:{free_port()}"
+    for error in met(Job(coordinator, 2, 0), Job(coordinator, 2, 1), versions=("0.6.1", "0.6.0")):
+        assert isinstance(error, InputError)
+        assert "jax differs: process 0 has '0.6.1', process 1 on" in str(error) and "has '0.6.0'" in str(error)
+
+
+def test_a_process_id_beyond_the_job():
+    coordinator = f"127.0.0.1:{free_port()}"
+    for error in met(Job(coordinator, 2, 0), Job(coordinator, 2, 2)):
+        assert isinstance(error, InputError) and "JAX_PROCESS_ID=2 on" in str(error) and "expected 0 to 1" in str(error)
+
+
+def test_a_process_id_given_twice():
+    coordinator = f"127.0.0.1:{free_port()}"
+    errors = met(*(Job(coordinator, 3, process) for process in (0, 1, 1)))
+    assert [type(error) for error in errors] == [InputError] * 3
+    assert all("JAX_PROCESS_ID=1 twice" in str(error) or "did not join" in str(error) for error in errors)
+    assert any("JAX_PROCESS_ID=1 twice" in str(error) for error in errors)
+
+
+def test_another_job_at_the_same_address():
+    """To the one it is somebody who is not there yet, to the other a mistake."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    first, second = met(Job(coordinator, 2, 0, run_id="own"), Job(coordinator, 2, 1, run_id="other"), timeout=2)
+    assert isinstance(first, Unreachable) and "process 1 of 2 did not join" in str(first)
+    assert isinstance(second, InputError) and "it serves another job" in str(second)
 
 
 def test_a_process_that_does_not_come_is_named():
@@ -370,19 +405,3 @@ def test_a_port_that_is_taken_or_not_ours():
         assert time.monotonic() - begin < 30
     with pytest.raises(InputError, match="192.0.2.1:4321: not an address of this machine; process 0 .* runs on"):
         Link.meet(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)
-
-
-@pytest.mark.slow
-def test_versions_that_differ_and_another_job_at_the_same_address(tmp_path):
-    body = "pass"
-    ends = Group(tmp_path, body, process1={"JAXDDP_RUN_ID": "other", "START": "4"}, process0={"START": "4"}).ends()
-    # To the one it is somebody who is not there yet, to the other a mistake.
-    assert [code for code, _ in ends] == [1, 2]
-    assert "process 1 of 2 did not join" in ends[0][1]
-    assert "it serves another job" in ends[1][1]
-
-
-@pytest.mark.slow
-def test_proxies_in_the_environment_do_not_matter(tmp_path):
-    dead = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY")}
-    assert Group(tmp_path, ADD, process0=dead, process1=dead).ends() == [(0, ""), (0, "")]

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from made import setup_of, train
-from small import linear_model, random_batch
+from support.data import random_batch
+from support.networks import linear_model
+from support.runs import setup_of, train
+from support.shared import sgd
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
@@ -107,6 +109,7 @@ def added(tmp_path, monkeypatch):
         registry.names()
         (tmp_path / "added_file.py").write_text(IMPORTS + textwrap.dedent(FILES[kind]))
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+        # A registry looks once, and nothing public makes it look again.
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
         monkeypatch.setattr(registry, "_complete", False)
 
@@ -192,7 +195,7 @@ def test_an_augmentation_in_a_file_of_its_own(added):
 def test_a_logger_in_a_file_of_its_own(added, tmp_path):
     added("training.listeners")
     config = Config().replace(log={"to": ["added", "jsonl"]})
-    setup = setup_of(linear_model(), optax.sgd(0.1))
+    setup = setup_of(linear_model(), sgd(0.1))
     changes = {"log": {"every": "1 step"}, "train": {"duration": "3 steps"}}
     train(setup, changes, listeners=[LOGGERS.get(name)(config, tmp_path) for name in config.log.to])
     assert (tmp_path / "steps.txt").read_text() == "1 2 3 "

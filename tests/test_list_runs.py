@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reported import rows_of, write_run
+from support.reports import rows_of, write_run
 
 from jaxddp.cli import main
 from jaxddp.errors import InputError

@@ -1,5 +1,6 @@
 """What loggers are told beside the metrics, and that a run outlives them."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -8,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import made
 import numpy as np
-import optax
 import pytest
-from made import setup_of, train_config
-from small import CLASSES, SmallNet, largest_difference, linear_model, random_table, write_arrays
+from support import runs
+from support.data import CLASSES, random_table, write_arrays
+from support.networks import largest_difference, linear_model
+from support.runs import RECIPE, setup_of
+from support.shared import sgd, shared
 
 import jaxddp
 import jaxddp.files as files
@@ -22,10 +24,11 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
+from jaxddp.experiment import experiment
+from jaxddp.recipe_file import read_recipe
 from jaxddp.training import pictures, provenance
 from jaxddp.training.events import RunStart
 from jaxddp.training.listeners.run_id import keep_id, kept_id
-from jaxddp.training.listeners.tensorboard import TensorBoard
 from jaxddp.training.loggers import Dispensable, make_loggers
 from jaxddp.training.shown import Shown
 
@@ -58,8 +61,8 @@ class Failing:
 
 
 def evaluations(*listeners: Any, val: Any = VAL, devices: int = 2, **more: Any) -> tuple[jaxddp.RunSetup, Any]:
-    setup = setup_of(linear_model(), optax.sgd(0.1), devices=devices, **more)
-    return setup, made.train(setup, PLAN, val=val, listeners=listeners)
+    setup = setup_of(linear_model(), sgd(0.1), devices=devices, **more)
+    return setup, runs.train(setup, PLAN, val=val, listeners=listeners)
 
 
 # A logger that fails
@@ -99,8 +102,7 @@ def test_a_listener_of_the_users_own_still_ends_the_run():
 def words(tmp_path) -> list[str]:
     """A command of a few steps."""
     data = write_arrays(tmp_path / "set.npz", random_table(24, image=16), random_table(9, seed=1, image=16))
-    recipe = Path(__file__).parent / "recipes" / "small_recipe.py"
-    return ["train", str(recipe), "--data.path", str(data), "--train.duration", "3 steps", "--parallel.devices", "1"]
+    return ["train", RECIPE, "--data.path", str(data), "--train.duration", "3 steps", "--parallel.devices", "1"]
 
 
 def test_a_disk_that_refuses_the_loggers_files_costs_a_line_for_each(words, tmp_path, capfd, caplog, monkeypatch):
@@ -150,7 +152,7 @@ def test_a_logger_whose_library_is_missing_is_one_line_before_anything_starts(
 
 
 def test_from_python_loggers_need_a_work_directory(tmp_path):
-    setup = jaxddp.prepare_training(linear_model(), random_table(20), 1, optax.sgd(0.1), 4)
+    setup = shared(jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4))
     with pytest.raises(InputError, match=r"log_to='curves': .* written into the work directory; give workdir too"):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to="curves")
     with pytest.raises(InputError, match="log.to='curvs' is unknown; did you mean 'curves'"):
@@ -164,7 +166,7 @@ def test_from_python_loggers_need_a_work_directory(tmp_path):
 # Shown
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.exhaustive)])
 def test_evaluations_hold_predictions_of_the_same_images(devices):
     some, most = Recorder(3), Recorder(11)
     setup, state = evaluations(some, most, devices=devices)
@@ -195,10 +197,11 @@ def test_classes_have_their_shares_of_the_images_and_there_are_no_more_than_all(
 
 
 def test_without_a_listener_that_wants_them_nothing_is_predicted():
-    setup, _ = evaluations(recorder := Recorder(0))
+    # With programs of its own, in which nobody else has asked for a prediction.
+    setup, _ = evaluations(recorder := Recorder(0), share=False)
     assert [record.predictions for record in recorder.evaluations] == [None, None]
     assert not [kind for (kind, _), *_ in setup.programs._kept if kind.startswith("classify")]
-    assert setup_of(linear_model(), optax.sgd(0.1)).run(listeners=[Recorder(4)]).predictor is None
+    assert setup_of(linear_model(), sgd(0.1)).run(listeners=[Recorder(4)]).predictor is None
 
 
 @pytest.mark.parametrize("cache", ["none", "device"])
@@ -206,8 +209,8 @@ def test_gray_images_of_16_bits_are_predicted_and_drawn(cache):
     rng = np.random.default_rng(0)
     table = ArrayTable(rng.integers(0, 65536, (30, 6, 6, 1)).astype(np.uint16), np.arange(30) % 5, tuple("abcde"))
     recorder, data = Recorder(7), DataConfig(mean=(0.5,), std=(0.25,), cache=cache)
-    setup = setup_of(SmallNet(), optax.sgd(0.1), table, devices=2, data=data)
-    made.train(setup, PLAN, val=table, listeners=[recorder])
+    setup = setup_of(linear_model(), sgd(0.1), table, devices=1, data=data)
+    runs.train(setup, PLAN, val=table, listeners=[recorder])
     predictions = recorder.evaluations[-1].predictions
     assert (predictions.images.dtype, predictions.images.shape) == (np.uint16, (7, 6, 6, 1))
     picture = pictures.pixels(pictures.prediction_grid(predictions))
@@ -220,20 +223,6 @@ def test_captions_say_the_class_its_probability_and_what_is_right():
     predictions = Shown.of(images, np.array([0, 0, -1]), probabilities, names)
     assert predictions.captions == ["tench 90%", "shark 80%\nis tench", "shark 60%"]
     assert predictions.wrong.tolist() == [False, True, False]
-
-
-@pytest.mark.slow
-def test_tensorboard_shows_predictions_where_there_are_some(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    def tags(directory: Path, images: int) -> dict[str, int]:
-        evaluations(TensorBoard(directory, images))
-        events = EventAccumulator(str(directory), size_guidance={"tensors": 0})
-        events.Reload()
-        return {tag: len(events.Tensors(tag)) for tag in events.Tags()["tensors"]}
-
-    assert tags(tmp_path / "with", 6)["val/predictions"] == 2
-    assert "val/predictions" not in tags(tmp_path / "without", 0)
 
 
 # Where a run comes from
@@ -277,24 +266,19 @@ def test_what_a_run_is_made_of_has_dotted_names():
     assert expected.items() <= found.items()
 
 
-@pytest.mark.slow
 def test_a_run_tells_its_loggers_what_config_json_says(tmp_path):
     class Started:
         def start(self, run):
             self.run = run
 
-    data = write_arrays(tmp_path / "set.npz", random_table(24), random_table(9, seed=1))
-    config = Config().replace(
-        data={"path": str(data), "image_size": 6, "crop": "whole"},
-        model={"name": "resnet10", "width": 1, "stem": "small"},
-        train={"batch_size": 8, "duration": "1 step", "precision": "float32"},
-        eval={"batch_size": 8, "every": "0 steps"},
-        log={"to": ("jsonl",)},
-        parallel={"devices": 1},
-    )
-    train_config(config, tmp_path / "run", listeners=[started := Started()])
+    data = write_arrays(tmp_path / "set.npz", random_table(24, image=16), random_table(9, seed=1, image=16))
+    recipe = read_recipe(RECIPE)
+    changes = {"data": {"path": str(data)}, "train": {"duration": "1 step"}, "eval": {"every": "0 steps"}}
+    changes |= {"log": {"to": ("jsonl",)}, "parallel": {"devices": 1}}
+    recipe = dataclasses.replace(recipe, config=recipe.config.replace(**changes))
+    experiment.train(experiment.open_experiment(recipe), tmp_path / "run", listeners=[started := Started()])
     assert started.run.config == json.loads((tmp_path / "run" / "config.json").read_text())
-    setup = jaxddp.prepare_training(linear_model(), random_table(20), 1, optax.sgd(0.1), 4)
+    setup = shared(jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4))
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[started], workdir=tmp_path / "own")
     assert started.run.config == json.loads((tmp_path / "own" / "config.json").read_text())
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[started])

@@ -1,16 +1,20 @@
 """The loop: figures of every step, exact evaluation, a run that stops where it must and resumes as if it had not."""
 
+import functools
 import json
 import shutil
 import time
+from types import SimpleNamespace
 
 import jax
-import made
+import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from made import train
-from small import SmallNet, largest_difference, linear_model, random_table
+from support import runs
+from support.data import random_table
+from support.networks import SmallNet, largest_difference, linear_model
+from support.runs import Recorder, exploding, train
+from support.shared import sgd
 
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.engine.state import TrainState
@@ -18,40 +22,18 @@ from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.experiment.session import resume_step
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.clock import Clock
 
 TABLE = random_table(50)
 VAL = random_table(23, seed=1)
 STEPS = 20
 
 
-class Recorder:
-    """A listener that keeps all that it is told."""
-
-    def __init__(self):
-        self.moments, self.steps, self.evaluations, self.ends = [], [], [], []
-
-    def start(self, run):
-        self.moments.append(("start", run.start_step))
-
-    def step(self, record):
-        self.moments.append(("step", record.step))
-        self.steps.append(record)
-
-    def evaluation(self, record):
-        if record.final:
-            self.moments.append(("evaluation", record.step))
-            self.evaluations.append(record)
-
-    def end(self, run):
-        self.moments.append(("end", run.status))
-        self.ends.append(run)
-
-
 def setup_of(devices: int = 4, optimizer=None, net=None, table=TABLE) -> RunSetup:
-    optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
+    optimizer = optimizer or sgd(0.05, momentum=0.9)
     net = net or SmallNet(batch_norm=True, sync="data")
     data = DataConfig(augment=AugmentConfig(pad=1))
-    return made.setup_of(net, optimizer, table, devices=devices, data=data, seed=5)
+    return runs.setup_of(net, optimizer, table, devices=devices, data=data, seed=5)
 
 
 def plan_of(steps: int = STEPS, **cadences: str) -> dict:
@@ -68,7 +50,15 @@ def run(setup, plan, **settings):
     return jax.device_get(state), recorder
 
 
-def test_moments_come_in_the_order_that_fit_documents(tmp_path):
+@functools.cache
+def uninterrupted():
+    """The run that nothing stops, with a record of every step."""
+    return run(setup_of(), plan_of(log="1 step"))
+
+
+def test_moments_come_in_the_order_that_fit_documents(tmp_path, monkeypatch):
+    # Listeners hear of every batch of a validation, of which none stands for all.
+    monkeypatch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1.0)
     _, recorder = run(setup_of(), plan_of(8, log="3 steps"), checkpoints=Checkpoints(tmp_path / "c"))
     # An epoch of 50 examples in batches of 8 ends with step 7; the run with step 8; step 4 saves and so has a record.
     assert recorder.moments == [
@@ -83,7 +73,7 @@ def test_an_epochs_end_and_the_last_step_are_logged_whatever_the_cadence():
 
 
 def test_a_records_loss_is_that_steps_own():
-    _, each = run(setup_of(), plan_of(log="1 step"))
+    _, each = uninterrupted()
     _, some = run(setup_of(), plan_of(log="5 steps"))
     of_each = {record.step: record.metrics["loss"] for record in each.steps}
     assert len(of_each) == STEPS
@@ -91,14 +81,35 @@ def test_a_records_loss_is_that_steps_own():
 
 
 def test_epoch_figures_are_means_over_the_steps_of_the_epoch():
-    _, recorder = run(setup_of(), plan_of(log="1 step"))
+    _, recorder = uninterrupted()
     ends = [record for record in recorder.steps if record.epoch_end]
     assert [(record.step, record.epoch_end.number) for record in ends] == [(7, 1), (13, 2), (19, 3)]
     losses = [record.metrics["loss"] for record in recorder.steps]
     assert ends[1].epoch_end.metrics["loss"] == pytest.approx(np.mean(losses[7:13]), rel=1e-6)
 
 
-@pytest.mark.parametrize("devices", (1, 2, 8))
+def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("jaxddp.training.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = Clock(batch_size=8)
+
+    def step(waits: float, computes: float) -> None:
+        with clock.waiting_for_data():
+            now[0] += waits
+        now[0] += computes
+        clock.dispatched(1, 0.0)
+
+    # The first warms up.
+    for waits, computes in ((9, 90), (1, 3), (0, 4)):
+        step(waits, computes)
+    assert clock.rates() == (2 * 8 / 8, 1 / 8)
+    with clock.paused():
+        now[0] += 1000
+    step(1, 1)
+    assert clock.rates() == (8 / 2, 1 / 2) and clock.rate() == 3 * 8 / 10
+
+
+@pytest.mark.parametrize("devices", (1, 8))
 def test_evaluation_is_exact_for_sizes_that_divide_by_nothing(devices):
     setup = setup_of(devices)
     for size in (1, 7, 23):
@@ -112,33 +123,26 @@ def test_training_learns():
     assert recorder.evaluations[-1].metrics["top1"] > 0.6
 
 
-@pytest.mark.slow
-def test_interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit(tmp_path):
-    whole, uninterrupted = run(setup_of(), plan_of(log="1 step"))
-    for stop in (1, 5, 7, 13):
-        directory, records = tmp_path / str(stop), []
-        checkpoints = Checkpoints(directory)
-        with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
-            run(
-                setup_of(),
-                plan_of(log="1 step"),
-                checkpoints=checkpoints,
-                should_stop=lambda step, stop=stop: step == stop,
-            )
-        resumed, recorder = run(setup_of(), plan_of(log="1 step"), checkpoints=checkpoints, resume_step=stop)
-        assert largest_difference(resumed, whole) == 0
-        records = {r.step: r for r in uninterrupted.steps}
-        assert [r.step for r in recorder.steps] == list(range(stop + 1, STEPS + 1))
-        for record in recorder.steps:
-            assert record.metrics == records[record.step].metrics
-            if record.epoch_end:
-                assert record.epoch_end.metrics == records[record.step].epoch_end.metrics
+@pytest.mark.parametrize("stop", (1, 5, 7, pytest.param(13, marks=pytest.mark.exhaustive)))
+def test_interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit(tmp_path, stop):
+    whole, told = uninterrupted()
+    plan, checkpoints = plan_of(log="1 step"), Checkpoints(tmp_path)
+    with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
+        run(setup_of(), plan, checkpoints=checkpoints, should_stop=lambda step: step == stop)
+    resumed, recorder = run(setup_of(), plan, checkpoints=checkpoints, resume_step=stop)
+    assert largest_difference(resumed, whole) == 0
+    assert [record.step for record in recorder.steps] == list(range(stop + 1, STEPS + 1))
+    records = {record.step: record for record in told.steps}
+    for record in recorder.steps:
+        assert record.metrics == records[record.step].metrics
+        if record.epoch_end:
+            assert record.epoch_end.metrics == records[record.step].epoch_end.metrics
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ("4 steps", "0 steps"))
 def test_a_stop_is_heard_during_validation_which_a_resumed_run_makes_up_for(tmp_path, checkpoint):
-    whole, uninterrupted = run(setup_of(), plan_of(log="1 step"))
+    whole, told = uninterrupted()
     for stop in (7, STEPS):  # The end of an epoch, and of the run.
         asked: list[int] = []
 
@@ -154,7 +158,7 @@ def test_a_stop_is_heard_during_validation_which_a_resumed_run_makes_up_for(tmp_
         assert recorder.moments[:2] == [("start", stop), ("evaluation", stop)]
         assert stop in checkpoints.validations
         assert largest_difference(resumed, whole) == 0
-        measured = {record.step: record.metrics for record in uninterrupted.evaluations}
+        measured = {record.step: record.metrics for record in told.evaluations}
         assert {record.step: record.metrics for record in recorder.evaluations} == {
             step: metrics for step, metrics in measured.items() if step >= stop
         }
@@ -171,46 +175,41 @@ def test_a_validation_that_fails_loses_no_training(tmp_path):
     checkpoints.wait()
     assert checkpoints.steps() == [7]
     resumed, _ = run(setup_of(), plan, checkpoints=checkpoints, resume_step=7)
-    whole, _ = run(setup_of(), plan)
-    assert largest_difference(resumed, whole) == 0
+    assert largest_difference(resumed, uninterrupted()[0]) == 0
 
 
 @pytest.mark.slow
 def test_resumed_on_another_number_of_devices_agrees_to_tolerance(tmp_path):
-    whole, _ = run(setup_of(4), plan_of())
+    whole, _ = uninterrupted()
+    with pytest.raises(Preempted):
+        run(setup_of(), plan_of(), checkpoints=Checkpoints(tmp_path / "9"), should_stop=lambda step: step == 9)
     for devices in (1, 8):
+        shutil.copytree(tmp_path / "9", tmp_path / str(devices))
         checkpoints = Checkpoints(tmp_path / str(devices))
-        with pytest.raises(Preempted):
-            run(setup_of(4), plan_of(), checkpoints=checkpoints, should_stop=lambda step: step == 9)
         resumed, _ = run(setup_of(devices), plan_of(), checkpoints=checkpoints, resume_step=9)
         assert largest_difference(resumed.params, whole.params) < 1e-4
 
 
-def exploding(step: int):
-    """An optimizer whose update number `step` makes the parameters infinite."""
-    return optax.sgd(lambda count: np.float32(1e-3) + (count == step - 1) * np.float32(np.inf))
-
-
-@pytest.mark.parametrize("bad", (1, 6, 11))
+@pytest.mark.parametrize("bad", (1, pytest.param(6, marks=pytest.mark.exhaustive), 11))
 def test_a_run_that_turns_non_finite_leaves_only_good_checkpoints(tmp_path, bad):
     checkpoints = Checkpoints(tmp_path / "c", keep=100)
     setup = setup_of(net=linear_model(), optimizer=exploding(bad))
+    like = jax.tree.map(jnp.copy, setup.state)  # Training takes the state's own memory.
     with pytest.raises(NonFiniteError) as raised:
         run(setup, plan_of(30, log="10 steps", checkpoint="2 steps"), checkpoints=checkpoints)
     assert raised.value.exit_code == 1
     checkpoints.wait()
     saved = checkpoints.steps()
     assert saved == list(range(2, bad, 2))
-    like = setup_of(net=linear_model(), optimizer=exploding(bad)).state
     for step in saved:
         params = jax.device_get(checkpoints.restore(step, like)[0].params)
         assert np.isfinite(params["weight"]).all()
 
 
 def test_the_first_step_that_is_not_finite_is_named_and_not_the_one_that_was_logged():
-    # Update number 5 spoils the parameters, so step 6 is the first to see them; the figures are fetched at step 7.
-    with pytest.raises(NonFiniteError, match="^step 6: the loss is nan"):
-        run(setup_of(net=linear_model(), optimizer=exploding(5)), plan_of(30, log="20 steps"))
+    # Update number 11 spoils the parameters, so step 12 is the first to see them; the figures are fetched at step 13.
+    with pytest.raises(NonFiniteError, match="^step 12: the loss is nan"):
+        run(setup_of(net=linear_model(), optimizer=exploding(11)), plan_of(30, log="20 steps"))
 
 
 def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
@@ -289,7 +288,7 @@ def test_another_architecture_is_refused_by_name(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
     checkpoints.save(1, setup_of().state, {})
     checkpoints.wait()
-    other = setup_of(net=SmallNet(), optimizer=optax.sgd(0.05, momentum=0.9))
+    other = setup_of(net=SmallNet(), optimizer=sgd(0.05, momentum=0.9))
     with pytest.raises(InputError, match="another architecture or optimizer: .* is .* there and .* here"):
         checkpoints.restore(1, other.state)
 
@@ -342,6 +341,14 @@ def test_processes_resume_from_the_checkpoint_that_the_first_sees(tmp_path, monk
     for first, expected in (("8", 8), ("None", None)):
         monkeypatch.setattr("jaxddp.experiment.session.exchange", lambda _, mine, first=first: [first, mine])
         assert resume_step(checkpoints, "auto") == expected
+        if expected is None:
+            assert resume_step(checkpoints, "never") is None
+            with pytest.raises(InputError, match="no checkpoint to resume from"):
+                resume_step(checkpoints, "must")
+        else:
+            assert resume_step(checkpoints, "must") == expected
+            with pytest.raises(InputError, match="holds checkpoints up to step 8, which --resume never would lose"):
+                resume_step(checkpoints, "never")
 
 
 def test_listeners_hear_of_a_failure():
@@ -366,9 +373,18 @@ def test_batches_that_miss_an_example_are_found_out():
 
 
 def test_the_schedule_of_the_notebook_multiplies_the_updates():
-    recorder, optimizer = Recorder(), optax.sgd(0.1)
-    half = train(setup_of(optimizer=optimizer), plan_of(3), schedule=lambda _: 0.5, listeners=[recorder])
+    recorder, known = Recorder(), Recorder()
+    half = train(
+        setup_of(net=linear_model(), optimizer=sgd(0.1)),
+        plan_of(3),
+        # 0 for the first step, and none after the second.
+        schedule=lambda step: jnp.where(step < 2, 0.5, 0.0),
+        listeners=[recorder],
+    )
     # Of the caller's optimizer nobody knows the rate; the factor is none.
     assert recorder.steps and all(record.learning_rate is None for record in recorder.steps)
-    plain = train(setup_of(optimizer=optax.sgd(0.05)), plan_of(3))
+    # A rate that is told is that of the step of its record.
+    told = {"learning_rate": lambda step: 0.25 * step, "listeners": [known]}
+    plain = train(setup_of(net=linear_model(), optimizer=sgd(0.05)), plan_of(2, log="1 step"), **told)
+    assert [(record.step, record.learning_rate) for record in known.steps] == [(1, 0.0), (2, 0.25)]
     assert largest_difference(jax.device_get(half.params), jax.device_get(plain.params)) < 1e-7

@@ -8,32 +8,41 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax.training.dynamic_scale import DynamicScale
 from hypothesis import given
 from hypothesis import strategies as st
-from made import setup_of, train
-from small import SMALL, random_table, write_arrays
-from test_parts import Records
+from support.cases import few
+from support.data import AS_THEY_ARE, random_table, write_arrays
+from support.runs import RECIPE, setup_of, train
+from support.shared import sgd, shared
 
-from jaxddp.api import prepare_training, resnet
+from jaxddp.api import prepare_training
 from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.loss_scale import LossScale
-from jaxddp.errors import InputError, Preempted
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.errors import InputError
+from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.models.stems import small_stem
 
 TABLE = random_table(48, image=8)
-HALF = resnet("resnet10", 5, width=2, stem="small", dtype="float16")
+
+
+def one_block(dtype: str) -> ResNet:
+    return ResNet(Architecture((1,), BASIC), 5, width=2, stem=small_stem, dtype=dtype)
+
+
+HALF = one_block("float16")
 
 
 def made(devices: int = 2, model: Any = HALF, **scale: Any):
     parts = (Guard(), LossScale(16, **scale)) if scale else ()
-    return setup_of(model, optax.sgd(0.05, momentum=0.9), TABLE, devices=devices, batch_size=16, parts=parts)
+    return setup_of(
+        model, sgd(0.05, momentum=0.9), TABLE, devices=devices, batch_size=16, parts=parts, data=AS_THEY_ARE
+    )
 
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.sampled_from([1.0, 2.0**126, 2.0**-125]))
@@ -57,15 +66,15 @@ def test_it_is_the_mean_loss_that_is_multiplied():
 
 
 def test_a_scale_that_is_a_power_of_two_changes_no_bit():
-    model = resnet("resnet10", 5, width=2, stem="small")
+    model = one_block("float32")
     states = [train(made(2, model, **scale), {"train": {"duration": "4 steps"}}) for scale in ({}, {"initial": 1024.0})]
     for one, other in zip(*(jax.tree.leaves(jax.device_get(state.params)) for state in states), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", few((2,), 1, 4))
 def test_a_step_that_overflows_changes_nothing_and_the_scale_falls(devices):
-    setup = made(devices, initial=2.0**30, growth_interval=3)
+    setup = made(devices, initial=2.0**30, growth_interval=2)
     step, state, scales = setup.step(), setup.state, [2.0**30]
     for batch in setup.batches(0, 24):
         before = jax.device_get(state)
@@ -87,7 +96,7 @@ def test_a_step_that_overflows_changes_nothing_and_the_scale_falls(devices):
 def test_a_scale_that_is_given_comes_after_the_guard_and_falls():
     """Before it, the guard would undo each fall, and skip all steps to the end of the run."""
     given = [LossScale(16, 2.0**30), ParameterAverage(0.9)]
-    setup = prepare_training(HALF, TABLE, 2, optax.sgd(0.05), 8, parts=given)
+    setup = shared(prepare_training(HALF, TABLE, 2, sgd(0.05), 8, parts=given))
     assert setup.recipe.parts == (given[1], Guard(), given[0])
     step, state = setup.step(), setup.state
     for batch in setup.batches(0, 24):
@@ -122,40 +131,16 @@ def test_what_is_too_small_for_float16_is_kept_by_the_scale():
     assert found[0] == 0 < found[1]
 
 
-def test_an_interrupted_run_goes_on_with_its_scale_bit_for_bit(tmp_path):
-    changes = {"train": {"duration": "16 steps"}, "log": {"every": "1 step"}, "checkpoint": {"every": "0 steps"}}
-    scale, whole, parts = {"initial": 2.0**30, "growth_interval": 3}, Records(), Records()
-    expected = train(made(**scale), changes, listeners=[whole])
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        for begin, end in ((None, 5), (5, 11), (11, None)):
-            try:
-                found = train(
-                    made(**scale),
-                    changes,
-                    checkpoints=checkpoints,
-                    resume_step=begin,
-                    should_stop=lambda step, end=end: step == end,
-                    listeners=[parts],
-                )
-            except Preempted:
-                assert end is not None
-    for one, other in zip(*map(jax.tree.leaves, jax.device_get((expected, found))), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert [record.metrics for record in whole.steps] == [record.metrics for record in parts.steps]
-    assert len({record.metrics["loss_scale"] for record in whole.steps}) > 4
-
-
-@pytest.mark.slow
 def test_from_the_terminal_and_from_python(tmp_path, capsys):
     data = write_arrays(tmp_path / "data.npz", random_table(32, image=16), random_table(8, image=16, seed=1))
     work = tmp_path / "run"
-    words = ["train", "digits", *SMALL, "--data.path", str(data), "--workdir", str(work)]
+    words = ["train", RECIPE, "--data.path", str(data), "--workdir", str(work)]
     words += ["--train.precision", "float16", "--train.duration", "4 steps", "--log.every", "1 step"]
     assert main([*words, "--parallel.devices", "2"]) == 0, capsys.readouterr().err
     lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss_scale"] for line in lines if line["split"] == "train"] == [65536.0] * 4
     assert json.loads((work / "config.json").read_text())["train"]["precision"] == "float16"
-    setup = prepare_training(HALF, TABLE, 2, optax.sgd(0.1), 8, precision="float16")
+    setup = prepare_training(HALF, TABLE, 2, sgd(0.1), 8, precision="float16")
     assert setup.recipe.parts == (Guard(), LossScale(16))
     assert setup.preprocess.dtype == "float16" and list(setup.state.parts) == ["loss_scale"]
 

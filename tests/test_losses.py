@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from made import experiment_of, file_of
-from small import CLASSES, largest_difference, linear_model, random_batch, random_table, write_arrays
+from support.data import CLASSES, random_batch, random_table, write_arrays
+from support.networks import largest_difference, linear_model
+from support.runs import experiment_of, file_of
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config
@@ -85,7 +86,6 @@ def test_multi_hot_targets_move_towards_one_half():
 
 
 @given(st.floats(0, 1), st.floats(0, 0.9), st.integers(0, 2**31))
-@settings(max_examples=30, deadline=None)
 def test_mixed_losses_are_the_losses_of_mixed_targets(share, smoothing, seed):
     """Of bce as of cross entropy: an objective mixes losses, others mix targets."""
     rng = np.random.default_rng(seed)
@@ -159,7 +159,7 @@ def test_a_class_without_images_cannot_be_balanced():
 def step_in_float64(loss, devices: int, batch):
     """(parameters after a step of plain SGD, sums of the step, sums of evaluation)."""
     topology, optimizer = Topology.create(devices), optax.sgd(0.1)
-    preprocess = Preprocess(augment=AugmentConfig(flip=True), dtype=jnp.float64)
+    preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
     objective = Objective(adapt(linear_model()), example_loss(loss, CLASSES), preprocess)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
@@ -176,10 +176,9 @@ def test_weighted_and_smoothed_on_any_number_of_devices(make):
     with jax.enable_x64(True):
         loss = make(0.1, (1.0, 4.0, 0.5, 2.0, 3.0))
         params, trained, measured = step_in_float64(loss, 1, batch)
-        for devices in (4, 8) if make is cross_entropy else (4,):
-            others = step_in_float64(loss, devices, batch)
-            assert largest_difference(others[0], params) < 1e-9
-            assert others[1] == pytest.approx(trained, abs=1e-9) and others[2] == pytest.approx(measured, abs=1e-9)
+        others = step_in_float64(loss, 4, batch)
+        assert largest_difference(others[0], params) < 1e-9
+        assert others[1] == pytest.approx(trained, abs=1e-9) and others[2] == pytest.approx(measured, abs=1e-9)
 
 
 def test_a_recipe_counts_its_training_data():

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import made
 import numpy as np
-import optax
 import pytest
-from small import largest_difference, linear_model, random_table, write_arrays
+from support import runs
+from support.cases import few
+from support.data import random_table, write_arrays
+from support.networks import largest_difference, linear_model
+from support.shared import sgd
 
 import jaxddp
 from jaxddp.cli import main
@@ -34,7 +36,7 @@ DEEP = "[" * 100_000
 
 
 def state_of(setup=None) -> TrainState:
-    return made.setup_of(linear_model(), optax.sgd(0.05, momentum=0.9)).state if setup is None else setup.state
+    return runs.setup_of(linear_model(), sgd(0.05, momentum=0.9)).state if setup is None else setup.state
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,8 @@ def arrays(step: Path) -> Path:
 # What is found
 
 
-def test_a_thousand_of_a_thousand_damages_are_found(place):
+@pytest.mark.parametrize("count", few((200,), 1000))
+def test_a_thousand_of_a_thousand_damages_are_found(place, count):
     """Bits, lengths and files of a whole directory of checkpoints, with its manifests and what lies beside them."""
 
     def faults() -> list[str]:
@@ -88,7 +91,7 @@ def test_a_thousand_of_a_thousand_damages_are_found(place):
     names, rng, missed = files_in(place), random.Random(0), []
     # Orbax 0.11.36 writes 29, Orbax 0.12.8 more.
     assert len(names) > 25 and faults() == []
-    for number in range(1000):
+    for number in range(count):
         file = rng.choice(names)
         content = file.read_bytes()
         kind = ("flip", "cut", "delete")[number % 3]
@@ -114,6 +117,16 @@ def test_reading_and_restoring_leave_a_checkpoint_as_its_manifest_says(place):
     assert [Manifests(place).check(step) for step in (2, 4)] == [None, None]
     (place / "4" / "state" / "array_metadatas" / "process_7").write_text("{}")
     assert Manifests(place).check(4) == "state/array_metadatas/process_7 was not saved with it"
+
+
+def test_what_is_damaged_is_not_restored(place):
+    flip(arrays(place / "4"), 5)
+    with Checkpoints(place) as checkpoints:
+        for read in (lambda: checkpoints.restore(4, state_of()), lambda: checkpoints.restore_as_saved(4, None)):
+            with pytest.raises(
+                InputError, match="step 4 is damaged: .* does not hold what was saved; steps 2 are whole"
+            ):
+                read()
 
 
 def test_a_quick_check_compares_names_and_sizes(place):
@@ -184,7 +197,7 @@ def test_a_manifest_that_was_deleted_is_damage(place, caplog):
 
 def test_a_manifest_of_another_run_does_not_stand_for_this_one(place, tmp_path):
     with Checkpoints(tmp_path / "other") as other:
-        other.save(4, state_of(made.setup_of(linear_model(), optax.sgd(0.05, momentum=0.9), seed=1)), {})
+        other.save(4, state_of(runs.setup_of(linear_model(), sgd(0.05, momentum=0.9), seed=1)), {})
     shutil.rmtree(place / "4")
     shutil.copytree(tmp_path / "other" / "4", place / "4")
     assert Manifests(place).check(4) == "manifest.json is not the one that was written"
@@ -260,7 +273,7 @@ def workdir(trained, tmp_path) -> Path:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> tuple[Callable[[Path], object], Path]:
     """What trains from Python in a work directory, and such a directory with one checkpoint, of step 2."""
-    setup = jaxddp.prepare_training(linear_model(), random_table(16), 1, optax.sgd(0.1), 8)
+    setup = jaxddp.prepare_training(linear_model(), random_table(16), 1, sgd(0.1), 8)
     workdir = tmp_path_factory.mktemp("python") / "run"
 
     def train(place: Path) -> object:
@@ -315,7 +328,8 @@ def test_a_damaged_checkpoint_is_one_line(case, data, workdir, python, tmp_path,
     place = workdir / "checkpoints"
     damage(place / "4")
     before = sorted(file.name for file in place.iterdir())
-    for which in ("latest", "4"):
+    # What is damaged decides nothing about how a step is named, and a reader waits before it believes in damage.
+    for which in ("latest", "4") if case == "zeros" else ("4",):
         line = line_of(["eval", *words(data, workdir)[1:6], "--step", which], capfd)
         assert line.startswith(f"jaxddp: {place / '4'}: step 4 is damaged: ") and expected in line
         assert line.endswith("; steps 2 are whole")
@@ -453,7 +467,7 @@ def test_a_reader_never_finds_half_a_file(tmp_path):
         start = RunStart(start_step=0, total_steps=1, batch_size=1, num_examples=1, devices=1, processes=1)
         validations = Validations(tmp_path, Manifests(tmp_path))
         long = "x" * 200_000
-        for number in range(40):
+        for number in range(20):
             claim(tmp_path, Claim({"seed": number, "text": long}, {}), resuming=False)
             listener.start(start)
             listener.end(RunEnd("failed", number, 1.0, {}, long))

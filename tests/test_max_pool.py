@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.cases import dear
 
 from jaxddp.models.max_pool import max_pool
 
@@ -23,7 +24,7 @@ def value_and_gradient(pool, windows, images, weights):
     return value, *back(weights)
 
 
-@settings(max_examples=24)
+@dear
 @given(
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
     st.sampled_from([(3, 2, 1), (2, 2, 0), (3, 1, 1), (3, 3, 0), (1, 1, 0)]),

@@ -8,13 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import made
-import optax
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from made import train
-from small import SMALL, SmallNet, linear_model, random_table, write_arrays
+from support import runs
+from support.cases import few
+from support.data import random_table, write_arrays
+from support.networks import SmallNet, linear_model
+from support.runs import LEAN, RECIPE, train
+from support.shared import sgd
 
 from jaxddp.api import resnet
 from jaxddp.cli import main
@@ -28,6 +30,7 @@ from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.host_memory import HostMemory
 from jaxddp.measure.memory import Fit, Needs, Report, bytes_on_a_device, named, ran_out
 from jaxddp.mesh import Topology
+from jaxddp.models.resnet import BASIC, Architecture
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.loop import fit
 
@@ -205,7 +208,7 @@ def test_the_memory_of_the_host_is_that_of_cpus_that_know_of_none(free, platform
 
 
 def small_setup(devices: int = 2, net: Any = None, **more: Any) -> Any:
-    return made.setup_of(net or linear_model(), optax.sgd(0.1), random_table(50), devices=devices, **more)
+    return runs.setup_of(net or linear_model(), sgd(0.1), random_table(50), devices=devices, **more)
 
 
 def changes(steps: int = 4) -> dict[str, Any]:
@@ -240,10 +243,10 @@ def test_what_lies_on_the_devices_as_an_argument_is_not_in_the_way(monkeypatch):
 
 def test_a_run_that_does_not_fit_ends_before_its_first_step_with_one_line(tmp_path, monkeypatch, capfd):
     data = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, image=16))
-    monkeypatch.setattr(Topology, "free_memory", lambda _: 100_000)
-    own = ["--data.path", str(data), "--train.duration", "3 steps", "--parallel.devices", "2"]
+    monkeypatch.setattr(Topology, "free_memory", lambda _: 10_000)
+    own = ["--data.path", str(data), "--train.duration", "3 steps"]
     workdir = tmp_path / "run"
-    assert main(["train", "digits", *SMALL, *own, "--workdir", str(workdir)]) == 2
+    assert main(["train", RECIPE, *LEAN, *own, "--workdir", str(workdir)]) == 2
     captured = capfd.readouterr()
     last = captured.err.rstrip("\n").split("\n")[-1]
     assert last.startswith("jaxddp: the step needs ") and ", and cpu has " in last
@@ -298,7 +301,7 @@ class Failing:
 
 
 def failing_run(number: int, error: BaseException, *listeners: Any, val: Any = None) -> Any:
-    setup = made.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), val)
+    setup = runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), val)
     run = setup.run(listeners=listeners)
     return dataclasses.replace(run, program=Failing(run.program, number, error))
 
@@ -335,7 +338,7 @@ def test_a_validation_that_runs_out_of_memory_names_its_own_batch(monkeypatch):
         raise jax.errors.JaxRuntimeError(GPU_WORDS)
 
     monkeypatch.setattr(Evaluator, "measure", run_out)
-    run = made.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), random_table(20)).run()
+    run = runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), random_table(20)).run()
     with pytest.raises(
         InputError,
         match=r"^memory ran out in the validation after step 2 \(Out .*\): the step needs .*"
@@ -357,7 +360,7 @@ class Greedy(Part):
         return jax.tree.map(lambda gradient: gradient + 0 * total[0], grads)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", few((4,), 1))
 def test_what_xla_itself_cannot_allocate_is_seen_before_and_when_it_happens(devices, monkeypatch):
     net = SmallNet()
     with pytest.raises(
@@ -397,9 +400,9 @@ def test_only_an_exception_of_jax_with_that_status_is_memory_that_ran_out():
 def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
     """Of a step whose activations are most of what it needs."""
     config = Config().replace(train={"accumulate": accumulate})
-    net = resnet("resnet10", 5, width=8, stem="small")
+    net = resnet("resnet10", 5, width=8, stem="small").clone(architecture=Architecture((1,), BASIC))
     table = random_table(64, image=32)
-    setup = made.setup_of(net, optax.sgd(0.1), table, devices=1, config=config, batch_size=batch_size)
+    setup = runs.setup_of(net, sgd(0.1), table, devices=1, config=config, batch_size=batch_size)
     program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
     _, cost = compile_with_cost(program.function, setup.state, rehearsal.abstract_batch(setup), setup.key)
     needs = Needs.of(cost, setup.state.params, setup.topology)
@@ -408,7 +411,7 @@ def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.95, 0.7, 0.45])
+@pytest.mark.parametrize("share", few((0.95, 0.45), 0.7))
 def test_what_is_suggested_does_compile_to_less_than_there_is(share):
     needs, division = compiled_needs(1, 64)
     room = int(share * needs.total)

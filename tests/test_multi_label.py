@@ -2,22 +2,25 @@
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from made import setup_of, train
 from PIL import Image
 from sklearn.metrics import average_precision_score, f1_score
-from small import largest_difference, linear_model, random_batch, random_table, write_arrays
+from support.data import random_batch, random_table, write_arrays
+from support.networks import largest_difference, linear_model
+from support.runs import setup_of, train
+from support.shared import sgd
 
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.data.labels import class_counts, classes_of
+from jaxddp.data.multi_label import MultiLabelTable
 from jaxddp.data.order import EvalOrder
 from jaxddp.data.source import columns, stacked_columns
 from jaxddp.engine.loss import example_loss
@@ -85,10 +88,15 @@ def test_batches_carry_rows_and_padding_has_none():
     np.testing.assert_array_equal(batch.label[:7], VAL.labels[16:])
     assert not batch.label[7].any() and batch.mask.tolist() == [1] * 7 + [0]
     assert stacked_columns(VAL.labels, order, range(3)).label.shape == (8, 3, 5)
+    # Of a listing of files too, whose table has one label an image.
+    listing = MultiLabelTable(cast(Any, random_table(7)))
+    listing.labels = np.ones((7, 5), np.uint8)
+    (batch,) = listing.eval_batches(EvalOrder(7, 8), DataConfig())
+    assert batch.label.tolist() == [[1] * 5] * 7 + [[0] * 5]
 
 
 def step_in_float64(devices: int):
-    topology, optimizer, batch = Topology.create(devices), optax.sgd(0.1), random_batch(24, masked=5)
+    topology, optimizer, batch = Topology.create(devices), sgd(0.1), random_batch(24, masked=5)
     batch = batch._replace(label=table_of(24).labels)
     preprocess = Preprocess(augment=AugmentConfig(flip=True, cutmix=1.0), dtype=jnp.float64)
     loss = example_loss(binary_cross_entropy(0.1, (1.0, 4.0, 0.5, 2.0, 3.0)), 5, multi_label=True)
@@ -113,7 +121,7 @@ def test_a_run_learns_and_measures_what_scikit_learn_would():
     for devices, cache in [(1, "none"), (4, "device")]:
         data = DataConfig(image_size=6, crop="whole", cache=cache, augment=AugmentConfig(flip=False))
         setup = jaxddp.prepare_training(
-            *(linear_model(), TABLE, devices, optax.sgd(0.3), 40 // devices),
+            *(linear_model(), TABLE, devices, sgd(0.3), 40 // devices),
             epochs=20,
             data=data,
             metrics={name: METRICS.get(name) for name in METRIC_NAMES},
@@ -133,7 +141,7 @@ def test_a_run_learns_and_measures_what_scikit_learn_would():
 
 
 def prepared(**more):
-    return jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, **more)
+    return jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, **more)
 
 
 def test_from_python_what_takes_one_label_is_one_line():
@@ -266,7 +274,7 @@ def test_arrays_in_a_file_keep_their_rows(tmp_path):
 
 
 def test_one_label_is_trained_on_by_bce_too():
-    setup = setup_of(linear_model(), optax.sgd(0.1), random_table(50), loss=sigmoid_cross_entropy)
+    setup = setup_of(linear_model(), sgd(0.1), random_table(50), loss=sigmoid_cross_entropy)
     before = np.asarray(setup.state.params["weight"])
     state = train(setup, {"train": {"duration": "2 steps"}})
     assert np.abs(np.asarray(state.params["weight"]) - before).max() > 1e-4

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import optax
 import pytest
-from ilsvrc import IMAGES, write_tree
-from small import linear_model
+from support.ilsvrc import IMAGES, write_tree
+from support.networks import linear_model
+from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import DataConfig
@@ -269,13 +269,11 @@ def test_batches_from_s3_are_those_of_the_disk_on_one_and_on_two_shards(proxy, f
     assert_same(there, here)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_training_from_s3_is_training_from_the_disk(proxy, tree, tmp_path):
     def trained(table: ExampleTable, val: ExampleTable | None) -> tuple[list, dict]:
         data = DataConfig(image_size=16, resize=16)
-        setup = jaxddp.prepare_training(
-            linear_model(table.num_classes), table, 2, optax.sgd(0.05), 3, epochs=1, data=data
-        )
+        setup = jaxddp.prepare_training(linear_model(table.num_classes), table, 2, sgd(0.05), 3, epochs=1, data=data)
         state, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=(), log_every="1 step")
         assert int(state.step) == 2
         return [np.asarray(state.params["weight"]), history.train["loss"]], history.val
@@ -374,7 +372,9 @@ def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["503", "429", "500", "reset", "cut", "silence"])
+@pytest.mark.parametrize(
+    "fault", ["503", "429", "reset", "cut", *(pytest.param(each, marks=pytest.mark.ci) for each in ("500", "silence"))]
+)
 def test_what_passes_is_tried_again(proxy, tree, fault):
     store = Objects.open(ROOT, dataclasses.replace(SHORT, silence=1 if fault == "silence" else 10))
     table = train_solutions(tree)

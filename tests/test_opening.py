@@ -1,117 +1,18 @@
 """What lies at data.path decides how it is read; whatever the form, a run gets two tables of one kind."""
 
 import shutil
-import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from ilsvrc import IMAGES, synset, write_tree
-from small import linear_model
+from support.forms import SIZE, write_folders, write_idx, write_npz, write_solutions
+from support.networks import linear_model
 
 import jaxddp
 from jaxddp.config import Config, DataConfig
-from jaxddp.curate.pack import Packing, pack
-from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_splits, open_tables
-from jaxddp.data.storage.local import LocalFiles
-from jaxddp.data.storage.records import RecordFiles
 from jaxddp.errors import InputError
-
-SIZE = 12
-
-
-def arrays(count: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(count)
-    return rng.integers(0, 256, (count, SIZE, SIZE, 1), np.uint8), np.arange(count) % 3
-
-
-def write_idx(folder: Path) -> Path:
-    folder.mkdir()
-    for name, count in (("train", 7), ("t10k", 5)):
-        images, labels = arrays(count)
-        head = struct.pack(">IIII", 0x803, count, SIZE, SIZE)
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(head + images.tobytes())
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(
-            struct.pack(">II", 0x801, count) + labels.astype(np.uint8).tobytes()
-        )
-    return folder
-
-
-def write_npz(file: Path) -> Path:
-    (train, train_labels), (val, val_labels) = arrays(7), arrays(5)
-    np.savez(file, train_images=train, train_labels=train_labels, val_images=val, val_labels=val_labels)
-    return file
-
-
-def write_cifar(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "batches.meta.txt").write_text("\n".join("abcdefghij") + "\n")
-    for name, count in (*((f"data_batch_{n}", 2) for n in range(1, 6)), ("test_batch", 5)):
-        records = np.zeros((count, 3073), np.uint8)
-        records[:, 0] = np.arange(count) % 10
-        (folder / f"{name}.bin").write_bytes(records.tobytes())
-    return folder
-
-
-def write_solutions(folder: Path) -> Path:
-    return write_tree(folder, classes=3, images=3, val=5, size=SIZE)
-
-
-def write_folders(folder: Path) -> Path:
-    tree = write_solutions(folder.with_name("tree"))
-    for split in ("train", "val"):
-        for label in range(3):
-            (folder / split / synset(label)).mkdir(parents=True)
-    for file in (tree / IMAGES / "train").rglob("*.JPEG"):
-        shutil.copy(file, folder / "train" / file.parent.name)
-    for number, file in enumerate(sorted((tree / IMAGES / "val").iterdir())):
-        shutil.copy(file, folder / "val" / synset(number % 3))
-    return folder
-
-
-def write_packed(folder: Path) -> Path:
-    tables = open_splits(DataConfig(path=str(write_solutions(folder.with_name("tree")))))
-    pack(dict(tables), folder, Packing(short_side=SIZE))
-    return folder
-
-
-FORMS: dict[str, tuple[Callable[[Path], Path], type, int, int]] = {
-    "solution files": (write_solutions, LocalFiles, 9, 5),
-    "folders": (write_folders, LocalFiles, 9, 5),
-    "packed": (write_packed, RecordFiles, 9, 5),
-    "idx": (write_idx, ArrayTable, 7, 5),
-    "npz": (lambda folder: write_npz(folder.with_suffix(".npz")), ArrayTable, 7, 5),
-    "cifar": (write_cifar, ArrayTable, 10, 5),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_told_by_what_lies_there(tmp_path: Path, form: str):
-    write, kind, num_train, num_val = FORMS[form]
-    path = write(tmp_path / "data")
-    data = DataConfig(path=str(path), image_size=32 if form == "cifar" else SIZE, crop="whole")
-    train, val = open_tables(data)
-    assert (len(train), len(val)) == (num_train, num_val)
-    assert train.class_names == val.class_names
-    assert isinstance(train if isinstance(train, ArrayTable) else train.store, kind)
-    some, _ = open_tables(DataConfig(**{**vars(data), "classes": "0:2", "limit": 3}))
-    assert (len(some), some.num_classes) == (3, 2)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_python_opens_every_form(tmp_path: Path, form: str):
-    write, _, num_train, num_val = FORMS[form]
-    path = write(tmp_path / "data")
-    opened = jaxddp.open_data(path)
-    assert [len(source) for source in opened] == [num_train, num_val]
-    named = open_splits(DataConfig(path=str(path)))
-    assert [source.fingerprint for source in opened] == [named[split].fingerprint for split in ("train", "val")]
-    chosen = jaxddp.open_data(str(path), classes="1:3")
-    assert {source.class_ids for source in chosen} == {opened[0].class_ids[1:3]}
 
 
 def test_python_divides_a_folder_as_a_config_does(tmp_path: Path):
@@ -247,15 +148,15 @@ def test_a_set_of_tensorflow_datasets_by_path_and_by_name(tmp_path: Path, monkey
 
 @pytest.mark.slow
 def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
-    from made import evaluate_config, train_config
+    from support.runs import evaluate_config, train_config
 
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
     config = Config().replace(
         data={"path": str(write_idx(tmp_path / "data")), "image_size": SIZE, "crop": "whole"},
         train={"batch_size": 4, "duration": "2 steps"},
         eval={"batch_size": 4},
-        log={"to": ("jsonl", "curves")},
-        parallel={"devices": 2},
+        log={"to": ("jsonl",)},
+        parallel={"devices": 2, "self_test": "never"},
     )
     train_config(config, tmp_path / "run")
     # Moved, the data are still those of the run.

@@ -1,4 +1,5 @@
-"""The built-in optimizers against optax called by hand, and as runs: on any number of devices, resumed, by layer."""
+"""What single optimizers do besides what `conformance/test_optimizers.py` says of all: what they refuse, and what a
+schedule-free one averages."""
 
 import dataclasses
 import json
@@ -8,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from made import setup_of, train
 from optax import contrib
-from small import SmallNet, largest_difference, linear_model, random_table, randomized, write_arrays
-from test_find_lr import RECIPE
-from test_optimizer import assert_equal, by_hand, config_of, gradients, parameters, rate, run
+from support.data import random_table, write_arrays
+from support.networks import SmallNet, largest_difference, linear_model, randomized
+from support.optimizers import assert_equal, by_optax, config_of, rate, updated
+from support.recipes import DENSE
+from support.runs import setup_of
 
 import jaxddp
 from jaxddp.cli import main
@@ -20,19 +22,14 @@ from jaxddp.config import Config
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.engine.parts.schedule_free_average import ScheduleFreeAverage
 from jaxddp.engine.schedule_free_state import averaged
-from jaxddp.errors import InputError, Preempted
+from jaxddp.errors import InputError
 from jaxddp.experiment.saved_state import restored
-from jaxddp.layers import NO_LAYERS, Layers
+from jaxddp.layers import Layers
 from jaxddp.mesh import Topology
-from jaxddp.models.frozen import trained, whole
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import OPTIMIZERS
-from jaxddp.schedules.warmup import Steps, make_schedule
-from jaxddp.training.checkpoints import Checkpoints
 
-NEW = ["lars", "lamb", "muon", "schedule_free"]
 TABLE, VAL = random_table(50), random_table(23, seed=1)
-EIGHT_STEPS = {"train": {"duration": "8 steps"}, "log": {"every": "4 steps"}}
 
 
 @pytest.fixture
@@ -41,66 +38,14 @@ def float64():
         yield
 
 
-def by_optax(optimizer, steps: int, params=None, frozen=NO_LAYERS) -> dict:
-    """The parameters after some steps of an optimizer, which keeps nothing of the frozen ones."""
-    params = jax.tree.map(jnp.asarray, params or parameters())
-    state = optimizer.init(params)
-    for step in range(steps):
-        grads = gradients(step)
-        updates, state = optimizer.update({layer: grads[layer] for layer in params}, state, params)
-        params = whole(optax.apply_updates(trained(params, frozen), updates), params)
-    return jax.device_get(params)
-
-
 # --- Against optax by hand, on the same gradients ---
 
 
+@pytest.mark.ci
 def test_lars_is_optax_with_kernels_decayed_and_scaled(float64):
     config = config_of(name="lars", momentum=0.8, nesterov=False, weight_decay=0.05, trust_coefficient=0.02)
     optimizer = optax.lars(rate, 0.05, decayed, 0.02, 0.0, decayed, 0.8, False)
-    assert_equal(run(config, 5), by_optax(optimizer, 5))
-
-
-def test_lars_is_yous(float64):
-    """arXiv:1708.03888, algorithm 1, with the norm of the decayed gradient; vectors are plain SGD with momentum."""
-    config = config_of(name="lars", momentum=0.7, nesterov=False, weight_decay=0.02, trust_coefficient=0.01)
-
-    def update(p, g, memory, step, decays):
-        g = g + 0.02 * p * decays
-        local = 0.01 * np.linalg.norm(p) / np.linalg.norm(g) if decays else 1
-        memory[0] = 0.7 * memory[0] + rate(step) * local * g
-        p -= memory[0]
-
-    assert_equal(run(config, 5), by_hand(update, 5))
-
-
-@pytest.mark.parametrize("epsilon", [None, 1e-3])
-def test_lamb_is_yous(float64, epsilon):
-    """arXiv:1904.00962, algorithm 2; vectors keep Adam's update."""
-    config = config_of(name="lamb", momentum=0.85, beta2=0.98, weight_decay=0.05, epsilon=epsilon)
-
-    def update(p, g, memory, step, decays):
-        memory[0] = 0.85 * memory[0] + 0.15 * g
-        memory[1] = 0.98 * memory[1] + 0.02 * g**2
-        mean, square = memory[0] / (1 - 0.85 ** (step + 1)), memory[1] / (1 - 0.98 ** (step + 1))
-        u = mean / (np.sqrt(square) + (epsilon or 1e-6)) + 0.05 * p * decays
-        p -= rate(step) * u * (np.linalg.norm(p) / np.linalg.norm(u) if decays else 1)
-
-    assert_equal(run(config, 5), by_hand(update, 5))
-
-
-def test_muon_is_optax_with_convolutions_as_matrices(float64):
-    config = config_of(name="muon", momentum=0.95, beta2=0.98, weight_decay=0.05)
-    matrix = contrib.MuonDimensionNumbers
-    numbers = {
-        "conv": {"kernel": matrix((0, 1, 2), 3)},
-        "norm": {"scale": None, "bias": None},
-        "head": {"kernel": matrix(0, 1), "bias": None},
-    }
-    optimizer = contrib.muon(
-        rate, weight_decay=0.05, adam_b2=0.98, muon_weight_dimension_numbers=numbers, consistent_rms=0.2
-    )
-    assert_equal(run(config, 5), by_optax(optimizer, 5))
+    assert_equal(updated(config, 5), by_optax(optimizer, 5))
 
 
 def test_muon_s_kernels_move_as_far_as_adam_s_arrays():
@@ -112,14 +57,6 @@ def test_muon_s_kernels_move_as_far_as_adam_s_arrays():
     updates, _ = optimizer.update(grads, optimizer.init(params), params)
     size = jax.tree.map(lambda u: float(jnp.sqrt(jnp.mean(u**2))), updates)
     assert 0.1 < size["wide"] < 0.3 and 0.1 < size["conv"] < 0.3 and size["bias"] == pytest.approx(1, abs=1e-3)
-
-
-def test_schedule_free_is_optax_with_kernels_decayed(float64):
-    config = config_of(name="schedule_free", momentum=0.8, beta2=0.98, weight_decay=0.0, schedule="constant")
-    assert_equal(run(config, 5), by_optax(contrib.schedule_free_adamw(rate, b1=0.8, b2=0.98), 5))
-    step = optax.adamw(rate, b1=0.0, b2=0.98, weight_decay=0.05, mask=decayed)
-    config = config.replace(optimizer={"weight_decay": 0.05})
-    assert_equal(run(config, 5), by_optax(contrib.schedule_free(step, rate, b1=0.8), 5))
 
 
 def test_schedule_free_takes_no_other_average():
@@ -141,46 +78,12 @@ def test_what_schedule_free_cannot_do_is_one_line(change, message):
         OPTIMIZERS.get("schedule_free")(config_of(name="schedule_free", **change), rate)
 
 
-@pytest.mark.parametrize("name", ["momentum", "adamw", *NEW])
-def test_the_decay_of_a_group_stands_for_the_config_s(name, float64):
-    """For every optimizer: a decay of all kernels by groups is the config's, another changes its own group alone."""
-    schedule = {"schedule": "constant"}
-    usual = run(config_of(name=name, weight_decay=0.03, **schedule), 3)
-    grouped = ["head:decay=0.03", "conv:decay=0.03"]
-    assert_equal(run(config_of(name=name, weight_decay=0.5, groups=grouped, **schedule), 3), usual)
-    found = run(config_of(name=name, weight_decay=0.03, groups=["head:decay=0"], **schedule), 3)
-    none = run(config_of(name=name, weight_decay=0.0, **schedule), 3)
-    assert_equal(found, {**usual, "head": none["head"]})
-    # LARS' rate of a kernel is a thousandth of its norm.
-    assert largest_difference(usual["head"], none["head"]) > 1e-5
-
-
 def test_the_longest_layer_that_begins_a_name_decides(float64):
     config = config_of(name="adamw", weight_decay=0.4, groups=["head:decay=0.1", "head.kernel:decay=0.2"])
-    assert_equal(run(config, 2)["head"], run(config_of(name="adamw", weight_decay=0.2), 2)["head"])
-
-
-@pytest.mark.parametrize("name", ["momentum", "adamw", *NEW])
-def test_layers_are_frozen_and_have_rates_in_any_of_them(name, float64):
-    """What is frozen has no update, and the others are as they would be without it; a rate of 0 keeps every bit."""
-    config = config_of(name=name, schedule="constant", weight_decay=0.02)
-    optimizer, params = OPTIMIZERS.get(name)(config, rate), jax.tree.map(jnp.asarray, parameters())
-    alone = by_optax(optimizer, 3, {layer: params[layer] for layer in ("conv", "norm")})
-    frozen = by_optax(only_trained(optimizer, Layers(("head",))), 3, params, Layers(("head",)))
-    assert_equal({layer: frozen[layer] for layer in alone}, alone)
-    stopped = by_optax(with_factors(optimizer, {"head/kernel": 0.0}), 3, params)
-    np.testing.assert_array_equal(stopped["head"]["kernel"], params["head"]["kernel"])
-    assert_equal({layer: stopped[layer] for layer in alone}, alone)
+    assert_equal(updated(config, 2)["head"], updated(config_of(name="adamw", weight_decay=0.2), 2)["head"])
 
 
 # --- As runs ---
-
-
-def optimizer_of(name: str) -> optax.GradientTransformation:
-    rates = {"lars": 1.0, "lamb": 0.02, "muon": 0.02, "schedule_free": 0.02}
-    changes = {"name": name, "learning_rate": rates[name], "schedule": "constant", "weight_decay": 0.01}
-    config = Config().replace(optimizer=changes)
-    return OPTIMIZERS.get(name)(config, make_schedule(config, Steps(8, 3)))
 
 
 def made(optimizer, devices: int = 1, net=None, **more):
@@ -196,39 +99,10 @@ def again(setup):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NEW)
-def test_resumed_is_uninterrupted_bit_for_bit(tmp_path, name):
-    setup = made(optimizer_of(name))
-    whole = jax.device_get(train(again(setup), EIGHT_STEPS))
-    with Checkpoints(tmp_path / "c") as checkpoints:
-        with pytest.raises(Preempted):
-            train(again(setup), EIGHT_STEPS, checkpoints=checkpoints, should_stop=lambda step: step == 3)
-        resumed = train(again(setup), EIGHT_STEPS, checkpoints=checkpoints, resume_step=3)
-    assert largest_difference(jax.device_get(resumed), whole) == 0
-    moved = largest_difference(whole.params, jax.device_get(setup.state.params))
-    assert 1e-3 < moved < 10 and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(whole))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_any_number_of_devices_equals_one(name, float64):
-    """Their norms are those of whole arrays, on every device."""
-    found = []
-    for devices in (1, 4):
-        setup = made(optimizer_of(name), devices, SmallNet(dtype=jnp.float64))
-        step, state, begin = setup.step(), setup.state, jax.device_get(setup.state.params)
-        for batch in setup.batches(0, 4):
-            state, _ = step(state, batch)
-        found.append(jax.device_get(state.params))
-    assert largest_difference(*found) < 1e-9
-    assert min(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), begin, found[0]))) > 1e-4
-
-
-@pytest.mark.slow
 def test_what_validation_measured_is_what_a_checkpoint_gives(tmp_path, capsys):
     """From the terminal, with a peak that is said once: eval and predictions need the average alone."""
     write_arrays(tmp_path / "set.npz", TABLE, VAL)
-    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "recipe.py").write_text(DENSE)
     work, recipe = tmp_path / "run", str(tmp_path / "recipe.py")
     words = [recipe, "--data.path", str(tmp_path / "set.npz"), "--optimizer.name", "schedule_free"]
     words += ["--optimizer.schedule", "constant", "--optimizer.warmup", "2 steps", "--optimizer.learning-rate", "0.03"]

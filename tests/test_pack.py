@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ilsvrc import write_tree
 from PIL import Image
+from support.ilsvrc import write_tree
 
 from jaxddp.cli import main
 from jaxddp.config import DataConfig

@@ -17,9 +17,8 @@ from PIL import Image
 
 from jaxddp.config import DataConfig
 from jaxddp.curate.check import check
-from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.opening import open_splits, open_tables
-from jaxddp.data.order import SampleOrder, Shard
+from jaxddp.data.order import SampleOrder
 from jaxddp.data.storage.parquet import ParquetFiles
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
@@ -78,16 +77,6 @@ def test_rows_are_those_of_the_files_in_their_order(root: Path):
     assert train.name(9) == f"{root}/data/train-00001-of-00002.parquet, row 1"
     assert train.record(9)[1:] == ("data/train-00001-of-00002.parquet", 1)
     open_tables(data(root))
-
-
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_batches_hold_the_images_of_their_rows_on_any_number_of_hosts(root: Path, hosts: int):
-    train, _ = opened(root)
-    order = SampleOrder(len(train), 4, seed=5)
-    for index in range(hosts):
-        for step, batch in enumerate(train.train_batches(order, data(root), range(7), Shard(index, hosts))):
-            rows = order.rows(step)[4 // hosts * index : 4 // hosts * (index + 1)]
-            assert batch.row.tolist() == rows.tolist() and batch.image[:, 0, 0, 0].tolist() == rows.tolist()
 
 
 def test_one_file_is_divided(root: Path):
@@ -152,14 +141,6 @@ def test_threads_that_want_one_row_group_read_it_once(root: Path, monkeypatch: p
     for thread in work:
         thread.join(30)
     assert found == {row: encoded(8 + row) for row in range(5)} and sorted(read) == [0, 1]
-
-
-def test_check_and_pack_read_it(root: Path, tmp_path: Path):
-    splits = open_splits(data(root))
-    assert check(splits).num_faults == 0
-    pack(splits, tmp_path / "packed", Packing(short_side=SIZE))
-    packed, _ = opened(tmp_path / "packed")
-    assert packed.labels.tolist() == opened(root)[0].labels.tolist()
 
 
 def fault(path: Path, **more: Any) -> str:

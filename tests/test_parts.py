@@ -1,24 +1,25 @@
 """Optional parts of the step: their arrays travel with the state, and absent ones cost nothing."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from made import setup_of, train
-from small import SmallNet, largest_difference, linear_model, random_table
+from support.cases import few
+from support.data import AS_THEY_ARE, random_table
+from support.networks import SmallNet, largest_difference, linear_model
+from support.runs import Records, setup_of, train
+from support.shared import sgd, shared
 
 import jaxddp
-from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import create_state
-from jaxddp.errors import InputError, Preempted
+from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.training.checkpoints import Checkpoints
@@ -32,25 +33,9 @@ CHANGES = {
 }
 
 
-class Records:
-    """A listener with two of the methods."""
-
-    def __init__(self) -> None:
-        self.steps: list[Any] = []
-        self.evaluations: list[Any] = []
-
-    def step(self, record) -> None:
-        self.steps.append(record)
-
-    def evaluation(self, record) -> None:
-        if record.final:
-            self.evaluations.append(record)
-
-
 def made(devices: int = 4, parts: tuple[Part, ...] = (), net=None, **more):
-    data = DataConfig(augment=AugmentConfig(pad=1))
     net = net or SmallNet(batch_norm=True, sync="data")
-    return setup_of(net, optax.sgd(0.05, momentum=0.9), TABLE, devices=devices, data=data, parts=parts, seed=5, **more)
+    return setup_of(net, sgd(0.05, momentum=0.9), TABLE, devices=devices, data=AS_THEY_ARE, parts=parts, seed=5, **more)
 
 
 def run(setup, **more):
@@ -64,11 +49,11 @@ AVERAGE = (ParameterAverage(0.9), GradientNorm())
 
 def test_an_absent_part_costs_nothing():
     """The program without parts is the one of a step that knows of none: no further array, no further operation."""
-    setup = made(1)
+    setup = made()
     assert jax.tree.leaves(setup.state.parts) == []
     batch = next(setup.batches(0, 1))
     plain = str(jax.make_jaxpr(setup.step())(setup.state, batch))
-    normed = made(1, parts=(GradientNorm(),))
+    normed = made(parts=(GradientNorm(),))
     assert len(plain) < len(str(jax.make_jaxpr(normed.step())(normed.state, batch)))
     _, sums = setup.step()(setup.state, batch)
     assert sums.names == ("loss", "top1")
@@ -98,12 +83,12 @@ def test_the_average_is_that_of_the_parameters_and_evaluation_measures_it():
     assert setup.evaluator(VAL)(state) == setup.evaluator(VAL)(swapped) != setup.evaluator(VAL)(state.replace(parts={}))
 
 
-@pytest.mark.parametrize("steps", [6, 7])
+@pytest.mark.parametrize("steps", few((7,), 6))
 def test_lookahead_draws_training_back_to_slow_weights(steps):
     """Against its definition, batch statistics included; the last step of the run ends on the slow weights."""
-    plain = made(2)
+    plain = made()
     step = plain.step()
-    setup = made(2, parts=(Lookahead(3, lambda step: step / 10, steps),))
+    setup = made(parts=(Lookahead(3, lambda step: step / 10, steps),))
     state, by_hand = setup.state, plain.state
     slow = jax.device_get((by_hand.params, by_hand.model_state))
     for number, batch in enumerate(plain.batches(0, steps), start=1):
@@ -135,39 +120,28 @@ def test_the_parts_leave_the_training_itself_alone():
 
 
 def test_a_step_reports_scalars_beside_its_metrics():
-    setup = made(2, parts=(GradientNorm(),), net=linear_model())
+    setup = made(parts=(GradientNorm(),), net=linear_model())
     _, records = run(setup)
     norms = [record.metrics["gradient_norm"] for record in records.steps]
     assert len(norms) == 12 and min(norms) > 0
     ended = [record.epoch_end for record in records.steps if record.epoch_end]
     # An epoch of 50 examples in batches of 8 ends with step 7; of a scalar its mean over the epoch's steps is shown.
     assert ended[0].metrics["gradient_norm"] == pytest.approx(np.mean(norms[:7]), rel=1e-5)
-    again = made(2, net=linear_model())
-    grads = jax.grad(lambda params: _loss(again, params))(again.state.params)
-    assert norms[0] == pytest.approx(float(optax.global_norm(grads)), rel=1e-5)
+    again = made(net=linear_model())
+    grads = jax.jit(jax.grad(loss_of(again)))(again.state.params)
+    assert norms[0] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)
     assert all("gradient_norm" not in record.metrics for record in records.evaluations)
 
 
-def _loss(setup, params):
-    batch = next(setup.batches(0, 1))
-    keys = {"key": jax.random.key(0), "image_key": setup.key}
-    sums, _ = setup.objective(params, setup.state.model_state, batch, train=True, **keys)
-    return sums.values[0, 0] / sums.values[0, 1]
+def loss_of(setup):
+    """Of a setup's first batch, by its parameters."""
+    batch, keys = next(setup.batches(0, 1)), {"key": jax.random.key(0), "image_key": setup.key}
 
+    def loss(params):
+        sums, _ = setup.objective(params, setup.state.model_state, batch, train=True, **keys)
+        return sums.values[0, 0] / sums.values[0, 1]
 
-@pytest.mark.parametrize("cache", ("none", "device"))
-def test_resumed_with_parts_is_uninterrupted_bit_for_bit(tmp_path, cache):
-    def fresh(devices: int = 4):
-        data = DataConfig(augment=AugmentConfig(pad=1), cache=cache)
-        return setup_of(linear_model(), optax.sgd(0.05), TABLE, devices=devices, data=data, parts=AVERAGE, seed=5)
-
-    whole, _ = run(fresh())
-    for devices, bound in ((4, 0), (2, 1e-6)):
-        checkpoints = Checkpoints(tmp_path / f"{devices}" / "checkpoints")
-        with pytest.raises(Preempted):
-            run(fresh(), checkpoints=checkpoints, should_stop=lambda step: step == 5)
-        resumed, _ = run(fresh(devices), checkpoints=checkpoints, resume_step=5)
-        assert largest_difference(resumed, whole) <= bound
+    return loss
 
 
 def test_a_checkpoint_with_other_parts_is_refused_by_name(tmp_path):
@@ -194,7 +168,7 @@ class Scaled(Part):
 
 
 def test_a_part_may_scale_the_loss_and_leave_steps_out():
-    setup, plain = made(2, parts=(Scaled(),), net=linear_model()), made(2, net=linear_model())
+    setup, plain = made(parts=(Scaled(),), net=linear_model()), made(net=linear_model())
     batches = list(plain.batches(0, 2))
     state, sums = setup.step()(setup.state, batches[0])
     expected, expected_sums = plain.step()(plain.state, batches[0])
@@ -234,11 +208,11 @@ def test_fresh_parameters_can_be_transformed():
 def test_a_transform_that_changes_more_than_values_is_refused(transform, message):
     model, topology = adapt(linear_model()), Topology.create(1)
     with pytest.raises(InputError, match=message):
-        create_state(model, optax.sgd(0.1), (6, 6, 3), seed=0, topology=topology, transform=transform)
+        create_state(model, sgd(0.1), (6, 6, 3), seed=0, topology=topology, transform=transform)
 
 
 def test_parts_are_reachable_from_python():
-    setup = jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, epochs=1, parts=[GradientNorm()])
+    setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=1, parts=[GradientNorm()]))
     _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step")
     assert (history.train["gradient_norm"] > 0).all()
 

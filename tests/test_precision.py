@@ -6,30 +6,30 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import made
 import numpy as np
-import optax
 import pytest
-from made import experiment_of, train_config
-from small import CLASSES, random_table
+from support import runs
+from support.data import AS_THEY_ARE, CLASSES, random_table
+from support.runs import experiment_of, train_config
+from support.shared import sgd
 
-from jaxddp.api import resnet
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.mesh import Topology
+from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.models.stems import small_stem
 
 SIZE, BATCH = 8, 8
+TABLE = random_table(4 * BATCH, image=SIZE)
 
 
 def setup_of(precision: str) -> RunSetup:
-    table = random_table(4 * BATCH, image=SIZE)
-    network = resnet("resnet10", CLASSES, width=4, stem="small", dtype=precision)
+    network = ResNet(Architecture((1, 1), BASIC), CLASSES, width=4, stem=small_stem, dtype=precision)
     config = Config().replace(train={"precision": precision})
-    return made.setup_of(network, optax.sgd(0.05, 0.9), table, devices=2, config=config, batch_size=BATCH)
+    return runs.setup_of(network, sgd(0.05, 0.9), TABLE, devices=2, config=config, batch_size=BATCH, data=AS_THEY_ARE)
 
 
-@pytest.mark.slow
 def test_parameters_statistics_and_loss_are_float32_and_convolutions_are_not():
     setup = setup_of("bfloat16")
     step = setup.step()
@@ -60,8 +60,7 @@ def test_bfloat16_follows_float32():
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    table = random_table(4 * BATCH, image=SIZE)
-    arrays = {f"{split}_{name}": getattr(table, name) for split in ("train", "val") for name in ("images", "labels")}
+    arrays = {f"{split}_{name}": getattr(TABLE, name) for split in ("train", "val") for name in ("images", "labels")}
     np.savez(tmp_path / "arrays.npz", **arrays)
     return Config().replace(
         data={"path": str(tmp_path / "arrays.npz"), "image_size": SIZE, "crop": "whole"},

@@ -2,24 +2,32 @@
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import optax
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from small import SMALL, linear_model, random_table
+from support.cases import few
+from support.data import random_table
+from support.networks import linear_model
+from support.runs import LEAN, train_words
+from support.shared import sgd
 
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.data.formats.ilsvrc import TEST_CSV
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.order import EvalOrder
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
-from jaxddp.experiment.answers import images_at_once
+from jaxddp.experiment.answers import Answers, images_at_once
 from jaxddp.experiment.signature import SIGNATURE_FILE
 from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
@@ -45,8 +53,8 @@ def pictures(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def workdir(pictures, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "first"
-    arguments = ["--data.path", str(pictures), "--workdir", str(folder), "--data.resize", "18"]
-    assert main(["train", "digits", *SMALL, *arguments, "--train.duration", "6 steps", "--eval.every", "6 steps"]) == 0
+    own = ["--data.resize", "18", "--train.duration", "6 steps", "--eval.every", "6 steps"]
+    assert main(train_words(pictures, folder, *LEAN, *own)) == 0
     return folder
 
 
@@ -105,7 +113,7 @@ def test_each_image_is_answered_once_and_in_order(whole, pictures):
     assert {row["error"] for row in rows} == {""}
 
 
-@pytest.mark.parametrize("devices", [2, 3, 8])
+@pytest.mark.parametrize("devices", few((3,), 2, 8))
 def test_any_number_of_devices_writes_the_same_bytes(workdir, pictures, whole, devices, tmp_path):
     run = restore_run(workdir, "best", Topology.create(devices))
     assert written(run, [pictures / "val"], tmp_path / "out.csv") == whole
@@ -172,6 +180,63 @@ def test_answers_of_another_length_are_no_file(run, pictures, tmp_path):
 
 def test_how_many_are_answered_at_once_depends_on_their_number_alone():
     assert [images_at_once(count) for count in (1, 2, 3, 33, 64, 65, 10**6)] == [1, 2, 4, 64, 64, 64, 64]
+
+
+# --- Answers of a stand-in, which computes nothing ---
+
+
+def stand_in(step: int = 6, bad: tuple[int, ...] = ()) -> Any:
+    """Of a run: every class is as probable as all others, and the images of some rows cannot be used."""
+
+    def answers(source, at_once):
+        for start in range(0, len(source), at_once):
+            rows = range(start, min(start + at_once, len(source)))
+            errors = {row: f"row {row} is cut short" for row in rows if row in bad}
+            yield Answers(start, np.full((len(rows), 5), 0.2, np.float32), errors)
+
+    names, state = tuple("abcde"), TrainState(jnp.zeros((), jnp.int32), {}, {}, ())
+    known = {"directory": Path("run"), "state": state, "class_ids": names, "class_names": names}
+    return SimpleNamespace(step=step, answers=answers, **known)
+
+
+def asked(run: Any, out: Path, count: int = 70, seed: int = 0, **more) -> list[dict[str, str]]:
+    table: Any = random_table(count, seed=seed, image=1)
+    write_predictions(run, table, out, "csv", **more)
+    return rows_of(out.read_bytes())
+
+
+def test_an_error_stands_in_the_row_of_its_image_also_after_the_first_batch(tmp_path):
+    rows = asked(stand_in(bad=(3, 69)), tmp_path / "out.csv")
+    assert {row["id"]: row["error"] for row in rows if row["error"]} == {
+        "3": "row 3 is cut short",
+        "69": "row 69 is cut short",
+    }
+
+
+@pytest.mark.parametrize(("step", "seed", "top", "again"), [(6, 0, 5, 0), (7, 0, 5, 1), (6, 1, 5, 1), (6, 0, 4, 1)])
+def test_what_is_asked_is_the_step_the_images_and_how_many_classes(tmp_path, caplog, step, seed, top, again):
+    def stop(done: int, errors: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asked(stand_in(), tmp_path / "out.csv", progress=stop)
+    answered: list[int] = []
+    more = {"top": top, "progress": lambda done, errors: answered.append(done)}
+    assert len(asked(stand_in(step), tmp_path / "out.csv", seed=seed, **more)) == 70
+    assert answered == ([64, 70] if again else [70])
+    assert ("holds answers to another question" in caplog.text) == again
+
+
+def test_fewer_answers_than_images_are_no_file(tmp_path):
+    out, partial = tmp_path / "out.csv", tmp_path / "out.csv.partial"
+
+    def lose(done: int, errors: int) -> None:
+        lines = partial.read_bytes().splitlines(keepends=True)
+        os.truncate(partial, sum(map(len, lines[:-1])))
+
+    with pytest.raises(InputError, match=r"out\.csv\.partial: 68 answers for 70 images; remove the file"):
+        asked(stand_in(), out, progress=lose)
+    assert not out.exists()
 
 
 # --- What cannot be used ---
@@ -363,7 +428,7 @@ def test_a_mistake_gets_its_line(workdir, pictures, arguments, line, tmp_path, m
 
 def test_a_run_that_came_from_python_is_given_its_model(tmp_path):
     table, val = random_table(16, image=8), random_table(6, seed=1, image=8)
-    setup = jaxddp.prepare_training(linear_model(), table, 2, optax.sgd(0.1), 4, epochs=2)
+    setup = jaxddp.prepare_training(linear_model(), table, 2, sgd(0.1), 4, epochs=2)
     state, _ = jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, val=val, listeners=())
     with pytest.raises(InputError, match="came from Python and does not say its network; give model= too"):
         jaxddp.load_run(tmp_path)

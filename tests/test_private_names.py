@@ -40,8 +40,8 @@ USED = {
     "jaxddp/models/fused/kernels.py": "jax.experimental.pallas jax.experimental.pallas.triton",
     "jaxddp/serving/onnx_file.py": "jax2onnx.plugins.jax.lax.pad",
     "benchmarks/gpu_plugin.py": "jax._src.lib.xla_client _make_compile_only_devices",
-    "tests/test_fused_convolution.py": "jax.experimental.pallas.triton",
-    "tests/test_gpu_program.py": "jaxlib._hlo",
+    "tests/benchmarks/test_fused_convolution.py": "jax.experimental.pallas.triton",
+    "tests/benchmarks/test_gpu_program.py": "jaxlib._hlo",
     "tests/test_resident.py": "jax.experimental.multihost_utils",
     "tests/test_start.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
 }

@@ -7,16 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from ilsvrc import write_tree
-from made import setup_of, train
-from small import largest_difference, linear_model, random_table
-from test_cli import metrics
-from test_cli import train as train_words
-from test_loop import exploding
+from support.data import random_table, write_arrays
+from support.networks import largest_difference, linear_model
+from support.runs import exploding, metrics, setup_of, train, train_words
+from support.shared import sgd
 
 from jaxddp.cli import main
 from jaxddp.commands.parse import parse
@@ -46,7 +43,7 @@ def made_plan(*arguments: Any) -> Plan:
 
 def run(plan: dict[str, Any], directory: Path, *, cache: str = "none", optimizer=None, **more: Any):
     data = Config().replace(data={"cache": cache}).data
-    setup = setup_of(linear_model(), optimizer or optax.sgd(0.05), TABLE, devices=2, data=data, seed=5)
+    setup = setup_of(linear_model(), optimizer or sgd(0.05), TABLE, devices=2, data=data, seed=5)
     return jax.device_get(train(setup, plan, profile=directory, **more))
 
 
@@ -64,7 +61,6 @@ def traced_steps(directory: Path) -> list[int]:
 # --- Which steps ---
 
 
-@settings(max_examples=200)
 @given(total=st.integers(1, 60), asked=st.integers(0, 30), longest=st.integers(1, 40), data=st.data())
 def test_traced_are_as_many_steps_as_asked_but_never_the_one_that_compiles(total, asked, longest, data):
     done = data.draw(st.integers(0, total))
@@ -248,11 +244,11 @@ def test_the_opening_says_what_is_traced():
     assert opening(None) == "40 steps (6.4 epochs)"
 
 
-@pytest.mark.slow
-def test_at_the_terminal_a_trace_lies_in_the_work_directory_and_is_no_part_of_the_recipe(tmp_path, monkeypatch, capfd):
-    root, workdir = write_tree(tmp_path / "tree", classes=3, images=13, val=11, size=20), tmp_path / "w"
-    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
-    words = train_words(root, workdir, "--log.every", "2 steps")
+def test_at_the_terminal_a_trace_lies_in_the_work_directory_and_is_no_part_of_the_recipe(tmp_path, capfd):
+    data, workdir = tmp_path / "set.npz", tmp_path / "w"
+    write_arrays(data, random_table(39, image=16), random_table(11, seed=1, image=16))
+    plain = ["--parallel.devices", "1", "--log.to", "jsonl"]
+    words = train_words(data, workdir, "--log.every", "2 steps", *plain)
     assert main([*words, "--train.duration", "5 steps", "--log.profile", "2 steps"]) == 0
     assert "tracing steps 4 to 5" in capfd.readouterr().out
     assert traced_steps(workdir / "profile") == [4, 5]

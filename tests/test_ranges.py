@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small import linear_model, random_table, write_arrays
+from support.cases import rarely
+from support.data import random_table, write_arrays
+from support.networks import linear_model
+from support.shared import sgd
 
 import jaxddp
 from jaxddp.cli import main
@@ -82,6 +84,11 @@ def test_what_no_key_can_hold_is_refused_when_it_is_read(key):
                 assert not any(isinstance(each, float) and not math.isfinite(each) for each in [held] if each)
 
 
+def test_what_an_image_is_divided_by_is_not_0():
+    with pytest.raises(InputError, match="^data.std=.*0"):
+        changed("data.std", (0.2, 0.0, 0.2))
+
+
 @given(st.floats() | st.integers(), st.floats(-10, 10), st.floats(0, 10), st.booleans(), st.booleans())
 def test_a_range_holds_what_lies_between_its_ends(value, least, width, above, below):
     bounds = Range(least, least + width, above, below)
@@ -149,25 +156,46 @@ def words(key: str) -> list[str]:
     return [refused[len(key) % len(refused)], *(word for word in ODD_WORDS if word not in refused)]
 
 
+def nature(hint: Any) -> Any:
+    """What tells one kind of range from another: the type, which ends are open, and whether a zero is in it."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Annotated:
+        return parts[0], parts[1].above, parts[1].below, 0 in parts[1]
+    if typing.get_origin(hint) is typing.Literal or not parts:
+        return typing.get_origin(hint) or hint
+    return typing.get_origin(hint), *map(nature, parts)
+
+
+ONE_OF_EACH = list({nature(hint): key for key, hint in reversed(HINTS.items())}.values())
+"""For each kind of range the first key that has it."""
+
+
 @pytest.mark.slow
-def test_odd_words_at_the_terminal_end_in_one_line_or_in_a_run(data, tmp_path, capfd, monkeypatch):
+@pytest.mark.parametrize(
+    ("keys", "runs", "refusals"), [(ONE_OF_EACH, 8, 20), rarely(list(HINTS), 15, 70)], ids=["one of each kind", "all"]
+)
+def test_odd_words_at_the_terminal_end_in_one_line_or_in_a_run(
+    keys, runs, refusals, data, tmp_path, capfd, monkeypatch
+):
     """No traceback and no wait, exit code 0 or 2."""
     (tmp_path / "recipe.py").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
     ends = {0: 0, 2: 0}
-    for key in HINTS:
+    for key in keys:
         for word in words(key):
-            option = "--" + key.replace("_", "-")
-            place = [] if key == "data.path" else ["--data.path", str(data)]
-            workdir = f"run-{sum(ends.values())}"
-            code = main(["train", "recipe.py", "--workdir", workdir, *place, option, word])
-            said = capfd.readouterr().err
+            code, said = odd_run(key, word, f"run-{sum(ends.values())}", data, capfd)
             assert code in ends and "Traceback" not in said, (key, word, said)
             if code == 2:
                 last = said.rstrip("\n").split("\n")[-1]
                 assert last.startswith("jaxddp: ") and len(last) < 5000, (key, word, last)
             ends[code] += 1
-    assert ends[0] > 15 and ends[2] > 70
+    assert ends[0] > runs and ends[2] > refusals
+
+
+def odd_run(key: str, word: str, workdir: str, data: Path, capfd) -> tuple[int, str]:
+    place = [] if key == "data.path" else ["--data.path", str(data)]
+    code = main(["train", "recipe.py", "--workdir", workdir, *place, "--" + key.replace("_", "-"), word])
+    return code, capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -187,7 +215,7 @@ def test_prepare_training_names_its_argument(named, value, expected):
     given = {"batch_size_per_device": 4, named: value}
     with pytest.raises(InputError) as error:
         jaxddp.prepare_training(
-            linear_model(), random_table(20), 1, optax.sgd(0.1), given.pop("batch_size_per_device"), **given
+            linear_model(), random_table(20), 1, sgd(0.1), given.pop("batch_size_per_device"), **given
         )
     assert str(error.value).startswith(expected)
 
@@ -203,7 +231,7 @@ def test_prepare_training_names_its_argument(named, value, expected):
     ],
 )
 def test_train_names_its_argument(named, value, expected, tmp_path):
-    setup = jaxddp.prepare_training(linear_model(), random_table(20), 1, optax.sgd(0.1), 4)
+    setup = jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4)
     with pytest.raises(InputError) as error:
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=(), **{named: value})
     assert str(error.value).startswith(expected)

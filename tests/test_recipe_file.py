@@ -2,108 +2,18 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from small import random_table, write_arrays
+from support.data import random_table, write_arrays
+from support.recipes import CONFIG, NETWORK, WHOLE
 
 from jaxddp.cli import main
 from jaxddp.config import load
 from jaxddp.errors import InputError
 from jaxddp.hooks import HOOKS
 from jaxddp.recipe_file import read_recipe
-
-NETWORK = """
-import flax.linen as nn
-
-class Network(nn.Module):
-    classes: int
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(self.classes)(images.mean((1, 2)))
-"""
-
-CONFIG = """
-from jaxddp.config import Config
-
-def get_config():
-    return Config().replace(
-        data={"image_size": 6, "crop": "whole", "augment": {"pad": 1}},
-        train={"batch_size": 8, "duration": "9 steps"},
-        eval={"batch_size": 8, "every": "4 steps"},
-        checkpoint={"every": "4 steps"},
-        log={"every": "1 step", "to": ("jsonl",)},
-        optimizer={"learning_rate": 0.05},
-    )
-"""
-
-WHOLE = (
-    CONFIG
-    + """
-import jax
-import jax.numpy as jnp
-import optax
-from network import Network
-
-from jaxddp.engine.parts.gradient_norm import GradientNorm
-
-def get_model(config, num_classes):
-    return Network(num_classes)
-
-def get_loss(config):
-    weights = jnp.arange(1.0, 6.0)
-
-    def weighted(logits, labels):
-        own = weights[labels]
-        return (own * optax.softmax_cross_entropy_with_integer_labels(logits, labels)).sum(), own.sum()
-
-    return weighted
-
-def get_objective(config, topology):
-    def penalized(objective):
-        def call(params, *arguments, **options):
-            sums, state = objective(params, *arguments, **options)
-            penalty = sums.values[0, 1] * 0.001 * (params["Dense_0"]["kernel"] ** 2).sum()
-            return sums.replace(values=sums.values.at[0, 0].add(penalty)), state
-
-        return call
-
-    return penalized
-
-def get_metrics(config):
-    return {"sure": lambda logits, labels: jax.nn.softmax(logits).max(-1)}
-
-def get_optimizer(config, learning_rate):
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(learning_rate, momentum=0.9))
-
-def get_augmentation(config):
-    return lambda key, image: image + 0.1 * jax.random.normal(key, image.shape, image.dtype)
-
-class Steps:
-    def __init__(self, file):
-        self.file = file
-
-    def step(self, record):
-        with self.file.open("a") as file:
-            file.write(f"{record.step}\\n")
-
-def get_listeners(config, workdir):
-    return [Steps(workdir / "steps.txt")]
-
-def get_initialize(config, images):
-    def brightened(params, model_state):
-        dense = params["Dense_0"]
-        return {"Dense_0": {**dense, "bias": dense["bias"] + images(5).mean() / 255}}, model_state
-
-    return brightened
-
-def get_parts(config, steps):
-    return [GradientNorm()]
-"""
-)
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +22,23 @@ def data(tmp_path_factory) -> str:
     return str(write_arrays(file, random_table(50), random_table(23, seed=1)))
 
 
+ONE = ["--parallel.devices", "1"]
+
+
+def forget(folder: Path) -> None:
+    """What was imported from there; another process would know nothing of it."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """An empty folder to work in, which is forgotten afterwards."""
-    before = set(sys.modules)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    forget(tmp_path)
 
 
 def write(folder: Path, name: str = "mine.py", source: str = WHOLE) -> Path:
@@ -144,7 +61,7 @@ def refused(arguments: list[str], capfd) -> str:
 
 def test_a_recipe_brings_all_its_objects_and_the_run_keeps_them(folder, data, capfd):
     write(folder)
-    assert main(["train", "mine.py", "--data.path", data, "--optimizer.learning-rate", "0.02"]) == 0
+    assert main(["train", "mine.py", "--data.path", data, "--optimizer.learning-rate", "0.02", *ONE]) == 0
     assert "metrics: runs/mine/metrics.jsonl" in capfd.readouterr().out
     run = folder / "runs" / "mine"
     train = [line for line in lines(run) if line["split"] == "train"]
@@ -168,14 +85,14 @@ def test_a_recipe_brings_all_its_objects_and_the_run_keeps_them(folder, data, ca
 def test_the_augmentation_of_a_recipe_is_shown_and_the_doctor_takes_its_step(folder, data, capfd):
     write(folder)
     assert main(["data", "show", "mine.py", "--data.path", data, "--out", "show.png"]) == 0
-    assert main(["doctor", "mine.py", "--data.path", data, "--workdir", "w"]) == 0
+    assert main(["doctor", "mine.py", "--data.path", data, "--workdir", "w", *ONE]) == 0
     assert "the recipe's own network, 20 parameters" in capfd.readouterr().out.replace("\n", " ")
     assert (folder / "show.png").stat().st_size > 1000
 
 
 def test_a_changed_recipe_is_refused_on_resume_and_a_moved_one_is_not(folder, data, capfd):
     write(folder)
-    words = ["--data.path", data, "--workdir", "w"]
+    words = ["--data.path", data, "--workdir", "w", *ONE]
     assert main(["train", "mine.py", *words]) == 0
     whole = lines(folder / "w")
     (folder / "mine.py").write_text(WHOLE.replace("momentum=0.9", "momentum=0.8"))
@@ -185,9 +102,8 @@ def test_a_changed_recipe_is_refused_on_resume_and_a_moved_one_is_not(folder, da
     assert "the recipe file network.py is another now" in refused(["train", "mine.py", *words], capfd)
     (folder / "elsewhere").mkdir()
     write(folder / "elsewhere")
-    script = f"import sys; from jaxddp.cli import main; sys.exit(main({['train', 'elsewhere/mine.py', *words]!r}))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    forget(folder)
+    assert main(["train", "elsewhere/mine.py", *words]) == 0
     assert lines(folder / "w") == whole
 
 
@@ -330,7 +246,26 @@ def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
 
 def test_a_run_whose_copy_is_gone_says_so(folder, data, capfd):
     write(folder)
-    assert main(["train", "mine.py", "--data.path", data, "--train.duration", "1 step"]) == 0
+    assert main(["train", "mine.py", "--data.path", data, "--train.duration", "1 step", *ONE]) == 0
     (folder / "runs" / "mine" / "recipe" / "mine.py").unlink()
     assert main(["eval", "runs/mine/config.json"]) == 2
     assert "recipe/mine.py: the run's copy of its recipe is missing; restore it" in capfd.readouterr().err
+
+
+def test_a_run_whose_copy_was_changed_says_so(folder):
+    (folder / "recipe").mkdir()
+    recipe = read_recipe(write(folder / "recipe"))
+    kept = {"file": "mine.py", "digest": recipe.digest()}
+    (folder / "config.json").write_text(json.dumps(recipe.config.to_dict() | {"recipe": kept}))
+    read_recipe("config.json").check_kept()
+    (folder / "recipe" / "network.py").write_text(NETWORK + "\n# Another line.\n")
+    with pytest.raises(InputError, match="recipe: the run's copy of its recipe was changed since; restore it"):
+        read_recipe("config.json").check_kept()
+
+
+def test_recipes_that_load_each_other_are_one_line(folder):
+    for name, other in ("ab", "ba"):
+        source = f"from jaxddp.config import load\ndef get_config():\n    return load('{other}.py')\n"
+        (folder / f"{name}.py").write_text(source)
+    with pytest.raises(InputError, match=f"{folder}/a.py: loads itself; load the recipe that it begins with"):
+        read_recipe("a.py")

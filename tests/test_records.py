@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
-from test_stream import encode, picture
+from support.images import encode
+from support.streams import waves
 
 from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.config import DataConfig
@@ -68,8 +69,8 @@ def header(length: int) -> bytes:
 
 @pytest.fixture
 def table(tmp_path: Path) -> ExampleTable:
-    """Images of `picture`, in two files; a note lies in each record beside the image."""
-    images = [encode(picture(row, SIZE, SIZE), "PNG") for row in range(NUM_EXAMPLES)]
+    """Images of `waves`, in two files; a note lies in each record beside the image."""
+    images = [encode(waves(row, SIZE, SIZE), "PNG") for row in range(NUM_EXAMPLES)]
     records = [serialized(image=image, label=row % 3, note=b"n" * 99) for row, image in enumerate(images)]
     files = [write_records(tmp_path / f"{part}.tfrecord", records[part::2]) for part in range(2)]
     path = np.array([f"{row % 2}.tfrecord".encode() for row in range(NUM_EXAMPLES)])
@@ -94,7 +95,6 @@ def change(file: Path, at: int, content: bytes) -> None:
         data.write(content)
 
 
-@settings(max_examples=25)
 @given(records=st.lists(st.binary(max_size=300), max_size=12))
 def test_offsets_are_those_of_the_writer(tmp_path_factory: pytest.TempPathFactory, records: list[bytes]):
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
@@ -122,7 +122,6 @@ NAMES = st.one_of(st.sampled_from(["Label", "label2", "imago", "lab", ""]), st.t
 LABELS = st.one_of(st.sampled_from([-1, 0, 999, -(2**63), 2**63 - 1]), st.integers(0, 10**6))
 
 
-@settings(max_examples=30)
 @given(others=st.dictionaries(NAMES, VALUES, max_size=5), labels=st.lists(LABELS, min_size=1))
 @example(others={"Label": 3, "imago": b"no", "label": 4}, labels=[-1, 7])
 def test_one_value_is_found_among_others(tmp_path_factory: pytest.TempPathFactory, others: dict, labels: list[int]):
@@ -138,10 +137,10 @@ def test_batches_are_the_images_of_the_records(table: ExampleTable):
     assert sorted(row for batch in batches for row in batch.row.tolist()) == list(range(NUM_EXAMPLES))
     for batch in batches:
         for image, row, label in zip(batch.image, batch.row, batch.label, strict=True):
-            np.testing.assert_array_equal(image, picture(int(row), SIZE, SIZE))
+            np.testing.assert_array_equal(image, waves(int(row), SIZE, SIZE))
             assert label == row % 3
     for row in range(NUM_EXAMPLES):
-        assert table.read(row) == encode(picture(row, SIZE, SIZE), "PNG")
+        assert table.read(row) == encode(waves(row, SIZE, SIZE), "PNG")
     table.check(DATA)
 
 

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import made
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from small import SmallNet, linear_model, random_table
+from support import runs
+from support.data import AS_THEY_ARE, random_table
+from support.networks import SmallNet, linear_model
+from support.shared import sgd
 
 from jaxddp.api import prepare_training, softmax_cross_entropy, train
 from jaxddp.config import Config
@@ -124,7 +126,6 @@ def test_every_part_of_the_state_is_compared_and_named(change, name):
     assert f"first in {name}. " in message(change(STATE))
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 32 * 101 - 1), st.integers(0, 3))
 def test_any_bit_of_any_device_is_found(bit, device):
     weights = FOUR.replicate(np.random.default_rng(1).normal(size=101).astype(np.float32))
@@ -216,13 +217,13 @@ class FlipsAt:
 
 def run_with_fault(tmp_path, step: int, **changes):
     """A run of 20 steps whose replica on device 1 differs after `step`; it returns the checkpoints."""
-    setup = made.setup_of(SmallNet(), optax.sgd(0.05, momentum=0.9), TABLE, devices=4)
+    setup = runs.setup_of(SmallNet(), sgd(0.05, momentum=0.9), TABLE, devices=4, data=AS_THEY_ARE)
     plan = {"log": {"every": "50 steps"}, "train": {"duration": "20 steps"}, "checkpoint": {"every": "8 steps"}}
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    run = dataclasses.replace(made.changed(setup, plan | changes).run(), checkpoints=checkpoints)
+    run = dataclasses.replace(runs.changed(setup, plan | changes).run(), checkpoints=checkpoints)
     run = dataclasses.replace(run, program=FlipsAt(run.program, step, setup.topology))
     try:
-        made.fit(run)
+        runs.fit(run)
     finally:
         checkpoints.wait()
     return checkpoints
@@ -246,16 +247,16 @@ def test_switched_off_it_is_not_looked_for(tmp_path):
 
 
 def test_one_device_compares_nothing():
-    setup = made.setup_of(linear_model(), optax.sgd(0.1), TABLE, devices=1)
+    setup = runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=1, data=AS_THEY_ARE)
     assert setup.run().replicas is None
-    assert made.setup_of(linear_model(), optax.sgd(0.1), TABLE, devices=2).run().replicas is not None
+    assert runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=AS_THEY_ARE).run().replicas is not None
 
 
 def test_a_run_without_checkpoints_is_compared_where_it_is_due_alone(monkeypatch):
     compared = []
     monkeypatch.setattr(Replicas, "check", lambda self, step, state: compared.append(step))
-    setup = made.setup_of(linear_model(), optax.sgd(0.1), TABLE, devices=2)
-    made.train(setup, {"train": {"duration": "20 steps"}, "parallel": {"check_replicas": "8 steps"}})
+    setup = runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=AS_THEY_ARE)
+    runs.train(setup, {"train": {"duration": "20 steps"}, "parallel": {"check_replicas": "8 steps"}})
     assert compared == [8, 16]
 
 
@@ -283,7 +284,7 @@ def plan_of(every: str) -> Plan:
 def test_from_python(tmp_path, monkeypatch):
     compared = []
     monkeypatch.setattr(Replicas, "check", lambda self, step, state: compared.append(step))
-    setup = prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, epochs=2)
+    setup = prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=2)
     train(softmax_cross_entropy, setup, listeners=(), check_every="5 steps")
     assert compared == [5, 10]
     assert setup.recipe.config.parallel.check_replicas == Duration.parse("1000 steps")

@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from reported import BATCH_SIZE, STEPS, hostile_page, outcome_of_noise, rows_of, write_run
-from small import SMALL, random_table, write_arrays
+from support.data import random_table, write_arrays
+from support.networks import linear_model
+from support.reports import BATCH_SIZE, STEPS, hostile_page, outcome_of_noise, rows_of, write_run
+from support.runs import SMALL
 
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
@@ -22,6 +25,7 @@ from jaxddp.reports.differences import changes, differences, group_names, seed_g
 from jaxddp.reports.overview import run_table, speed_table
 from jaxddp.reports.page import render
 from jaxddp.reports.run_files import RunFiles, read_runs
+from jaxddp.reports.seeds import mean_curve
 from jaxddp.reports.tables import Table, clock, number
 from jaxddp.reports.thumbnails import thumbnails
 from jaxddp.reports.validated import Validated
@@ -135,6 +139,18 @@ def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
     assert least["y"] == pytest.approx(values.min(0), rel=1e-6)
     assert most["y"] == pytest.approx(values.max(0), rel=1e-6)
     assert page.positions[mean["meta"]["where"]]["step"] == [10, 20, 30, 40]
+
+
+def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):
+    places = [write_run(tmp_path / f"{seed}", seed) for seed in range(2)]
+    validated = [{row["step"]: row["loss"] for row in rows_of(place, "val")} for place in places]
+    for place, lost in zip(places, (10, 40), strict=True):
+        rows = [row for split in ("train", "val") for row in rows_of(place, split)]
+        kept = [row for row in rows if (row["split"], row["step"]) != ("val", lost)]
+        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    curve = mean_curve(read_runs(places), "loss")
+    assert curve is not None and curve.positions["step"].tolist() == [20, 30]
+    assert curve.mean.tolist() == [np.mean([losses[step] for losses in validated]) for step in (20, 30)]
 
 
 def test_runs_are_of_one_group_where_only_the_seed_and_the_machine_differ(tmp_path):
@@ -293,6 +309,15 @@ def test_many_classes_have_no_matrix():
     assert found.matrix is None and len(found.confusions.rows) == 20 and len(found.mistakes) == 24
 
 
+def test_a_row_of_the_matrix_holds_the_shares_of_a_class():
+    found = outcome_of_noise()
+    counts = found.outcome.confusion
+    assert counts.sum(0).tolist() != counts.sum(1).tolist()
+    matrix = run_classes(0, "a", "#000000", found).matrix
+    assert matrix is not None
+    np.testing.assert_allclose(matrix.data[0]["z"], counts / counts.sum(1)[:, None], atol=1e-4)
+
+
 # --- The page ---
 
 
@@ -428,12 +453,16 @@ def test_files_alone_are_read_without_jax(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("trained")
     data = write_arrays(folder / "images.npz", random_table(48, image=16), random_table(20, seed=1, image=16))
     words = ["train", "digits", *SMALL, "--data.path", str(data), "--workdir", str(folder / "run")]
-    assert main([*words, "--train.duration", "12 steps", "--eval.every", "6 steps"]) == 0
-    return folder / "run"
+    words += ["--parallel.self-test", "never", "--parallel.devices", "1"]
+    # What is reported is a run; of what network decides nothing. The run is opened again by the tests.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
+        assert main([*words, "--train.duration", "12 steps", "--eval.every", "6 steps"]) == 0
+        yield folder / "run"
 
 
 @pytest.mark.slow

@@ -6,19 +6,18 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from ilsvrc import IMAGES, write_tree
 from jax.experimental import multihost_utils
-from made import setup_of, train, train_config
-from small import CLASSES, SMALL, SmallNet, largest_difference, linear_model, random_table, randomized
-from test_cli import fails, metrics
-from test_loop import Recorder, exploding
+from support.cases import few, rarely
+from support.data import random_table
+from support.ilsvrc import IMAGES, write_tree
+from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of, randomized
+from support.runs import LEAN, SMALL, Recorder, exploding, fails, metrics, setup_of, train, train_config
+from support.shared import sgd
 
 import jaxddp
-from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig, load
 from jaxddp.data.arrays import ArrayTable
@@ -26,22 +25,15 @@ from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import stacked_columns
 from jaxddp.data.table import ExampleTable
-from jaxddp.engine.loss import example_loss
-from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
-from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.experiment import feed
 from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.job.preemption import stop_on_sigterm
-from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import Topology
-from jaxddp.metrics.top_k import TopK
-from jaxddp.models.adapt import adapt
 from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.loop import _Loop
 from jaxddp.training.plan import Plan, cut, full_length
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
@@ -54,13 +46,9 @@ STEPS_TAKEN = 10
 
 def float64_parts(net, devices: int):
     """A network and momentum, with flips and padded crops, all in float64."""
-    preprocess = Preprocess(augment=AugmentConfig(flip=True, pad=1), dtype=jnp.float64)
-    objective = Objective(adapt(net), example_loss(cross_entropy(), CLASSES), preprocess, {"top1": TopK(1)})
-    topology, optimizer = Topology.create(devices), optax.sgd(0.05, momentum=0.9)
-    params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
-    params, model_state = jax.tree.map(lambda x: x.astype(jnp.float64), (randomized(params), model_state))
-    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
-    return objective, optimizer, topology, topology.replicate(state)
+    objective = objective_of(net, augment=AugmentConfig(flip=True, pad=1))
+    topology, optimizer = Topology.create(devices), sgd(0.05, momentum=0.9)
+    return objective, optimizer, topology, fresh_state(objective, optimizer, topology)
 
 
 def placed_chunk(order: SampleOrder, steps: range, topology: Topology):
@@ -72,7 +60,8 @@ LINEAR = linear_model()
 
 
 @pytest.mark.parametrize(
-    ("net", "devices", "length"), [(LINEAR, 1, 4), (LINEAR, 2, 4), (LINEAR, 4, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)]
+    ("net", "devices", "length"),
+    [(LINEAR, 1, 4), rarely(LINEAR, 2, 4), rarely(LINEAR, 4, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)],
 )
 def test_several_steps_in_one_dispatch_are_the_steps_one_by_one(net, devices, length):
     with jax.enable_x64(True):
@@ -120,7 +109,7 @@ def test_xla_knows_how_often_the_loop_of_a_full_chunk_turns_and_a_step_alone_has
 def test_loops_are_slow_for_convolutions_on_a_cpu():
     topology = Topology.create(1)
     for net, slow in ((SmallNet(), True), (linear_model(), False)):
-        setup = setup_of(net, optax.sgd(0.1), TABLE, devices=topology)
+        setup = setup_of(net, sgd(0.1), TABLE, devices=topology)
         assert loops_are_slow(setup.objective, setup.state, (6, 6, 3), topology) is slow
 
 
@@ -139,17 +128,18 @@ SEEN = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
 """Cadences with long chunks: only an epoch's end (step 7, 13, 19, 25, …) is due."""
 
 
-def run(cache: str, plan: dict, *, net=None, optimizer=None, devices: int = 4, **more):
+def run(cache: str, plan: dict, *, net=None, optimizer=None, devices: int = 4, share: bool = True, **more):
     data = DataConfig(augment=AugmentConfig(pad=1), cache=cache)
-    optimizer, recorder = optimizer or optax.sgd(0.05, momentum=0.9), Recorder()
-    setup = setup_of(net or linear_model(), optimizer, TABLE, devices=devices, data=data, seed=5)
+    optimizer, recorder = optimizer or sgd(0.05, momentum=0.9), Recorder()
+    setup = setup_of(net or linear_model(), optimizer, TABLE, devices=devices, data=data, seed=5, share=share)
     state = train(setup, plan, val=VAL, listeners=[recorder], **more)
     return jax.device_get(state), recorder
 
 
-@pytest.mark.parametrize(
-    ("net", "devices"), [(LINEAR, 1), (LINEAR, 2), (LINEAR, 4), (SmallNet(batch_norm=True, sync="data"), 4)]
-)
+SYNC = SmallNet(batch_norm=True, sync="data")
+
+
+@pytest.mark.parametrize(("net", "devices"), [rarely(LINEAR, 1), rarely(LINEAR, 2), (LINEAR, 4), (SYNC, 4)])
 def test_a_run_is_the_one_from_a_stream(net, devices):
     state, recorder = run("device", plan_of(), devices=devices, net=net)
     expected, streamed = run("none", plan_of(), devices=devices, net=net)
@@ -172,12 +162,12 @@ def test_every_example_once_an_epoch():
     )
     data = DataConfig(augment=AugmentConfig(flip=False), mean=(0.0,) * 3, std=(1 / 255,) * 3, cache="device")
     sizes = {"devices": 4, "batch_size": batch_size, "seed": 5}
-    setup = setup_of(net, optax.sgd(1.0), table, data=data, loss=lambda logits, labels: -logits[:, 0], **sizes)
+    setup = setup_of(net, sgd(1.0), table, data=data, loss=lambda logits, labels: -logits[:, 0], **sizes)
     state = train(setup, {"train": {"duration": f"{epochs} epochs"}})
     assert (np.asarray(state.params["seen"]) * batch_size).tolist() == [epochs] * size
 
 
-@pytest.mark.parametrize("devices", (1, 4))
+@pytest.mark.parametrize("devices", few((4,), 1))
 def test_full_chunks_and_single_steps_are_single_steps_bit_for_bit(devices, monkeypatch):
     runs, dispatched = [], []
     for longest in (LONGEST_CHUNK, 4, 1):
@@ -191,19 +181,16 @@ def test_full_chunks_and_single_steps_are_single_steps_bit_for_bit(devices, monk
 
 
 def test_each_program_is_compiled_when_it_is_first_needed_and_costs_what_a_step_costs(monkeypatch):
-    compiled, costs, end_step = [], [], _Loop.end_step
+    compiled, seen = [], []
     monkeypatch.setattr(
         "jaxddp.engine.step.compile_with_cost", lambda *given: compiled.append(given) or compile_with_cost(*given)
     )
-
-    def ended(own, number, state):
-        costs.append((number, len(compiled), own.run.program.cost))
-        return end_step(own, number, state)
-
-    monkeypatch.setattr(_Loop, "end_step", ended)
-    run("device", plan_of(8, **SEEN))
-    assert [(number, programs) for number, programs, _ in costs] == [(6, 1), (7, 2), (8, 2)]
-    assert costs[0][2].flops == costs[1][2].flops > 0
+    asked = {"should_stop": lambda step: bool(seen.append((step, len(compiled))))}
+    _, recorder = run("device", plan_of(8, **SEEN), share=False, **asked)
+    assert seen == [(6, 1), (7, 2), (8, 2)]
+    # Six of the first seven steps are by the first program, and the eighth is by the second.
+    seven, eighth = (record.used.flops_per_step for record in recorder.steps)
+    assert seven == eighth > 0
 
 
 def test_compiling_is_no_training_time(monkeypatch):
@@ -220,7 +207,7 @@ def test_compiling_is_no_training_time(monkeypatch):
 
     monkeypatch.setattr("jaxddp.training.clock.time", SimpleNamespace(perf_counter=look))
     monkeypatch.setattr("jaxddp.engine.step.compile_with_cost", slow)
-    _, recorder = run("device", plan_of(8, **SEEN))
+    _, recorder = run("device", plan_of(8, **SEEN), share=False)
     # The second program is compiled for step 7.
     assert now[0] > 2e6 and [record.step for record in recorder.steps] == [7, 8]
     assert all(record.images_per_second > 8 / 100 for record in recorder.steps)
@@ -232,7 +219,7 @@ def whole_run():
     return run("device", plan_of(**SEEN))
 
 
-@pytest.mark.parametrize("stop", (7, 39))
+@pytest.mark.parametrize("stop", few((39,), 7))
 def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(whole_run, tmp_path, stop):
     whole, uninterrupted = whole_run
     checkpoints = Checkpoints(tmp_path / "c")
@@ -251,7 +238,7 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(whole_run, tmp_path
         )
 
 
-@pytest.mark.parametrize("bad", (5, 16))
+@pytest.mark.parametrize("bad", few((16,), 5))
 def test_a_loss_that_is_not_finite_is_named_by_its_own_step(bad):
     # Update number `bad` spoils the parameters, so the step after it is the first to see them, within a chunk.
     with pytest.raises(NonFiniteError, match=f"^step {bad + 1}: the loss is nan"):
@@ -293,7 +280,6 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=150)
 @given(plan=PLANS, length=st.integers(1, 70), data=st.data())
 def test_chunks_are_full_or_of_one_step_and_nothing_is_due_within_one(plan, length, data):
     done = data.draw(st.integers(0, plan.total_steps))
@@ -308,7 +294,6 @@ def test_chunks_are_full_or_of_one_step_and_nothing_is_due_within_one(plan, leng
         assert len(chunk) == (length if chunk.start + length <= due else 1)
 
 
-@settings(max_examples=150)
 @given(plan=PLANS, longest=st.integers(1, 70), data=st.data())
 def test_a_run_that_is_resumed_at_any_cut_makes_the_same_cuts_again(plan, longest, data):
     length = plan.chunk_length(longest)
@@ -347,18 +332,21 @@ def test_a_full_chunk_is_as_long_as_the_shortest_cadence_lets_it_be(every, num_e
 # --- Validation ---
 
 
-@pytest.mark.parametrize(("net", "devices"), [(LINEAR, 1), (LINEAR, 4), (SmallNet(batch_norm=True, sync="data"), 4)])
-@pytest.mark.parametrize("size", (5, 23, 299, 400))
+TELLING = [(LINEAR, 4, 5), (LINEAR, 4, 23), (LINEAR, 4, 299), (LINEAR, 4, 400), (SYNC, 4, 299)]
+OTHERS = [*((LINEAR, 1, size) for size in (5, 23, 299, 400)), (SYNC, 4, 5), (SYNC, 4, 23), (SYNC, 4, 400)]
+
+
+@pytest.mark.parametrize(("net", "devices", "size"), [*TELLING, *(rarely(*case) for case in OTHERS)])
 def test_validation_on_the_devices_is_that_from_a_stream_bit_for_bit(net, devices, size):
     """Less than a batch; one dispatch of 3 batches; two of 19, the last one padded; two of 25."""
-    made = setup_of(net, optax.sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
+    made = setup_of(net, sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
     state, source = made.state.replace(params=randomized(made.state.params)), random_table(size, seed=1)
     streamed, resident = (made.evaluator(source, 8, resident=where) for where in (False, True))
     assert resident(state) == streamed(state) and streamed(state)["count"] == size
 
 
 def test_validation_asks_between_two_dispatches_and_can_be_left_there():
-    made = setup_of(LINEAR, optax.sgd(0.1), TABLE, data=DataConfig(cache="device"))
+    made = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
     evaluator, asked, seen = made.evaluator(random_table(8 * 70 + 1, seed=1), 8, resident=True), [], []
     # 71 batches: 3 dispatches of 23, and 2 of one batch.
     expected = evaluator(made.state, between=lambda: asked.append(1))
@@ -370,6 +358,7 @@ def test_validation_asks_between_two_dispatches_and_can_be_left_there():
     with pytest.raises(Preempted):
         evaluator(made.state, between=stop)
     with pytest.MonkeyPatch.context() as patch:
+        # Nothing public says how often it reports.
         patch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1)
         assert evaluator(made.state, lambda means, count: seen.append(count)) == expected
     assert seen == [184, 368, 552, 560, 561]
@@ -382,7 +371,7 @@ def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monk
     decoded = []
     eval_batches = ExampleTable.eval_batches
     monkeypatch.setattr(ExampleTable, "eval_batches", lambda *given: decoded.append(1) or eval_batches(*given))
-    made = setup_of(linear_model(3), optax.sgd(0.05), table, devices=4, data=data)
+    made = setup_of(linear_model(3), sgd(0.05), table, devices=4, data=data)
     recorder = Recorder()
     train(made, {"train": {"duration": "6 steps"}, "eval": {"every": "2 steps"}}, val=val, listeners=[recorder])
     assert len(decoded) == 1 and len(recorder.evaluations) == 3
@@ -390,7 +379,7 @@ def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monk
 
 
 def test_another_set_to_validate_on_takes_the_place_of_the_last():
-    made = setup_of(LINEAR, optax.sgd(0.1), TABLE, data=DataConfig(cache="device"))
+    made = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
     for source in (VAL, random_table(31, seed=2), VAL):
         made.feed.place(source)
         assert [placed.source for placed in made.feed.resident.values()] == [TABLE, source]
@@ -408,7 +397,7 @@ def test_the_notebook_keeps_the_set_on_the_devices(monkeypatch):
     loads = []
     place = feed.place_images
     monkeypatch.setattr(feed, "place_images", lambda *args: loads.append(args) or place(*args))
-    arguments = (SmallNet(), TABLE, 4, optax.sgd(0.05), 2)
+    arguments = (SmallNet(), TABLE, 4, sgd(0.05), 2)
     plain = AugmentConfig(flip=False)
     setup = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain, cache="device"), epochs=2)
     assert not loads
@@ -429,18 +418,22 @@ def root(tmp_path_factory):
 
 def train_words(root, workdir, *more: str) -> list[str]:
     own = ["--train.duration", "12 steps", "--log.every", "2 steps", "--checkpoint.every", "3 steps"]
-    return ["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *SMALL, *own, *more]
+    return ["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *SMALL, *LEAN, *own, *more]
+
+
+@pytest.fixture
+def linear(monkeypatch):
+    """A ResNet takes long to compile, and has convolutions: it would take its steps one by one on a CPU."""
+    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
 @pytest.mark.slow
-def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, tmp_path, monkeypatch, capfd):
+def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, linear, tmp_path, capfd):
     class Kill(Recorder):
         def step(self, record):
             if record.step == 5:
                 raise KeyboardInterrupt
 
-    # A ResNet takes long to compile, and has convolutions: it would take its steps one by one on a CPU.
-    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
     assert main(train_words(root, tmp_path / "streamed")) == 0
     device = ("--data.cache", "device")
     config = load("digits").replace(
@@ -448,7 +441,8 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, tmp_pat
         model={"name": "resnet10", "width": 2},
         train={"batch_size": 8, "duration": "12 steps", "label_smoothing": 0.1},
         eval={"batch_size": 8},
-        log={"every": "2 steps", "to": ("jsonl", "curves")},
+        log={"every": "2 steps", "to": ("jsonl",)},
+        parallel={"devices": 2, "self_test": "never"},
         checkpoint={"every": "3 steps"},
     )
     with pytest.raises(KeyboardInterrupt):
@@ -484,20 +478,19 @@ def test_more_than_a_batch_is_put_together_in_order():
     np.testing.assert_array_equal(images[:600], table.images)
 
 
-def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(tmp_path, monkeypatch, capfd):
+def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(linear, tmp_path, capfd):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     device = ("--data.cache", "device")
-    monkeypatch.setattr(Topology, "free_memory", lambda _: 150_000)
-    message = fails(train_words(root, tmp_path / "w", *device), capfd)
-    needed = "197 kB of training and 197 kB of validation images on each device needed, 150 kB free there; lower"
-    assert f'data.cache="device": {needed}' in message
-    monkeypatch.setattr(Topology, "free_memory", lambda _: 300_000)
-    # Each of them would fit.
-    assert needed.replace("150", "300") in fails(train_words(root, tmp_path / "w", *device), capfd)
-    assert (
-        main(train_words(root, tmp_path / "w", *device, "--eval.every", "0 steps", "--train.duration", "1 step")) == 0
-    )
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Topology, "free_memory", lambda _: 150_000)
+        message = fails(train_words(root, tmp_path / "w", *device), capfd)
+        needed = "197 kB of training and 197 kB of validation images on each device needed, 150 kB free there; lower"
+        assert f'data.cache="device": {needed}' in message
+        patch.setattr(Topology, "free_memory", lambda _: 300_000)
+        # Each of them would fit.
+        assert needed.replace("150", "300") in fails(train_words(root, tmp_path / "w", *device), capfd)
+        brief = ("--eval.every", "0 steps", "--train.duration", "1 step")
+        assert main(train_words(root, tmp_path / "w", *device, *brief)) == 0
     for split, *more in (("val", "--data.bad-images", "substitute"), ("train",)):
         image = sorted((root / IMAGES / split).rglob("*.JPEG"))[2]
         image.write_bytes(image.read_bytes()[:-40])

@@ -1,21 +1,25 @@
 """The self-test: a gradient that is wrong only over several devices is found before the first step, by a line that says
 by what factor; one that is right, or cannot be judged, is left alone."""
 
+import dataclasses
 import logging
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import made
 import numpy as np
 import optax
 import pytest
 from jax import lax
-from small import CLASSES, SmallNet, linear_model, random_table
+from support import runs
+from support.cases import few
+from support.data import AS_THEY_ARE, CLASSES, random_table
+from support.networks import SmallNet, linear_model
+from support.shared import sgd
 
 import jaxddp.engine.gradients
 from jaxddp.api import prepare_training, softmax_cross_entropy, train
-from jaxddp.config import Config, DataConfig
+from jaxddp.config import Config
 from jaxddp.engine import self_test
 from jaxddp.engine.averaging import Averaging
 from jaxddp.engine.self_test import SelfTest
@@ -31,9 +35,10 @@ AVERAGE = Averaging.average
 
 
 def run_of(model, devices: int = 4, changes=ALWAYS, **settings):
-    settings = {"batch_size": 16, "table": TABLE, **settings}
-    setup = made.setup_of(model, optax.sgd(0.1), devices=devices, **settings)
-    return made.changed(setup, changes).run()
+    # A test that was made of a right step would be there for a broken one.
+    settings = {"batch_size": 16, "table": TABLE, "share": False, "data": AS_THEY_ARE, **settings}
+    setup = runs.setup_of(model, sgd(0.1), devices=devices, **settings)
+    return runs.changed(setup, changes).run()
 
 
 def made_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTest:
@@ -50,6 +55,9 @@ def line(model=LINEAR, devices: int = 4, **settings) -> str:
     return str(caught.value)
 
 
+# What a test has found and by what bound it judges has no public place: it ends a run, or it is silent.
+
+
 def was_made(test: SelfTest) -> bool:
     return any(averaged is not None for averaged in test._averaged.values())
 
@@ -57,22 +65,22 @@ def was_made(test: SelfTest) -> bool:
 # --- What is right passes ---
 
 
-@pytest.mark.parametrize("devices", [2, 3, 8])
+@pytest.mark.parametrize("devices", few((3,), 2, 8))
 @pytest.mark.parametrize("model", [LINEAR, PLAIN, SmallNet(batch_norm=True), SmallNet(batch_norm=True, sync="data")])
 def test_right_gradients_pass(model, devices):
     """With running statistics: slices that are normalized by themselves would have to be compared as such."""
     assert set(made_test(model, devices, batch_size=24)._alone) == {False}
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 4}, {"devices": 8, "batch_size": 8}])
+@pytest.mark.parametrize("settings", few(({"devices": 8, "batch_size": 8},), {"batch_size": 4}))
 def test_one_example_on_each_device_passes(settings):
     assert was_made(made_test(PLAIN, **settings))
 
 
 def test_gradients_in_bfloat16_pass():
     config = Config().replace(train={"gradient_precision": "bfloat16"})
-    assert made_test(PLAIN, config=config)._tolerance == self_test._TOLERANCE["bfloat16"]
-    assert made_test(PLAIN)._tolerance == self_test._TOLERANCE["float32"]
+    assert made_test(LINEAR, config=config)._tolerance == self_test._TOLERANCE["bfloat16"]
+    assert made_test(LINEAR)._tolerance == self_test._TOLERANCE["float32"]
 
 
 def test_a_network_in_bfloat16_passes_with_its_own_tolerance():
@@ -86,20 +94,20 @@ def test_a_network_in_bfloat16_passes_with_its_own_tolerance():
 
 
 def test_images_on_the_devices_pass():
-    assert was_made(made_test(PLAIN, data=DataConfig(cache="device")))
+    assert was_made(made_test(LINEAR, data=dataclasses.replace(AS_THEY_ARE, cache="device")))
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", few((8,), 2))
 @pytest.mark.parametrize("changes", [{"parallel": {"reproducible": True}}, {"train": {"accumulate": 2}}])
 def test_other_ways_to_the_gradient_pass(changes, devices):
     config = Config().replace(**changes)
-    assert was_made(made_test(PLAIN, devices, config=config))
+    assert was_made(made_test(LINEAR, devices, config=config))
     assert was_made(made_test(OfTheBatch(), devices, config=config))
 
 
 def test_more_devices_than_are_counted_pass(monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
-    test = made_test(PLAIN, 8)
+    test = made_test(LINEAR, 8)
     assert list(test._counting) == [0, 3, 6]
 
 
@@ -140,7 +148,7 @@ def without_cast(monkeypatch):
     monkeypatch.setattr(jaxddp.engine.gradients.lax, "pcast", lambda tree, *axes, **to: tree)
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("devices", few((2,), 4, 8))
 def test_a_sum_in_place_of_a_mean_is_found(without_cast, devices):
     assert line(devices=devices).startswith(
         f"self-test before the first step: the gradient that {devices} devices average is {devices} times that of one "
@@ -154,7 +162,7 @@ def test_a_sum_is_found_where_few_devices_are_counted(without_cast, monkeypatch)
 
 
 def test_a_sum_is_found_with_images_on_the_devices(without_cast):
-    assert "is 4 times" in line(data=DataConfig(cache="device"))
+    assert "is 4 times" in line(data=dataclasses.replace(AS_THEY_ARE, cache="device"))
 
 
 def broken(monkeypatch, share):
@@ -177,7 +185,7 @@ def test_a_share_that_counts_twice_is_found(monkeypatch):
 
 def test_a_share_that_is_left_out_is_found(monkeypatch):
     broken(monkeypatch, lambda device: 1.0 * (device != 0))
-    assert "A device's share counts twice or not at all" in line(PLAIN, 8)
+    assert "A device's share counts twice or not at all" in line(devices=8)
 
 
 def test_an_average_that_is_divided_twice_is_found(monkeypatch):
@@ -271,7 +279,7 @@ def test_a_gradient_of_zero_on_one_device_alone_is_found(monkeypatch):
 
 
 def test_auto_tests_small_networks():
-    assert was_made(made_test(PLAIN, changes=AUTO))
+    assert was_made(made_test(LINEAR, changes=AUTO))
 
 
 @pytest.mark.parametrize("limit", ["MOST_PARAMETERS", "MOST_OPERATIONS"])
@@ -310,26 +318,26 @@ def test_one_device_has_no_test():
 
 
 def test_a_second_run_compiles_nothing():
-    setup = made.setup_of(LINEAR, optax.sgd(0.1), TABLE, devices=2, batch_size=16)
-    first, second = (made.changed(setup.with_seed(seed), ALWAYS).run() for seed in (1, 2))
+    setup = runs.setup_of(LINEAR, sgd(0.1), TABLE, devices=2, batch_size=16)
+    first, second = (runs.changed(setup.with_seed(seed), ALWAYS).run() for seed in (1, 2))
     assert first.self_test is second.self_test
 
 
 def test_a_run_is_tested_once(monkeypatch):
     tests = []
     monkeypatch.setattr(SelfTest, "__call__", lambda self, state, *feed: tests.append(int(state.step)))
-    setup = made.setup_of(LINEAR, optax.sgd(0.1), TABLE, devices=2, batch_size=16)
-    made.train(setup, AUTO | {"train": {"duration": "5 steps"}})
+    setup = runs.setup_of(LINEAR, sgd(0.1), TABLE, devices=2, batch_size=16)
+    runs.train(setup, AUTO | {"train": {"duration": "5 steps"}})
     assert tests == [0]
 
 
 def test_no_step_is_taken_and_a_resumed_run_tests_too(tmp_path, monkeypatch):
     """From Python, through a work directory; the fault comes between two runs."""
-    setup = prepare_training(LINEAR, TABLE, 4, optax.sgd(0.1), 4, epochs=1)
+    setup = prepare_training(LINEAR, TABLE, 4, sgd(0.1), 4, epochs=1)
     train(softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
     before = (tmp_path / "metrics.jsonl").read_text()
     broken(monkeypatch, lambda device: 2.0)
-    setup = prepare_training(LINEAR, TABLE, 4, optax.sgd(0.1), 4, epochs=2)
+    setup = prepare_training(LINEAR, TABLE, 4, sgd(0.1), 4, epochs=2)
     with pytest.raises(GradientError, match="is 2 times that of one device"):
         train(softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
     assert Checkpoints(tmp_path / "checkpoints", read_only=True).steps() == [4]
@@ -339,6 +347,6 @@ def test_no_step_is_taken_and_a_resumed_run_tests_too(tmp_path, monkeypatch):
 
 
 def test_from_python_another_word_is_refused():
-    setup = prepare_training(LINEAR, TABLE, 2, optax.sgd(0.1), 4)
+    setup = prepare_training(LINEAR, TABLE, 2, sgd(0.1), 4)
     with pytest.raises(InputError, match="self_test='sometimes': expected 'auto' or 'always' or 'never'"):
         train(softmax_cross_entropy, setup, listeners=(), self_test="sometimes")

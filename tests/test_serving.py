@@ -1,5 +1,6 @@
 """Programs of trained networks: in a process that has only jax, and by onnxruntime, they answer as evaluation does."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -10,21 +11,18 @@ import urllib.request
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import onnxruntime
 import pytest
 from PIL import Image
-from small import SMALL, random_table, write_arrays
-from test_docs import page_block
+from support.data import random_table, write_arrays
+from support.pages import page_block
+from support.runs import LEAN, train_words
 
 from jaxddp.cli import main
-from jaxddp.config import Config
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder
 from jaxddp.errors import InputError, JaxddpError
-from jaxddp.experiment.recipe import model_of
-from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.serving import program
@@ -48,8 +46,7 @@ def pictures(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def workdir(pictures, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "first"
-    arguments = ["--data.path", str(pictures), "--workdir", str(folder), "--data.resize", "20"]
-    assert main(["train", "digits", *SMALL, *arguments, "--train.duration", "10 steps"]) == 0
+    assert main(train_words(pictures, folder, *LEAN, "--data.resize", "20", "--train.duration", "10 steps")) == 0
     return folder
 
 
@@ -72,6 +69,15 @@ def val(run):
     source = open_splits(run.config.data)["val"]
     batch = next(iter(source.eval_batches(EvalOrder(len(source), len(source)), run.config.data)))
     return batch.image, batch.label
+
+
+@pytest.fixture(scope="module")
+def evaluated(workdir) -> str:
+    """What `jaxddp eval` says of top-1."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert main(["eval", str(workdir / "config.json"), "--workdir", str(workdir), "--step", "best"]) == 0
+    return next(line for line in said.getvalue().splitlines() if line.startswith("top1"))
 
 
 ONLY_JAX = """
@@ -102,15 +108,13 @@ def answers_of(form: str, file: Path, images: np.ndarray, folder: Path) -> tuple
 
 
 @pytest.mark.parametrize("form", ["stablehlo", "onnx"])
-def test_a_program_answers_as_evaluation_does(form, workdir, files, run, val, tmp_path, capfd):
+def test_a_program_answers_as_evaluation_does(form, files, run, val, evaluated, tmp_path):
     images, labels = val
     expected = np.asarray(jax.jit(logits_of(run))(images))
     found, one = answers_of(form, files[form], images, tmp_path)
     print(f"{form}: largest difference of logits {np.abs(found - expected).max():.1e}")
     assert np.abs(found - expected).max() < 1e-4 and np.abs(one - expected[:1]).max() < 1e-4
-    assert main(["eval", str(workdir / "config.json"), "--workdir", str(workdir), "--step", "best"]) == 0
-    top1 = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("top1"))
-    assert f"top1: {float(np.mean(found.argmax(1) == labels))}" == top1
+    assert f"top1: {float(np.mean(found.argmax(1) == labels))}" == evaluated
 
 
 @pytest.mark.parametrize("form", ["stablehlo", "onnx"])
@@ -126,38 +130,6 @@ def test_a_stablehlo_program_is_for_every_platform(files):
     exported = jax.export.deserialize(bytearray(files["stablehlo"].read_bytes()))
     assert exported.platforms == ("cpu", "cuda", "tpu")
     assert [str(aval) for aval in exported.in_avals] == ["uint8[b,16,16,3]"]
-
-
-NETWORKS = {
-    "resnet50": {"width": 4},
-    "vit_ti16": {},
-    "convnext_tiny": {},
-    "airbench": {},
-}
-
-
-@pytest.mark.parametrize(("name", "form"), [("vit_ti16", "stablehlo"), *((name, "onnx") for name in NETWORKS)])
-def test_every_family_becomes_a_program(form, name, tmp_path):
-    """Fresh networks; `export_program` compares the answers by itself."""
-    size = 32
-    config = Config().replace(model={"name": name, **NETWORKS[name]}, train={"precision": "float32"})
-    network = made_run(config, size, tmp_path)
-    said = export_program(network, tmp_path / f"net.{form}", form)
-    assert "of the network's; classes and sizes in" in said
-
-
-def made_run(config: Config, size: int, place: Path) -> TrainedRun:
-    from types import SimpleNamespace
-
-    from jaxddp.augment.preprocess import Preprocess
-    from jaxddp.engine.state import TrainState
-
-    model = model_of(SimpleNamespace(hooks={}), config, 5)
-    shape = (size, size, 3)
-    params, model_state = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *shape)))
-    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, ())
-    signature = Signature(tuple("abcde"), tuple("abcde"), shape, "uint8", True)
-    return TrainedRun(place, 0, config, model, state, Preprocess(), signature, Topology.create(1))
 
 
 def test_a_program_that_answers_otherwise_is_not_written(run, tmp_path, monkeypatch):
@@ -184,8 +156,7 @@ def test_stablehlo_needs_flatbuffers(run, tmp_path, monkeypatch):
 
 def test_arrays_of_memory_are_a_run_of_their_own_size(tmp_path):
     data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, seed=1, image=16))
-    words = ["--data.path", str(data), "--workdir", str(tmp_path / "run"), "--train.duration", "1 step"]
-    assert main(["train", "digits", *SMALL, *words]) == 0
+    assert main(train_words(data, tmp_path / "run", *LEAN, "--train.duration", "1 step")) == 0
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "net.stablehlo")]) == 0
     assert json.loads((tmp_path / "net.stablehlo.json").read_text())["short_side"] == 16
 

@@ -6,14 +6,16 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from made import setup_of, train
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, confusion_matrix, f1_score
-from small import CLASSES, linear_model, random_table
+from support.cases import few
+from support.data import AS_THEY_ARE, CLASSES, random_table
+from support.networks import linear_model
+from support.runs import setup_of, train
+from support.shared import sgd
 
 import jaxddp
 from jaxddp.engine.set_metrics import finished, measured
@@ -51,7 +53,6 @@ def answers(draw, several=False):
 
 
 @given(answers())
-@settings(max_examples=60, deadline=None)
 def test_one_label_as_scikit_learn(given_set):
     found, (logits, labels, mask) = of_set(*given_set), given_set
     logits, labels, classes = logits[mask > 0], labels[mask > 0], np.arange(4)
@@ -71,7 +72,6 @@ def test_one_label_as_scikit_learn(given_set):
 
 
 @given(answers(several=True))
-@settings(max_examples=60, deadline=None)
 def test_several_labels_as_scikit_learn(given_set):
     logits, labels, mask = given_set
     found = of_set(logits, labels.astype(np.float32), mask, ("map", "f1"))
@@ -86,7 +86,6 @@ def test_several_labels_as_scikit_learn(given_set):
 
 
 @given(answers(), st.integers(1, 20))
-@settings(max_examples=40, deadline=None)
 def test_the_calibration_error_is_that_of_its_bins(given_set, bins):
     logits, labels, _ = given_set
     metric = CalibrationError(bins)
@@ -102,13 +101,13 @@ def test_the_calibration_error_is_that_of_its_bins(given_set, bins):
 
 
 def test_what_is_not_finite_and_what_is_not_there_have_no_number():
-    logits, labels = np.zeros((3, 2), np.float32), np.zeros(3, np.int32)
+    logits, labels = np.zeros((24, 4), np.float32), np.zeros(24, np.int32)
     logits[1, 0] = np.nan
     found = of_set(logits, labels)
     assert np.isnan([found["ece"], found["map"]]).all()
     # A NaN is never right, and has no place among the predictions.
-    assert found["mean_class_accuracy"] == pytest.approx(2 / 3) and found["confusion"].sum() == 2
-    none = of_set(np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32), names=("map",))
+    assert found["mean_class_accuracy"] == pytest.approx(23 / 24) and found["confusion"].sum() == 23
+    none = of_set(np.zeros((24, 4), np.float32), np.zeros((24, 4), np.float32), names=("map",))
     assert np.isnan(none["map"])
     assert np.isnan(average_precision(np.array([np.nan, 1]), np.array([True, False])))
 
@@ -118,7 +117,7 @@ def setups():
     """The same network with all metrics, on 1 and 4 devices; logits of the validation set by hand."""
     metrics = {name: METRICS.get(name) for name in NAMES}
     config = jaxddp.Config().replace(parallel={"self_test": "never"}, eval={"metrics": ("top1",)})
-    made = {n: setup_of(linear_model(), optax.sgd(0.1), devices=n, config=config) for n in (1, 4)}
+    made = {n: setup_of(linear_model(), sgd(0.1), devices=n, config=config, data=AS_THEY_ARE) for n in (1, 4)}
     return {
         n: dataclasses.replace(
             setup, recipe=dataclasses.replace(setup.recipe, metrics={**setup.recipe.metrics, **metrics})
@@ -127,12 +126,15 @@ def setups():
     }
 
 
-def test_any_batch_and_any_number_of_devices_measure_the_same(setups):
+@pytest.mark.parametrize(
+    "ways", few((((4, 8, False), (4, 64, True)),), ((1, 8, False), (4, 12, True), (4, 64, False))), ids=str
+)
+def test_any_batch_and_any_number_of_devices_measure_the_same(setups, ways):
     found = {
         (devices, size, resident): setups[devices]
         .evaluator(VAL, size, resident=resident)
         .measure(setups[devices].state)
-        for devices, size, resident in [(1, 29, False), (1, 8, False), (4, 8, False), (4, 12, True), (4, 64, False)]
+        for devices, size, resident in [(1, 29, False), *ways]
     }
     first = found[1, 29, False]
     assert list(first.metrics) == ["loss", "top1", "mean_class_accuracy", "ece", "map", "f1", "f1_micro", "count"]
@@ -166,7 +168,7 @@ def test_steps_measure_none_of_it(setups):
 
 
 def test_the_table_of_confusions_names_the_classes(tmp_path):
-    setup = jaxddp.prepare_training(linear_model(), random_table(50), 2, optax.sgd(0.1), 4, epochs=1)
+    setup = jaxddp.prepare_training(linear_model(), random_table(50), 2, sgd(0.1), 4, epochs=1)
     _, history = jaxddp.train(
         *(jaxddp.softmax_cross_entropy, setup),
         val=VAL,
@@ -201,6 +203,12 @@ class Mean:
 
     def finish(self, found):
         return {"largest": found["total"] / found["examples"]}
+
+
+def test_padding_of_which_a_network_makes_no_numbers_counts_for_nothing():
+    logits, mask = jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf]]), jnp.array([1.0, 0.0])
+    found = measured({"mine": Mean()}, logits, jnp.zeros(2, jnp.int32), mask)
+    assert finished({"mine": Mean()}, found) == {"largest": 2}
 
 
 class Unmasked(Mean):

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ilsvrc import write_tree
-from made import experiment_of
 from PIL import Image
+from support.data import random_table, write_arrays
+from support.ilsvrc import write_tree
+from support.networks import linear_model
+from support.runs import experiment_of
 
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
@@ -18,6 +20,12 @@ from jaxddp.curate.show import show
 from jaxddp.data.batch import Batch
 from jaxddp.experiment.inputs_seen import denormalized
 from jaxddp.training.pictures import png
+
+
+@pytest.fixture(autouse=True)
+def quick_network(monkeypatch: pytest.MonkeyPatch):
+    """What is tested is what a network is given; a linear one compiles in no time."""
+    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +45,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options)
 
     seen: list = []
     plain = module.input_grid
-    monkeypatch.setattr(module, "input_grid", lambda pixels, titles: seen.extend((pixels, titles)) or plain(*seen))
+
+    def grid(pixels: np.ndarray, titles: list[str]) -> module.Picture:
+        seen.extend((pixels, titles))
+        # Drawing all of them takes longer than making them.
+        return plain(pixels[:1], titles[:1])
+
+    monkeypatch.setattr(module, "input_grid", grid)
     show(experiment_of(config), out=out, **{"step": 1, "count": 32} | options)
     return seen[0], seen[1]
 
@@ -54,9 +68,6 @@ def test_the_images_are_those_of_the_step(config: Config, tmp_path: Path, monkey
         for image, row in zip(pixels, rows, strict=True):
             original = np.asarray(Image.open(io.BytesIO(setup.table.read(int(row)))).convert("RGB"))
             np.testing.assert_array_equal(image, original)
-    with Image.open(tmp_path / "show.png") as picture:
-        assert picture.format == "PNG"
-        assert picture.width > 8 * 100
 
 
 @pytest.mark.slow
@@ -66,6 +77,9 @@ def test_a_notebook_shows_a_step_as_the_command_does(config: Config, tmp_path: P
     show(experiment, step=2, count=5, out=tmp_path / "show.png")
     seen = jaxddp.show_inputs(experiment.setup(), 5, step=2)
     assert png(seen) == (tmp_path / "show.png").read_bytes()
+    with Image.open(tmp_path / "show.png") as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 5 * 100
     assert png(jaxddp.show_inputs(experiment.setup(), 5, step=3)) != png(seen)
 
 
@@ -88,13 +102,23 @@ AUGMENTED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def plain(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, np.ndarray]:
+    """The config for images in memory, which are there at once, and what it shows."""
+    place = tmp_path_factory.mktemp("plain")
+    table = random_table(24, image=32)
+    config = config.replace(data={"path": str(write_arrays(place / "images.npz", table, table))})
+    with pytest.MonkeyPatch.context() as patched:
+        return config, drawn(patched, config, place / "show.png")[0]
+
+
 @pytest.mark.parametrize("augment", AUGMENTED, ids=lambda augment: next(iter(augment)))
-def test_every_augmentation_is_seen(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, augment: dict):
-    with monkeypatch.context() as patched:
-        plain, _ = drawn(patched, config, tmp_path / "plain.png")
+def test_every_augmentation_is_seen(
+    plain: tuple[Config, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, augment: dict
+):
+    config, unchanged = plain
     changed, titles = drawn(monkeypatch, config.replace(data={"augment": augment}), tmp_path / "show.png")
-    assert (plain != changed).any(axis=(1, 2, 3)).sum() >= 2
+    assert (unchanged != changed).any(axis=(1, 2, 3)).sum() >= 2
     # Mixed images have two labels, and shares that add up.
     lines = {len(title.splitlines()) for title in titles}
     assert lines == ({3} if {"mixup", "cutmix"} & set(augment) else {2})

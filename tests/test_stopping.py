@@ -7,12 +7,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small import largest_difference, linear_model, random_table, write_arrays
-from test_cli import fails
+from support.data import random_table, write_arrays
+from support.networks import largest_difference, linear_model
+from support.runs import fails
+from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.cli import main
@@ -105,7 +106,7 @@ class KilledAt:
 def prepared(**more):
     """A run whose loss rises, as its rate is negative: every second validation the plateau halves the rate."""
     options = {"ema": 0.8, "parts": [Plateau(0.5, 2)], "best": "val loss", "best_smoothing": 0.5} | more
-    return jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(-0.02), 4, epochs=3, **options)
+    return shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(-0.02), 4, epochs=3, **options))
 
 
 def trained(setup, workdir: Path | None = None, listeners=(), **more):
@@ -140,7 +141,7 @@ def test_the_rate_of_any_optimizer_follows_the_plateau(whole):
     losses = [row["loss"] for row in rows]
     assert losses == sorted(losses) and [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 19]
     assert float(state.parts["plateau"]["rule"].scale) == 0.125
-    plain = jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(1.0), 4)
+    plain = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(1.0), 4)
     found, step = plain.state, plain.step()
     for number, batch in enumerate(plain.batches(0, 19)):
         before = jax.device_get(found.params["weight"])
@@ -255,13 +256,13 @@ def test_a_run_that_ends_with_its_last_patience_is_done(tmp_path):
     ],
 )
 def test_what_has_nothing_to_go_by_is_one_line_before_the_run(options, call, message, setup):
-    made = jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, **options)
+    made = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, **options)
     with pytest.raises(InputError, match=message):
         jaxddp.train(softmax_cross_entropy, made, listeners=(), **call)
 
 
 def test_what_an_evaluator_does_not_measure_is_said_at_the_first_validation(tmp_path):
-    made = jaxddp.prepare_training(linear_model(), TABLE, 2, optax.sgd(0.1), 4, best="val f2")
+    made = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, best="val f2")
     with pytest.raises(InputError, match="best='val f2' is not measured; did you mean 'val f1'"):
         jaxddp.train(
             softmax_cross_entropy,

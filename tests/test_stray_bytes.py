@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ilsvrc import write_tree
-from test_verify import encode, picture
+from support.ilsvrc import write_tree
+from support.images import encode, picture
 
 from jaxddp.config import DataConfig
 from jaxddp.curate.check import check

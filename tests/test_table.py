@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ilsvrc import IMAGES, synset, write_csv, write_tree
+from support.ilsvrc import IMAGES, synset, write_csv, write_tree
 
 from jaxddp.config import DataConfig
 from jaxddp.data.formats import ilsvrc

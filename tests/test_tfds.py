@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from test_stream import assert_same, encode, picture
+from support.cases import few
+from support.images import encode
+from support.streams import waves
 
 from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.config import DataConfig
@@ -45,15 +47,15 @@ def label_of(number: int) -> int:
 
 
 def gray(number: int) -> np.ndarray:
-    return picture(number, 28, 28)[..., :1]
+    return waves(number, 28, 28)[..., :1]
 
 
 def color(number: int) -> np.ndarray:
-    return picture(number, 32, 32)
+    return waves(number, 32, 32)
 
 
 def photo(number: int) -> bytes:
-    return encode(picture(number, PHOTO + number % 3, PHOTO + number % 5), quality=92)
+    return encode(waves(number, PHOTO + number % 3, PHOTO + number % 5), quality=92)
 
 
 class Made(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -151,11 +153,10 @@ def batches_of(table: ExampleTable, image_size: int, shard: Shard = WHOLE) -> li
 
 
 def examples(table: ExampleTable, image_size: int) -> dict[bytes, int]:
-    """From the pixels of every example to its label, of which a batch as large as the table has each once."""
-    order = SampleOrder(len(table), len(table), seed=3)
-    (batch,) = table.train_batches(order, DataConfig(image_size=image_size, crop="whole"), range(1))
-    assert sorted(batch.row.tolist()) == list(range(len(table))) and batch.mask.all()
-    pixels = {image.tobytes(): int(label) for image, label in zip(batch.image, batch.label, strict=True)}
+    """From the pixels of every example, by another decoder, to its label; conformance has the batches."""
+    images = [Image.open(io.BytesIO(table.read(row))).convert("RGB") for row in range(len(table))]
+    assert {image.size for image in images} == {(image_size, image_size)}
+    pixels = {np.asarray(image).tobytes(): int(label) for image, label in zip(images, table.labels, strict=True)}
     assert len(pixels) == len(table)
     return pixels
 
@@ -178,7 +179,7 @@ def test_png_pixels_are_those_that_went_in(prepared: Path, file_format: str, nam
     table.check(DataConfig())
 
 
-@pytest.mark.parametrize("file_format", FORMATS)
+@pytest.mark.parametrize("file_format", few(("tfrecord",), "array_record"))
 def test_jpeg_files_are_those_that_went_in(prepared: Path, file_format: str):
     """Encoded as they were; and decoded as PIL does where nothing else happens to them."""
     table = read_tfds("tiny_photos", "train", prepared / file_format)
@@ -216,28 +217,12 @@ def test_ids_are_those_of_the_library(prepared: Path):
         assert len(rows) == 23 and rows == found
 
 
-@pytest.mark.parametrize(("name", "size"), [("tiny_gray", 28), ("tiny_photos", 24)])
-def test_both_kinds_of_files_give_the_same_batches(prepared: Path, name: str, size: int):
-    tables = [read_tfds(name, "train", prepared / file_format) for file_format in FORMATS]
-    assert_same(*[batches_of(table, size) for table in tables])
-    assert len({path for table in tables for path in table.path.tolist()}) == 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file_format", FORMATS)
-def test_two_hosts_make_the_batches_of_one(prepared: Path, file_format: str):
-    table = read_tfds("tiny_gray", "train", prepared / file_format)
-    hosts = [batches_of(table, 28, Shard(index, 2)) for index in range(2)]
-    steps = [[shard[:5] for shard in shards] for shards in zip(*hosts, strict=True)]
-    assert_same([Batch(*map(np.concatenate, zip(*shards, strict=True))) for shards in steps], batches_of(table, 28))
-
-
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_many_threads_read_what_one_reads(prepared: Path, file_format: str):
     table = read_tfds("tiny_photos", "train", prepared / file_format)
     alone = [table.read(row) for row in range(len(table))]
     fresh = read_tfds("tiny_photos", "train", prepared / file_format)
-    rows = np.random.default_rng(0).integers(0, len(table), 1000).tolist()
+    rows = np.random.default_rng(0).integers(0, len(table), 300).tolist()
     with ThreadPoolExecutor(32) as pool:
         assert list(pool.map(fresh.read, rows)) == [alone[row] for row in rows]
 

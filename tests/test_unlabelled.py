@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from small import random_table, write_arrays
+from support.data import random_table, write_arrays
 
 from jaxddp.config import DataConfig
 from jaxddp.data.arrays import ArrayTable

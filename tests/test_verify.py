@@ -5,34 +5,14 @@ import struct
 
 import numpy as np
 import pytest
-import simplejpeg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from support.images import EOI, at_start, before_scan, encode, passes, picture, segment, ycck
 
 from jaxddp.data.images.header import PNG_END
 from jaxddp.data.images.verify import verify
 from jaxddp.errors import InputError
-
-EOI = b"\xff\xd9"
-
-
-def encode(image: Image.Image, form: str = "JPEG", **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
-
-
-def picture(height: int, width: int, mode: str = "RGB", seed: int = 0, noise: float = 25) -> Image.Image:
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[:height, :width]
-    waves = np.stack([127 + 90 * np.sin(y / (5 + c)) * np.cos(x / (7 - c)) for c in range(3)], -1)
-    pixels = np.clip(waves + rng.normal(0, noise, waves.shape), 0, 255).astype(np.uint8)
-    return Image.fromarray(pixels).convert(mode)
-
-
-def ycck() -> bytes:
-    return simplejpeg.encode_jpeg(np.asarray(picture(37, 45, "CMYK")), colorspace="CMYK", colorsubsampling="420")
 
 
 def plane_by_plane() -> bytes:
@@ -65,15 +45,6 @@ JPEGS = {
 FORGED = (b"", EOI, b"\xff\xff\xd9", b"\xff\xd0\xff\xd9", EOI + b"behind it")
 
 
-def passes(data: bytes) -> bool:
-    try:
-        verify(data)
-    except InputError as error:
-        assert "\n" not in str(error)
-        return False
-    return True
-
-
 @pytest.mark.parametrize("kind", JPEGS)
 def test_a_jpeg_cut_anywhere_is_refused_with_or_without_a_forged_end(kind: str):
     data = JPEGS[kind]()
@@ -84,7 +55,6 @@ def test_a_jpeg_cut_anywhere_is_refused_with_or_without_a_forged_end(kind: str):
         assert [cut for cut in range(len(data) - 2) if passes(data[:cut] + end)] == []
 
 
-@settings(max_examples=250)
 @given(
     image=st.builds(
         picture,
@@ -125,19 +95,6 @@ def test_a_cut_is_found_where_the_strict_decoder_cannot_look(subsampling: int, p
     scan = data.index(b"\xff\xda")
     cuts = range(scan, len(data) - 2, 3)
     assert sum(passes(data[:cut] + EOI) for cut in cuts) <= len(cuts) // 100
-
-
-def segment(marker: int, body: bytes) -> bytes:
-    return bytes([0xFF, marker]) + struct.pack(">H", len(body) + 2) + body
-
-
-def at_start(data: bytes, more: bytes) -> bytes:
-    return data[:2] + more + data[2:]
-
-
-def before_scan(data: bytes, more: bytes) -> bytes:
-    scan = data.rindex(b"\xff\xda")
-    return data[:scan] + more + data[scan:]
 
 
 ODDITIES = {
@@ -203,7 +160,6 @@ def test_a_png_cut_anywhere_is_refused_with_or_without_a_forged_end(mode: str):
         assert [cut for cut in range(len(data) - len(PNG_END)) if passes(data[:cut] + end)] == []
 
 
-@settings(max_examples=300)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_of_a_png_is_always_found(place: float, bit: int):
     data = bytearray(encode(picture(13, 17), "PNG"))
@@ -211,7 +167,6 @@ def test_a_flipped_bit_of_a_png_is_always_found(place: float, bit: int):
     assert not passes(bytes(data))
 
 
-@settings(max_examples=400)
 @given(
     kind=st.sampled_from([*JPEGS]),
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4),
@@ -228,7 +183,6 @@ def test_damage_to_a_jpeg_raises_nothing_but_the_one_error(kind: str, flips):
         assert found.kind == "jpeg"
 
 
-@settings(max_examples=200)
 @given(start=st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b""]), rest=st.binary(max_size=200))
 def test_rubbish_is_refused(start: bytes, rest: bytes):
     assert not passes(start + rest)

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from made import setup_of
-from small import SmallNet, random_table
+from support.data import AS_THEY_ARE, random_table
+from support.networks import SmallNet
+from support.runs import setup_of
+from support.shared import sgd
 
 from jaxddp.config import Config
 from jaxddp.engine.step import make_predict
@@ -46,7 +48,7 @@ def test_logits_in_bfloat16_are_averaged_in_float32():
 
 def setup(views: str, devices: int = 2):
     config = Config().replace(eval={"views": views})
-    return setup_of(SmallNet(), optax.sgd(0.1), devices=devices, config=config)
+    return setup_of(SmallNet(), sgd(0.1), devices=devices, config=config, data=AS_THEY_ARE)
 
 
 @pytest.mark.parametrize("resident", [False, True])

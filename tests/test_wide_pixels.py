@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 import pytest
-from made import setup_of, train
 from PIL import Image
-from small import CLASSES, linear_model, random_batch, random_table
+from support.data import CLASSES, random_batch, random_table
+from support.networks import linear_model
+from support.runs import setup_of, train
+from support.shared import sgd
 
 import jaxddp.training.pictures as pictures
 from jaxddp.augment.preprocess import Preprocess
@@ -64,8 +65,8 @@ def test_one_mean_is_for_all_channels(channels: int):
 
 def trained(source: Source, data: DataConfig) -> list[float]:
     """Of each array of the trained parameters, the sum of its magnitudes."""
-    setup = setup_of(linear_model(), optax.sgd(0.1), source, devices=2, data=data)
-    state = train(setup, {"train": {"duration": "2 epochs"}}, val=source)
+    setup = setup_of(linear_model(), sgd(0.1), source, data=data)
+    state = train(setup, {"train": {"duration": "2 epochs"}})
     return [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(state.params)]
 
 
@@ -136,10 +137,10 @@ def test_what_does_not_fit_the_pixels_is_one_line():
     with pytest.raises(
         InputError, match="^data.augment.rand_augment=1: takes pixels of 8 bits, and the images have 16"
     ):
-        setup_of(linear_model(), optax.sgd(0.1), table(3), data=DataConfig(augment=AugmentConfig(rand_augment=1)))
+        setup_of(linear_model(), sgd(0.1), table(3), data=DataConfig(augment=AugmentConfig(rand_augment=1)))
     with pytest.raises(InputError, match="5 channels; give a value for each channel, or one for all"):
-        setup_of(linear_model(), optax.sgd(0.1), table(5), data=DataConfig())
-    setup = setup_of(linear_model(), optax.sgd(0.1), table(3), data=PLAIN)
+        setup_of(linear_model(), sgd(0.1), table(5), data=DataConfig())
+    setup = setup_of(linear_model(), sgd(0.1), table(3), data=PLAIN)
     with pytest.raises(
         InputError, match="^validation data: pixels of uint8, and uint16 in the training data; give both"
     ):

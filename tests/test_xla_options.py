@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-import made
 import numpy as np
-import optax
 import pytest
-from small import SMALL, SmallNet, linear_model, random_table
-from test_cli import fails
+from support import runs
+from support.data import random_table
+from support.networks import SmallNet, linear_model
+from support.runs import SMALL, fails
+from support.shared import sgd
 
 from jaxddp.api import resnet
 from jaxddp.config import Config
@@ -18,6 +19,7 @@ from jaxddp.errors import InputError
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.models.resnet import BASIC, Architecture
 
 TABLE, BATCH = random_table(64), 16
 NO_FUSION = "xla_disable_hlo_passes=fusion"
@@ -27,7 +29,7 @@ NO_FUSION = "xla_disable_hlo_passes=fusion"
 def setup_of(words: tuple[str, ...], cache: str = "none", net=None) -> RunSetup:
     data = Config().replace(data={"cache": cache}).data
     model = net or linear_model()
-    return made.setup_of(model, optax.sgd(0.1), TABLE, devices=2, data=data, batch_size=BATCH, xla_options=words)
+    return runs.setup_of(model, sgd(0.1), TABLE, devices=2, data=data, batch_size=BATCH, xla_options=words)
 
 
 def fusions(compiled) -> int:
@@ -85,7 +87,7 @@ def test_a_run_compiles_its_step_with_them(cache):
     counts, losses = [], []
     for words in ((), (NO_FUSION,)):
         setup = setup_of(words, cache)
-        program, chunks = made.changed(setup, {"train": {"duration": "40 steps"}}).program()
+        program, chunks = runs.changed(setup, {"train": {"duration": "40 steps"}}).program()
         chunk = next(chunks(0))
         sums = program(setup.state, *chunk.feed)[1]
         assert (chunk.steps > 1) is (cache == "device")
@@ -122,8 +124,9 @@ def test_a_state_has_the_same_bits_however_quickly_it_is_compiled(monkeypatch):
         "jaxddp.engine.state.options_of_one_call", lambda platform: options_of_one_call(platform) | usual
     )
     best = {"xla_backend_optimization_level": "3", **usual}
-    optimizer, key = optax.sgd(0.1, 0.9), jax.random.key(7)
-    model = adapt(resnet("resnet10", 10, width=8, stem="small"))
+    optimizer, key = sgd(0.1, 0.9), jax.random.key(7)
+    network = resnet("resnet10", 10, width=8, stem="small").clone(architecture=Architecture((1,), BASIC))
+    model = adapt(network)
     state = create_state(model, optimizer, (8, 8, 3), seed=7, topology=Topology.create(1))
     params, model_state = jax.jit(model.init, compiler_options=best)(key, jnp.zeros((1, 8, 8, 3)))
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.model_state), (params, model_state))
@@ -140,8 +143,8 @@ def test_a_config_s_options_are_those_of_its_run(tmp_path):
         eval={"batch_size": BATCH},
         parallel={"xla_options": [NO_FUSION]},
     )
-    assert made.experiment_of(config).setup().resources.compiler_options == {"xla_disable_hlo_passes": "fusion"}
-    assert made.experiment_of(config.replace(parallel={"xla_options": ()})).setup().resources.compiler_options == {}
+    assert runs.experiment_of(config).resources.compiler_options == {"xla_disable_hlo_passes": "fusion"}
+    assert runs.experiment_of(config.replace(parallel={"xla_options": ()})).resources.compiler_options == {}
 
 
 def test_the_terminal_refuses_an_option_before_it_opens_the_data(tmp_path, capsys):

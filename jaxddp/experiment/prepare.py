@@ -34,15 +34,22 @@ from jaxddp.training.plan import Plan
 from jaxddp.weights.match import Shapes
 
 
-def prepare(recipe: Recipe, resources: Resources) -> RunSetup:
+def prepare(recipe: Recipe, resources: Resources, programs: Programs | None = None) -> RunSetup:
     """Lay a recipe out over its resources and initialize its state. Raises: InputError; as the functions below."""
-    return initialize(recipe, resources, make_feed(recipe, resources), make_preprocess(recipe, resources))
+    feed, preprocess = make_feed(recipe, resources), make_preprocess(recipe, resources)
+    return initialize(recipe, resources, feed, preprocess, programs=programs)
 
 
 def initialize(
-    recipe: Recipe, resources: Resources, feed: Feed, preprocess: Preprocess, *, fresh: bool = True
+    recipe: Recipe,
+    resources: Resources,
+    feed: Feed,
+    preprocess: Preprocess,
+    *,
+    fresh: bool = True,
+    programs: Programs | None = None,
 ) -> RunSetup:
-    """The last part of `prepare`: what compiles.
+    """The last part of `prepare`: what compiles, unless `programs` has it of another setup of the same objects.
 
     Where the state is not to be `fresh` but restored, no weights and no images are read for it. Raises: InputError; the
     weights are of another network, or the processes hold different data.
@@ -63,7 +70,7 @@ def initialize(
         place, new = Path(start).expanduser(), recipe.config.model.new
         weights = initial_weights(place, recipe.model, shapes, source.num_classes, topology, new)
         recipe = dataclasses.replace(recipe, weights=weights)
-    model, programs = for_platform(recipe.model, topology.platform), Programs()
+    model, programs = for_platform(recipe.model, topology.platform), programs or Programs()
     init = programs.init(model, recipe, shape, topology)
     with named(lambda: "as the network was initialized", lambda: "choose a smaller network"):
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))

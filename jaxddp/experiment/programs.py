@@ -36,7 +36,6 @@ _SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
     "jax_numpy_dtype_promotion",
 )
-_MOST = 16
 
 
 def settings() -> dict[str, str]:
@@ -47,10 +46,11 @@ def settings() -> dict[str, str]:
 class Programs:
     """Compiled programs, by the objects that they are made of: who has the same objects gets the same program.
 
-    The last few that were asked for are kept; each is compiled on first use.
+    The last `most` that were asked for are kept; each is compiled on first use.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 16) -> None:
+        self._most = most
         self._kept: list[tuple[tuple[str, dict[str, str]], tuple[Any, ...], Any]] = []
 
     def loss(self, function: Loss, num_classes: int, *, multi_label: bool) -> ExampleLoss:
@@ -134,7 +134,7 @@ class Programs:
                 self._kept.append(self._kept.pop(place))
                 return program
         program = make()
-        self._kept = [*self._kept[1 - _MOST :], (kind_here, pieces, program)]
+        self._kept = [*self._kept[1 - self._most :], (kind_here, pieces, program)]
         return program
 
 

@@ -156,6 +156,7 @@ def for_platform(model: Any, platform: str) -> Any:
     if platform != "cpu":
         return model
     if isinstance(model, LinenModel):
-        return replace(model, module=for_platform(model.module, platform))
+        module = for_platform(model.module, platform)
+        return model if module is model.module else replace(model, module=module)
     with_convolution = getattr(model, "with_convolution", None)
     return model if with_convolution is None else with_convolution(convolve)

@@ -1,6 +1,7 @@
 """The fused 1x1 convolution: the values and gradients of its parts, in interpret mode, and that it compiles."""
 
 import functools
+import itertools
 import re
 import sys
 from collections import Counter
@@ -22,16 +23,17 @@ from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.fused.convolution import Form, convolve_between_norms
 from jaxddp.models.fused.kernels import Incoming, Norm, NormGradient, convolve, image_gradient, kernel_gradient
 
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_plugin
 import gpu_pointwise
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 # (before, residual, relu): a bottleneck's first convolution, its shortcut's and its last; and one with neither.
 FORMS = [(False, False, True), (False, False, False), (True, True, True), (True, False, True)]
 # Less than a block, blocks that are filled and not, and several of them along each axis.
 SIZES = [(1, 8, 16), (37, 24, 40), (128, 64, 128), (300, 136, 72), (600, 16, 136)]
+TELLING = [(SIZES[0], True, True), (SIZES[2], False, False), (SIZES[3], True, True), (SIZES[4], False, True)]
 
 
 def normalize(x, pair, axis_name, residual=None, *, relu):
@@ -84,6 +86,11 @@ def results(operation, inputs, weights):
     return result, statistics, gradients
 
 
+def compiled(operation, inputs, weights):
+    """The same, as one program."""
+    return jax.jit(functools.partial(results, operation))(inputs, weights)
+
+
 def assert_close(actual, expected, tolerance):
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
@@ -92,32 +99,43 @@ def assert_close(actual, expected, tolerance):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1, np.abs(b).max()))
 
 
-@pytest.mark.slow
-@settings(max_examples=6)
-@given(
-    st.tuples(st.integers(1, 300), st.integers(1, 140), st.integers(1, 140)), st.sampled_from(FORMS), st.integers(0, 9)
-)
-def test_it_is_the_network_s_layers_in_float64(sizes, form, seed):
+def assert_same_layers(sizes, form, seed):
     with jax.enable_x64(True):
         inputs, weights = drawn(seed, sizes, form, jnp.float64, jnp.float64)
         ours, plain = (functools.partial(operation, relu=form[2]) for operation in (fused, composed))
-        assert_close(results(ours, inputs, weights), results(plain, inputs, weights), 1e-9)
+        assert_close(compiled(ours, inputs, weights), compiled(plain, inputs, weights), 1e-9)
 
 
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
+def test_it_is_the_network_s_layers_in_float64(form):
+    assert_same_layers((150, 24, 40), form, 0)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=20)
+@given(
+    st.tuples(st.integers(1, 300), st.integers(1, 140), st.integers(1, 140)), st.sampled_from(FORMS), st.integers(0, 9)
+)
+def test_it_is_the_network_s_layers_of_any_size(sizes, form, seed):
+    assert_same_layers(sizes, form, seed)
+
+
+@pytest.mark.exhaustive
 def test_in_bfloat16_it_is_the_network_s_layers_up_to_rounding():
     """Parameters, statistics and their gradients stay float32, that of the kernel, too."""
     inputs, weights = drawn(0, (600, 64, 40), FORMS[2], jnp.bfloat16, jnp.float32)
     ours, plain = (functools.partial(operation, relu=True) for operation in (fused, composed))
+    # Not as one program, in which the layers would be rounded elsewhere.
     assert_close(results(ours, inputs, weights), results(plain, inputs, weights), 0.02)
 
 
-@pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
+@pytest.mark.parametrize("form", [pytest.param(FORMS[0], marks=pytest.mark.exhaustive), FORMS[2]])
 def test_with_an_axis_the_shards_are_one_batch(form):
     with jax.enable_x64(True):
         inputs, weights = drawn(1, (96, 24, 40), form, jnp.float64, jnp.float64)
         # The shards cut the axis of 32.
         is_split = [each is not None and each.ndim == 4 if not isinstance(each, tuple) else False for each in inputs]
-        expected = results(functools.partial(composed, relu=True), inputs, weights)
+        expected = compiled(functools.partial(composed, relu=True), inputs, weights)
 
         def shard(inputs, weights):
             own = results(functools.partial(fused, relu=True, axis_name=AXIS), inputs, weights)
@@ -137,12 +155,12 @@ def test_with_an_axis_the_shards_are_one_batch(form):
         assert_close(jax.jit(shards)(inputs, weights), expected, 1e-9)
 
 
-@pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
+@pytest.mark.parametrize("form", [pytest.param(FORMS[0], marks=pytest.mark.exhaustive), FORMS[2]])
 def test_a_nan_is_not_hidden(form):
     """In one channel of the input it reaches all results and all statistics behind it."""
     inputs, weights = drawn(0, (37, 8, 16), form, jnp.float32, jnp.float32)
     inputs[0] = inputs[0].at[2, 0, 0, 3].set(jnp.nan)
-    result, (own, _), gradients = results(functools.partial(fused, relu=form[2]), inputs, weights)
+    result, (own, _), gradients = compiled(functools.partial(fused, relu=form[2]), inputs, weights)
     assert np.isnan(result).all() and np.isnan(own[0]).all() and np.isnan(own[1]).all()
     assert np.isnan(gradients[0]).all() and np.isnan(gradients[1]).all()
 
@@ -177,9 +195,13 @@ def norm_s_gradient(gradient, y, after, relu):
     return value, np.abs(norm.multiplier) * cancelled
 
 
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("has_before", [False, True])
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("sizes", "has_before", "relu"),
+    [
+        pytest.param(*case, marks=() if case in TELLING else pytest.mark.exhaustive)
+        for case in itertools.product(SIZES, (False, True), (False, True))
+    ],
+)
 def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu):
     pixels, depth, features = sizes
     rng = np.random.default_rng(sum(sizes))
@@ -246,15 +268,16 @@ uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilati
 
 @needs_plugin
 @uncached
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize(
-    ("sizes", "has_before"),
+    ("sizes", "has_before", "dtype"),
     [
-        ((256 * 14 * 14, 256, 1024), True),
-        ((256 * 56 * 56, 64, 256), True),
-        ((256 * 56 * 56, 256, 64), False),
-        ((1000, 72, 40), True),
+        ((256 * 14 * 14, 256, 1024), True, jnp.bfloat16),
+        ((1000, 72, 40), True, jnp.float32),
+        *(
+            pytest.param(*shape, dtype, marks=pytest.mark.exhaustive)
+            for shape in [((256 * 56 * 56, 64, 256), True), ((256 * 56 * 56, 256, 64), False)]
+            for dtype in (jnp.bfloat16, jnp.float32)
+        ),
     ],
 )
 def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype):
@@ -290,8 +313,8 @@ def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype)
     )
     specs = (P(AXIS), P(), P(), P(AXIS), P(AXIS))
     sharded = jax.shard_map(step, mesh=topology.mesh, in_specs=specs, out_specs=(P(AXIS), P()))
-    compiled = jax.jit(sharded).trace(*shapes).lower().compile(compiler_options=gpu_plugin.compiler_options())
-    program = compiled.as_text()
+    lowered = jax.jit(sharded).trace(*shapes).lower()
+    program = lowered.compile(compiler_options=gpu_plugin.compiler_options()).as_text()
     assert len(re.findall(r'custom_call_target="__gpu\$xla.gpu.triton"', program)) == 3
     assert "__cudnn" not in program
     # Triton's maximum of NaN and 0 is 0, which interpreted kernels do not show.
@@ -300,7 +323,6 @@ def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype)
 
 @needs_plugin
 @uncached
-@pytest.mark.slow
 def test_a_block_s_last_convolution_moves_fewer_bytes():
     """Counted from below: what must be read and written, [M, F] four times the size of [M, K]."""
     batch, side, depth, features = 8, 14, 256, 1024

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ilsvrc import write_tree
-from small import random_table, write_arrays
-from started import BRIEF, HANGING, TRAIN, Launched, Program
+from support.data import random_table, write_arrays
+from support.ilsvrc import write_tree
+from support.processes import BRIEF, HANGING, LONGER, THREADS, TRAIN, Launched, Program
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +71,13 @@ def reference(arrays, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference_of_files(tree, tmp_path_factory) -> Path:
-    """The run on files that all others must equal."""
-    return trained_alone(tree, tmp_path_factory.mktemp("reference-of-files"))
+def undisturbed(arrays, tmp_path_factory) -> Path:
+    """A longer run, of two processes with a device each, to which those that are killed are equal to the bit."""
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *LONGER]
+    run = Launched(workdir, 2, words, *THREADS)
+    try:
+        run.ends_well()
+    finally:
+        run.close()
+    return workdir

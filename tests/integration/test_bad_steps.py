@@ -2,7 +2,8 @@
 
 import sys
 
-from started import ENDLESS, TRAIN, Launched, losses
+import pytest
+from support.processes import ENDLESS, TRAIN, Launched, losses
 
 A_ROW = """
 import sys
@@ -20,6 +21,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+# tests/test_guard.py has such rows on several devices.
+@pytest.mark.ci
 def test_both_processes_name_the_row_and_end(arrays, start, tmp_path):
     (tmp_path / "script.py").write_text(A_ROW)
     words = [*ENDLESS, "--train.max-bad-steps", "1", "--log.every", "2 steps"]

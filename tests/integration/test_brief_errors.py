@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from started import BRIEF, TRAIN, Launched, Program
+from support.processes import BRIEF, TRAIN, Launched, Program
 
 FEW = 3
 """Lines beside the last one and those that a sound run prints."""
@@ -30,6 +30,8 @@ def usual_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
 
 
+# tests/test_bad_images.py has it in one process.
+@pytest.mark.ci
 def test_a_broken_image_is_one_line_of_each_process(tree, start, tmp_path):
     shutil.copytree(tree, tmp_path / "tree")
     (image,) = (tmp_path / "tree").glob("ILSVRC/Data/CLS-LOC/train/*/n01000000_3.JPEG")

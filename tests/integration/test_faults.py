@@ -6,7 +6,7 @@ import resource
 import signal
 
 import pytest
-from started import ENDLESS, TRAIN, Launched, checkpoint_steps, close, lines, losses, result
+from support.processes import ENDLESS, TRAIN, Launched, checkpoint_steps, close, lines, losses, result
 
 SOON = 40
 """Seconds within which all must have ended: the promise's 15, and the launcher's grace, on a machine that is busy."""
@@ -83,6 +83,8 @@ def test_a_killed_process_ends_the_job(training):
     assert launched.last_of(0).startswith("jaxddp: process 1 was lost (on ")
 
 
+# tests/test_job.py stops, and fails, processes that do not train.
+@pytest.mark.ci
 def test_a_stopped_process_ends_the_job(training):
     launched = training("--parallel.heartbeat-timeout", "3")
     os.kill(launched.worker(0), signal.SIGSTOP)
@@ -95,6 +97,7 @@ def test_a_stopped_process_ends_the_job(training):
     assert launched.last.startswith(f"[1] {expected}")
 
 
+@pytest.mark.ci
 def test_an_exception_in_one_process_ends_the_job_with_its_cause(training, tmp_path):
     (tmp_path / "failing.py").write_text(FAILING)
     launched = training(program=("python", str(tmp_path / "failing.py")))
@@ -106,7 +109,8 @@ def test_an_exception_in_one_process_ends_the_job_with_its_cause(training, tmp_p
     assert "Traceback" in log and log.count("disk on fire") >= 2
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+# That of process 0 is the easier one to name: its word comes first.
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_a_save_that_fails_in_one_process_ends_the_job_with_its_cause(start, arrays, workdir, tmp_path, rank):
     words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS, "--log.to", ""]
     launched = start(Launched, tmp_path / "launch", 2, [*words, "--checkpoint.every", "40 steps"], "--grace", "2")

@@ -1,10 +1,11 @@
-"""Each process of a job on CPUs finds its own compiled programs at the next start."""
+"""Each process of a job on CPUs compiles for itself, and finds its own programs at the next start."""
 
 import json
 import re
 from pathlib import Path
 
-from started import Launched
+import pytest
+from support.processes import HANGING, Launched, brief_words, result
 
 SCRIPT = """
 import collections, json, sys
@@ -46,3 +47,25 @@ def test_a_second_start_of_two_processes_compiles_nothing(start, tmp_path, monke
     assert all(process == {"asked": process["kept"], "hits": 0, "kept": process["kept"]} for process in cold), cold
     assert all(process["kept"] > 3 for process in cold), cold
     assert warm == [{"asked": process["kept"], "hits": process["kept"], "kept": 0} for process in cold]
+
+
+# As where one finds its program in the cache. gloo's first collective waits for 30 s.
+SLOW = """
+import os, sys, time
+import jaxddp.engine.step as made
+from jaxddp.cli import main
+
+compiles = made.compile_with_cost
+if os.environ["JAX_PROCESS_ID"] == "1":
+    made.compile_with_cost = lambda *arguments: (time.sleep(35), compiles(*arguments))[1]
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.ci
+def test_a_process_may_compile_much_longer_than_the_other(arrays, start, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    words = brief_words(arrays, tmp_path / "run", "--train.duration", "1 step")
+    launched = start(Launched, tmp_path / "launch", 2, ["python", str(tmp_path / "slow.py"), *words])
+    assert launched.end(HANGING) == 0, launched.out + launched.err
+    assert result(tmp_path / "run")["status"] == "done"

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from started import Launched
+from support.processes import Launched
 
 from jaxddp.data.inputs import open_inputs
 from jaxddp.experiment.trained import restore_run
@@ -28,19 +28,21 @@ def pictures(tmp_path_factory) -> Path:
     return folder
 
 
-def test_where_no_image_can_be_used_two_processes_say_so(reference_of_files, start, tmp_path):
+# tests/test_predict.py has such images in one process.
+@pytest.mark.ci
+def test_where_no_image_can_be_used_two_processes_say_so(reference, start, tmp_path):
     """The second has only padding in its part, and has not looked."""
     (tmp_path / "bad.png").write_text("no picture")
     out = tmp_path / "out.csv"
-    start(Launched, tmp_path, 2, ["predict", str(reference_of_files), str(tmp_path), "--out", str(out)]).ends_well()
+    start(Launched, tmp_path, 2, ["predict", str(reference), str(tmp_path), "--out", str(out)]).ends_well()
     (row,) = out.read_text().splitlines()[1:]
     assert (row.startswith("bad.png,,") and row.endswith("give an image in one of these formats")) or "bad.png" in row
 
 
-def test_two_processes_write_the_bytes_that_one_writes(reference_of_files, pictures, start, tmp_path):
+def test_two_processes_write_the_bytes_that_one_writes(reference, pictures, start, tmp_path):
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
-    start(Launched, tmp_path, 2, ["predict", str(reference_of_files), str(pictures), "--out", str(two)]).ends_well()
-    write_predictions(restore_run(reference_of_files, "best", Topology.create(1)), open_inputs([pictures]), one, "csv")
+    start(Launched, tmp_path, 2, ["predict", str(reference), str(pictures), "--out", str(two)]).ends_well()
+    write_predictions(restore_run(reference, "best", Topology.create(1)), open_inputs([pictures]), one, "csv")
     assert two.read_bytes() == one.read_bytes()
     rows = one.read_text().splitlines()
     assert len(rows) == 1 + COUNT

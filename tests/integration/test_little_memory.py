@@ -1,7 +1,7 @@
 """Memory that one process of a job does not have: both end, with one line."""
 
 import pytest
-from started import BRIEF, TRAIN, Launched, checkpoint_steps
+from support.processes import BRIEF, TRAIN, Launched, checkpoint_steps
 
 SOON = 60
 """Seconds within which both must have ended: the start, the promise's 15 and the launcher's grace on a busy machine."""
@@ -58,6 +58,8 @@ def test_a_step_that_one_process_has_no_memory_for_ends_both_before_it_with_the_
     assert "step 1/" not in launched.out and checkpoint_steps(tmp_path / "run") == []
 
 
+# tests/test_memory.py has the line; test_faults.py other ends of one process.
+@pytest.mark.ci
 def test_memory_that_runs_out_in_one_process_ends_both_with_its_line(training):
     launched = training(LESS_AND_LESS)
     lines = [launched.last_of(rank) for rank in (0, 1)]

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from started import BRIEF, ENDLESS, TRAIN, Launched, Program, lines, result
+from support.processes import ENDLESS, TRAIN, Launched, Program, lines, result
+
+pytestmark = pytest.mark.ci
 
 LOG = ["--log.to", "jsonl,wandb,mlflow", "--log.images", "4"]
 WANTS_MORE = """
@@ -51,50 +53,27 @@ def wandb_ids(workdir: Path) -> list[str]:
     return [folder.name.rpartition("-")[2] for folder in (workdir / "wandb").glob("offline-run-*")]
 
 
-def test_two_processes_make_one_run(arrays, start, tmp_path):
+def test_a_run_that_is_stopped_and_resumed_by_two_processes_is_one(arrays, start, tmp_path):
     """Also where only the first process knows of a listener that wants more predictions than the config says."""
     workdir, recipe = tmp_path / "run", tmp_path / "recipe.py"
     shutil.copy(TRAIN[1], tmp_path)
     recipe.write_text(WANTS_MORE)
-    words = [
-        "train",
-        str(recipe),
-        *TRAIN[2:],
-        "--data.path",
-        str(arrays),
-        "--workdir",
-        str(workdir),
-        *BRIEF,
-        "--parallel.cpu-devices",
-        "2",
-    ]
-    start(Launched, tmp_path, 2, [*words, *LOG]).ends_well()
+    words = ["train", str(recipe), *TRAIN[2:], "--data.path", str(arrays), "--workdir", str(workdir), *LOG]
+
+    stopped = start(Program, [sys.executable, "-m", "jaxddp", *words, *ENDLESS], tmp_path / "stopped")
+    stopped.wait_until(lambda: len(lines(workdir)) > 2)
+    stopped.process.send_signal(signal.SIGTERM)
+    assert stopped.end() == 75
+    assert stopped.last.startswith("jaxddp: asked to stop: saved step") and len(stopped.err.splitlines()) == 1
+    assert mlflow_runs(tmp_path) == [("run", "KILLED")]
+
+    until = ["--train.duration", f"{result(workdir)['step'] + 3} steps", "--parallel.cpu-devices", "2"]
+    start(Launched, tmp_path, 2, [*words, *until]).ends_well()
     assert result(workdir)["processes"] == 2
     assert mlflow_runs(tmp_path) == [("run", "FINISHED")]
-    assert len(wandb_ids(workdir)) == 1
+    assert len(wandb_ids(workdir)) == 2 and len(set(wandb_ids(workdir))) == 1
+    assert lines(workdir, "val")
     for split in ("train", "val"):
         assert mlflow_losses(tmp_path, split) == {(line["step"], line["loss"]) for line in lines(workdir, split)}
     pictures = list((workdir / "wandb").glob("offline-run-*/files/media/images/val/predictions_*.png"))
     assert len(pictures) == 6 * len(lines(workdir, "val"))
-
-
-def test_a_run_that_is_stopped_and_resumed_is_one_and_each_start_ends_soon(arrays, start, tmp_path):
-    workdir = tmp_path / "run"
-
-    def begin(*more: str) -> Program:
-        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *LOG, *more]
-        return start(Program, [sys.executable, "-m", "jaxddp", *words], tmp_path / f"start{len(more)}")
-
-    stopped = begin(*ENDLESS)
-    stopped.wait_until(lambda: len(lines(workdir)) > 2)
-    stopped.process.send_signal(signal.SIGTERM)
-    assert stopped.end() == 75
-    assert stopped.last.startswith("jaxddp: asked to stop: saved step")
-    assert mlflow_runs(tmp_path) == [("run", "KILLED")]
-    step = result(workdir)["step"]
-    resumed = begin("--train.duration", f"{step + 3} steps")
-    resumed.ends_well()
-    assert mlflow_runs(tmp_path) == [("run", "FINISHED")]
-    assert len(wandb_ids(workdir)) == 2 and len(set(wandb_ids(workdir))) == 1
-    assert mlflow_losses(tmp_path, "train") == {(line["step"], line["loss"]) for line in lines(workdir)}
-    assert resumed.err == ""

@@ -3,7 +3,9 @@
 import sys
 
 import pytest
-from started import BRIEF, TRAIN, Program, close, losses, result
+from support.processes import BRIEF, TRAIN, Program, close, losses, result
+
+pytestmark = pytest.mark.ci
 
 MPIRUN = [
     "mpirun", "-n", "2", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from started import ENDLESS, STEPS, TRAIN, Program, close, environment, last_line, lines, losses
+from support.processes import ENDLESS, STEPS, TRAIN, Program, close, environment, last_line, lines, losses
+
+pytestmark = pytest.mark.ci
 
 SOON = 40
 """Seconds within which all must have ended once the cable is pulled: the heartbeat, and time to say so."""

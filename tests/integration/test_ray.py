@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from started import (
+from support.processes import (
     BRIEF,
     ENDLESS,
+    LONGER,
     REPOSITORY,
-    STEPS,
     TRAIN,
     Program,
     checkpoint_bytes,
@@ -23,8 +23,8 @@ from started import (
 
 pytest.importorskip("ray", reason="no ray here: pip install ray")
 
+pytestmark = pytest.mark.ci
 ENVIRONMENT = environment(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
-LONGER = ["--train.duration", f"{10 * STEPS} steps", "--checkpoint.every", f"{2 * STEPS} steps"]
 
 
 class RayJob(Program):
@@ -68,20 +68,16 @@ def test_a_killed_process_ends_the_job_with_its_code(job):
     assert "[0] jaxddp: process 1 was lost (on " in run.out
 
 
-def test_two_actors_train_as_one_and_a_restarted_job_ends_with_the_same_bits(job, arrays, start, tmp_path, reference):
+def test_two_actors_train_as_one_and_a_restarted_job_ends_with_the_same_bits(job, undisturbed, reference):
     run = job(LONGER, "--restarts", "2")
     run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and checkpoint_steps(run.workdir))
     os.kill(run.worker(0), signal.SIGKILL)
     run.ends_well()
+    assert "[0] joined: process 0 of 2, coordinator " in run.out
     assert "ray_job.py: process 0: killed by SIGKILL; restart 1 of 2 in 1 s\n" in run.err
-    undisturbed = tmp_path / "undisturbed"
-    words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(undisturbed), *LONGER]
-    another = start(RayJob, tmp_path / "another", words)
-    another.ends_well()
-    assert "[0] joined: process 0 of 2, coordinator " in another.out
-    end, expected = result(undisturbed), losses(reference)
+    end, expected = result(run.workdir), losses(reference)
     assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
-    assert close({step: losses(undisturbed)[step] for step in expected}, expected)
+    assert close({step: losses(run.workdir)[step] for step in expected}, expected)
     assert losses(run.workdir) == losses(undisturbed)
     assert checkpoint_bytes(run.workdir) == checkpoint_bytes(undisturbed)
 

@@ -5,13 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from browser import Browser
-from reported import HOSTILE, hostile_page, outcome_of_noise, write_run
+from support.browser import Browser
+from support.reports import HOSTILE, hostile_page, outcome_of_noise, write_run
 
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
 from jaxddp.reports.page import render
 from jaxddp.reports.run_files import read_runs
+
+pytestmark = pytest.mark.ci
 
 WIDE, PHONE = (1400, 1000), (390, 844)
 CHARTS = 12

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from started import Launched, Program, close, environment, losses
+from support.processes import Launched, Program, close, environment, losses
 
 SCRIPT = """
 import sys, time
@@ -28,10 +28,10 @@ net = (
     lambda params, images: images.reshape(len(images), -1) @ params["weight"],
 )
 data = jaxddp.DataConfig(augment=jaxddp.AugmentConfig(pad=1), cache="device")
-setup = jaxddp.prepare_training(net, table, None, optax.sgd(0.01), 2, data=data, epochs=20)
+setup = jaxddp.prepare_training(net, table, None, optax.sgd(0.01), 2, data=data, epochs=8)
 jaxddp.train(
     jaxddp.softmax_cross_entropy, setup, workdir=sys.argv[1], listeners=[Slow()], val=val,
-    log_every="7 steps", save_every="100 steps", eval_every="150 steps",
+    log_every="7 steps", save_every="40 steps", eval_every="60 steps", log_to=["jsonl"],
 )
 """
 
@@ -42,6 +42,8 @@ def script(tmp_path) -> Path:
     return tmp_path / "script.py"
 
 
+# tests/test_resident.py has them on the devices of one process.
+@pytest.mark.ci
 def test_two_processes_take_the_same_chunks_and_stop_at_one_step(script, start, tmp_path):
     alone = [sys.executable, str(script), str(tmp_path / "one"), "0", "4"]
     start(Program, alone, tmp_path / "alone", environment()).ends_well()
@@ -50,10 +52,13 @@ def test_two_processes_take_the_same_chunks_and_stop_at_one_step(script, start, 
     launched.wait_until(lambda: len(losses(tmp_path / "two")) > 5)
     launched.process.send_signal(signal.SIGTERM)
     assert launched.end() == 75, launched.out + launched.err
-    said = [re.search(r"asked to stop: saved step (\d+) of 750", launched.last_of(rank)) for rank in (0, 1)]
+    said = [re.search(r"asked to stop: saved step (\d+) of 300", launched.last_of(rank)) for rank in (0, 1)]
     assert said[0] and said[1] and said[0][1] == said[1][1]
     start(Launched, tmp_path / "second", 2, [*words, "0", "2"]).ends_well()
-    assert len(losses(tmp_path / "one")) > 100
+    assert len(losses(tmp_path / "one")) > 40
     for split in ("train", "val"):
-        assert close(losses(tmp_path / "two", split), losses(tmp_path / "one", split))
+        one, two = losses(tmp_path / "one", split), losses(tmp_path / "two", split)
+        # A run that is stopped between two lines writes one of its own.
+        assert two.keys() - one.keys() <= {int(said[0][1])}
+        assert close({step: two[step] for step in one}, one)
     assert len(losses(tmp_path / "one", "val")) == 5

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from started import (
+from support.launches import free_port
+from support.processes import (
     ENDLESS,
+    LONGER,
+    LONGER_STEPS,
+    THREADS,
     TRAIN,
     Launched,
     Program,
@@ -21,14 +25,10 @@ from started import (
     losses,
     result,
 )
-from test_launcher import free_port
 
 from jaxddp.data.order import SampleOrder
 
-STEPS, EXAMPLES, BATCH = 36, 39, 8
-LENGTH = ["--train.duration", f"{STEPS} steps", "--checkpoint.every", "4 steps", "--eval.every", "18 steps"]
-THREADS = ["--cores", "0"]
-"""The last bits of a sum depend on how many threads share it: all processes use all cores."""
+STEPS, EXAMPLES, BATCH = LONGER_STEPS, 39, 8
 
 # Writes which rows a process had in each step, and ends itself where it is told: "generation:rank:step", or for a step
 # "start", when it has joined the job.
@@ -75,22 +75,10 @@ def observed(arrays, tmp_path_factory) -> Callable[..., list[str]]:
 
     def command(workdir: Path, ends: str = "", seconds: float = 0.0) -> list[str]:
         (workdir / "rows").mkdir(parents=True, exist_ok=True)
-        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *LENGTH]
+        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *LONGER]
         return ["python", str(script), str(workdir / "rows"), ends, str(seconds), *words]
 
     return command
-
-
-@pytest.fixture(scope="module")
-def undisturbed(observed, tmp_path_factory) -> Path:
-    """The run of two processes that all others must equal."""
-    workdir = tmp_path_factory.mktemp("undisturbed")
-    run = Launched(workdir, 2, observed(workdir), *THREADS)
-    try:
-        run.ends_well()
-    finally:
-        run.close()
-    return workdir
 
 
 def lines_without_times(workdir: Path) -> list[dict]:
@@ -112,6 +100,8 @@ def are_the_same(workdir: Path, other: Path) -> bool:
     )
 
 
+# Two machines that meet again are a kill, a start again and an exact end too.
+@pytest.mark.ci
 def test_a_job_that_is_killed_twice_ends_as_one_that_never_was(observed, undisturbed, start, tmp_path):
     command = observed(tmp_path / "run", "0:1:13,1:0:start")
     run = start(Launched, tmp_path / "launch", 2, command, "--restarts", "2", *THREADS)
@@ -167,6 +157,8 @@ def rows_by_start(folder: Path) -> list[dict[int, list[list[int]]]]:
     return [{step: [rows for _, rows in sorted(parts)] for step, parts in found[run_id].items()} for run_id in ordered]
 
 
+# tests/test_machines.py has machines that come and go, without training.
+@pytest.mark.ci
 def test_machines_come_and_go_and_every_example_is_seen_once(observed, undisturbed, coordinator, start, tmp_path):
     workdir = tmp_path / "run"
     place = ["--nodes", "1:2", "--restarts", "1", "--settle", "2", "--join-after", "0", *coordinator]

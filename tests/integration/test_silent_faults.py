@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from started import BRIEF, ENDLESS, TRAIN, Launched, checkpoint_steps, losses
+from support.processes import BRIEF, ENDLESS, TRAIN, Launched, checkpoint_steps, losses
 
 A_BIT = """
 import os, sys
@@ -64,6 +64,8 @@ def test_a_bit_that_flips_in_one_process_ends_both(command, start, tmp_path):
     assert checkpoint_steps(tmp_path / "run") == [8]
 
 
+# tests/test_self_test.py has it on the devices of one process.
+@pytest.mark.ci
 def test_a_gradient_that_is_summed_ends_both_before_the_first_step(command, start, tmp_path):
     run = start(Launched, tmp_path, 2, command(A_SUM, *BRIEF))
     assert run.end() == 1, run.out + run.err

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from started import (
+from support.processes import (
     BRIEF,
     ENDLESS,
     HANGING,
@@ -25,6 +25,8 @@ from started import (
     losses,
     result,
 )
+
+pytestmark = pytest.mark.ci
 
 # Neither munge nor systemd: the daemons run in the foreground, as children of the tests.
 CONFIGURATION = """

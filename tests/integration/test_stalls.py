@@ -1,20 +1,13 @@
 """Processes that are alive and stand still: the job ends, names the one that others wait for, and shows its stacks."""
 
-import os
 import re
-import shutil
-import signal
-import socket
-import sys
 
 import pytest
-from started import ENDLESS, TRAIN, Launched, Program, lines
+from support.processes import ENDLESS, TRAIN, Launched, Program
 
 SOON = 60
 """Seconds within which all must have ended: three times the longest limit here, on a machine that is busy."""
-ALONE = r"jaxddp: this process made no progress for \d+ s after step \d+, in phase 'input'; "
 STALL = ["--parallel.stall-timeout", "3"]
-LONGER = ["--parallel.stall-timeout", "6"]  # what TensorFlow does first takes seconds
 
 SCRIPT = """
 import itertools, os, re, sys, threading
@@ -91,9 +84,10 @@ def ends_by_naming(run: Program, processes: int, process: int, phase: str, funct
     assert "the stacks of all threads:\n" in log and ", line " in log and f" in {function}\n" in log
 
 
+# tests/test_progress.py says who of several is the one, in which phase, and shows other ways to stand still.
 @pytest.mark.parametrize(
     ("who", "where", "how"),
-    [(0, "listeners", "for_ever"), (1, "input", "in_a_loop")],
+    [pytest.param(0, "listeners", "for_ever", marks=pytest.mark.ci), (1, "input", "in_a_loop")],
 )
 def test_a_process_that_stands_still_is_named_by_all(stalled, who, where, how):
     run = stalled(who, where, how)
@@ -102,7 +96,8 @@ def test_a_process_that_stands_still_is_named_by_all(stalled, who, where, how):
     assert "the stacks" not in other.partition("jaxddp: process")[0]
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.ci
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_of_a_save_the_one_that_does_not_write_its_part_is_named(stalled, who):
     run = stalled(
         who, "its part of a save", "for_ever", "--parallel.stall-timeout", "1", "--checkpoint.every", "4 steps"
@@ -112,6 +107,7 @@ def test_of_a_save_the_one_that_does_not_write_its_part_is_named(stalled, who):
     assert "the stacks" not in other.partition("jaxddp: process")[0]
 
 
+@pytest.mark.ci
 def test_a_collective_that_others_do_not_enter(stalled):
     """Both wait for each other, one in that collective, the other in the step's; so the stacks of both are shown."""
     run = stalled(1, "dispatch", "in_a_collective")
@@ -123,6 +119,7 @@ def test_a_collective_that_others_do_not_enter(stalled):
     assert " in in_a_collective\n" in (run.logs / "process-1.log").read_text()
 
 
+@pytest.mark.ci
 def test_a_process_that_holds_pythons_lock_is_silent(stalled):
     run = stalled(1, "input", "with_pythons_lock", "--parallel.heartbeat-timeout", "3")
     assert run.end(SOON) == 1, run.out + run.err
@@ -130,43 +127,13 @@ def test_a_process_that_holds_pythons_lock_is_silent(stalled):
     assert run.last_of(0).startswith("jaxddp: process 1 gave no sign of life for 3 s")
 
 
-@pytest.mark.parametrize(("where", "how"), [("save", "in_a_file"), ("validation", "in_a_loop")])
+@pytest.mark.parametrize(
+    ("where", "how"), [("save", "in_a_file"), pytest.param("validation", "in_a_loop", marks=pytest.mark.exhaustive)]
+)
 def test_a_process_alone_has_the_same_watch(stalled, where, how):
-    often = ["--parallel.stall-timeout", "1", "--train.duration", "4 steps", "--eval.every", "2 steps"]
+    often = ["--parallel.stall-timeout", "2", "--train.duration", "4 steps", "--eval.every", "2 steps"]
     run = stalled(0, where, how, *often, processes=1)
     assert run.end(SOON) == 1, run.out + run.err
     last = run.last_of(0)
     assert re.match(rf"jaxddp: this process made no progress for \d+ s after step \d, in phase '{where}'; ", last), last
     assert f" in {how}\n" in (run.logs / "process-0.log").read_text()
-
-
-def test_images_that_turn_into_fifos(tree, start, tmp_path):
-    copy = shutil.copytree(tree, tmp_path / "tree")
-    words = [*TRAIN, "--data.path", str(copy), "--workdir", str(tmp_path / "run"), *ENDLESS, *LONGER]
-    run = start(Launched, tmp_path / "launch", 1, words)
-    run.wait_until(lambda: lines(tmp_path / "run"))
-    for image in copy.glob("ILSVRC/**/train/**/*.JPEG"):
-        image.unlink()
-        os.mkfifo(image)
-    assert run.end(SOON) == 1, run.out + run.err
-    assert re.match(
-        r"jaxddp: this process made no progress for \d+ s after step \d+, in phase 'input'; ", run.last_of(0)
-    )
-
-
-def test_a_store_that_was_stopped(tree, start, tmp_path):
-    """It accepts connections and answers nothing more, long before the minute that an image may take."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    server = start(
-        Program, [sys.executable, "-m", "http.server", "-b", "127.0.0.1", "-d", str(tree), port], tmp_path / "web"
-    )
-    words = [*TRAIN, "--data.path", f"http://127.0.0.1:{port}/", "--workdir", str(tmp_path / "run"), *ENDLESS, *LONGER]
-    run = start(Launched, tmp_path / "launch", 1, words)
-    run.wait_until(lambda: lines(tmp_path / "run"))
-    server.process.send_signal(signal.SIGSTOP)
-    assert run.end(SOON) == 1, run.out + run.err
-    assert re.match(
-        r"jaxddp: this process made no progress for \d+ s after step \d+, in phase 'input'; ", run.last_of(0)
-    )
-    server.process.send_signal(signal.SIGKILL)

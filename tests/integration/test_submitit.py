@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from started import (
+from support.processes import (
     ENDLESS,
+    LONGER,
     REPOSITORY,
-    STEPS,
     TRAIN,
     Program,
     checkpoint_bytes,
@@ -22,7 +22,7 @@ from started import (
 
 pytest.importorskip("submitit", reason="no submitit here: pip install submitit")
 
-LONGER = ["--train.duration", f"{10 * STEPS} steps", "--checkpoint.every", f"{2 * STEPS} steps"]
+pytestmark = pytest.mark.ci
 
 
 class SubmittedJob(Program):
@@ -74,7 +74,9 @@ def test_a_killed_process_ends_the_other_and_both_are_named(job):
     assert "jaxddp: process 1 was lost (on " in run.printed(0)
 
 
-def test_two_tasks_train_as_one_and_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(job, reference):
+def test_two_tasks_train_as_one_and_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(
+    job, undisturbed, reference
+):
     run = job(LONGER)
     run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and checkpoint_steps(run.workdir))
     # As SLURM does: to every process of every task.
@@ -83,13 +85,10 @@ def test_two_tasks_train_as_one_and_a_preempted_job_is_queued_again_and_ends_wit
         os.kill(pid, signal.SIGUSR2)
     run.ends_well()
     assert "Requeued job" in run.printed(0) and "resum" in run.printed(0)
-    assert result(run.workdir)["status"] == "done"
-    undisturbed = job(LONGER, "undisturbed")
-    undisturbed.ends_well()
-    assert "joined: process 0 of 2, coordinator 127.0.0.1:" in undisturbed.printed(0)
-    assert "(from SUBMITIT_LOCAL_JOB_ID, SUBMITIT_LOCAL_NTASKS, SUBMITIT_LOCAL_GLOBALID" in undisturbed.printed(0)
-    end, expected = result(undisturbed.workdir), losses(reference)
+    assert "joined: process 0 of 2, coordinator 127.0.0.1:" in run.printed(0)
+    assert "(from SUBMITIT_LOCAL_JOB_ID, SUBMITIT_LOCAL_NTASKS, SUBMITIT_LOCAL_GLOBALID" in run.printed(0)
+    end, expected = result(run.workdir), losses(reference)
     assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
-    assert close({step: losses(undisturbed.workdir)[step] for step in expected}, expected)
-    assert losses(run.workdir) == losses(undisturbed.workdir)
-    assert checkpoint_bytes(run.workdir) == checkpoint_bytes(undisturbed.workdir)
+    assert close({step: losses(run.workdir)[step] for step in expected}, expected)
+    assert losses(run.workdir) == losses(undisturbed)
+    assert checkpoint_bytes(run.workdir) == checkpoint_bytes(undisturbed)

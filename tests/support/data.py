@@ -1,24 +1,16 @@
-"""Small networks and batches that several tests train."""
+"""Batches, tables and files of random images."""
 
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from small_recipe import SmallNet as SmallNet
 
+from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 
 CLASSES = 5
-
-
-SMALL = [
-    *("--model.name", "resnet10", "--model.width", "2", "--train.label-smoothing", "0.1"),
-    *("--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1"),
-    *("--train.batch-size", "8", "--eval.batch-size", "8", "--log.to", "jsonl,parameters"),
-]
-"""What makes `train digits` small."""
+AS_THEY_ARE = DataConfig(augment=AugmentConfig(flip=False))
+"""Images that nothing changes, for a step that compiles in half the time."""
 
 
 def random_batch(size: int, *, masked: int = 0, seed: int = 0, image: int = 6) -> Batch:
@@ -50,33 +42,3 @@ def write_arrays(file: Path, train: ArrayTable, val: ArrayTable) -> Path:
     arrays = {f"{split}_images": table.images for split, table in tables.items()}
     np.savez(file, **arrays, **{f"{split}_labels": table.labels for split, table in tables.items()})
     return file
-
-
-def randomized(tree, seed: int = 7):
-    """The same tree with every scale and bias random and positive, so that no gradient vanishes because one is zero."""
-    leaves, structure = jax.tree.flatten(tree)
-    rng = np.random.default_rng(seed)
-    vectors = [jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) for x in leaves]
-    return jax.tree.unflatten(structure, [v if x.ndim == 1 else x for x, v in zip(leaves, vectors, strict=True)])
-
-
-def largest_difference(a, b) -> float:
-    """Over all leaves of two trees of one shape: absolute below 1, relative above."""
-
-    def difference(x, y) -> float:
-        x, y = np.asarray(x), np.asarray(y)
-        return float((np.abs(x - y) / np.maximum(1, np.abs(y))).max(initial=0))
-
-    return max(jax.tree.leaves(jax.tree.map(difference, a, b)), default=0.0)
-
-
-def linear_model(classes: int = CLASSES):
-    """Softmax regression as a pair of functions: its gradient can be written down in one line."""
-
-    def init(key, example):
-        return {"weight": 0.1 * jax.random.normal(key, (example[0].size, classes), example.dtype)}
-
-    def apply(params, images):
-        return images.reshape(len(images), -1) @ params["weight"]
-
-    return init, apply

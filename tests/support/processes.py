@@ -31,6 +31,10 @@ TRAIN = [
 ]  # fmt: skip
 STEPS = 6
 BRIEF = ["--train.duration", f"{STEPS} steps"]
+LONGER_STEPS = 36
+LONGER = ["--train.duration", f"{LONGER_STEPS} steps", "--checkpoint.every", "4 steps", "--eval.every", "18 steps"]
+THREADS = ["--cores", "0"]
+"""Of `launch`. The last bits of a sum depend on how many threads share it: all processes use all cores."""
 ENDLESS = ["--train.duration", "100000 steps", "--eval.every", "100000 steps", "--checkpoint.every", "100000 steps"]
 
 _OF_A_JOB = re.compile(
@@ -42,7 +46,8 @@ _OF_A_JOB = re.compile(
 def environment(**more: str) -> dict[str, str]:
     """What a started program is told: no job that the tests themselves run in."""
     inherited = {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
-    return {**inherited, "PYTHONPATH": str(REPOSITORY), **more}
+    path = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests", REPOSITORY / "tests" / "recipes")))
+    return {**inherited, "PYTHONPATH": path, **more}
 
 
 class Program:
@@ -141,6 +146,35 @@ def result(workdir: Path) -> dict:
 
 def checkpoint_steps(workdir: Path) -> list[int]:
     return sorted(int(folder.name) for folder in (workdir / "checkpoints").iterdir() if folder.name.isdecimal())
+
+
+def brief_words(data: Path, workdir: Path, *more: str) -> list[str]:
+    """The words of a brief training."""
+    return [*TRAIN, "--data.path", str(data), "--workdir", str(workdir), *BRIEF, *more]
+
+
+def series(workdir: Path) -> dict[str, dict[int, float]]:
+    """The losses of both splits."""
+    return {split: losses(workdir, split) for split in ("train", "val")}
+
+
+def is_whole(workdir: Path, *, processes: int) -> bool:
+    """Whether a brief run on four devices made every step, and validated with every image."""
+    end = result(workdir)
+    return (
+        (end["status"], end["step"], end["devices"], end["processes"]) == ("done", STEPS, 4, processes)
+        and list(losses(workdir)) == list(range(1, STEPS + 1))
+        and {line["count"] for line in lines(workdir, "val")} == {11}
+    )
+
+
+def are_the_same(workdir: Path, reference: Path) -> bool:
+    """Whether two runs differ by rounding alone."""
+    ours, theirs = series(workdir), series(reference)
+    return (
+        all(close(ours[split], theirs[split]) for split in ours)
+        and result(workdir)["val"]["top1"] == result(reference)["val"]["top1"]
+    )
 
 
 def close(series: dict[int, float], expected: dict[int, float]) -> bool:

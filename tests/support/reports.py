@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from small import random_table
 
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
@@ -17,6 +16,7 @@ from jaxddp.reports.compose import page_of
 from jaxddp.reports.page import Page
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.validated import Validated
+from support.data import random_table
 
 BATCH_SIZE, EXAMPLES, EPOCHS, LOG_EVERY = 32, 320, 4, 5
 """10 steps an epoch."""

@@ -1,17 +1,20 @@
 """Setups, runs and experiments made in a few words, for the tests that train them."""
 
 import dataclasses
+import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optax
-from small import linear_model, random_table
 
 import jaxddp
+from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
 from jaxddp.engine.compiler_options import compiler_options
-from jaxddp.engine.loss import Loss, example_loss
+from jaxddp.engine.loss import Loss
 from jaxddp.experiment import experiment
 from jaxddp.experiment.chosen_metrics import configured_metrics
 from jaxddp.experiment.prepare import prepare
@@ -19,12 +22,21 @@ from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.session import Session
 from jaxddp.experiment.setup import RunSetup
-from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.loop import fit
+from support.data import random_table
+from support.networks import linear_model
+from support.shared import PROGRAMS, adapted, interned, plain_loss, sgd, shared, taken_apart, topology_of
+
+SMALL = [
+    *("--model.name", "resnet10", "--model.width", "2", "--train.label-smoothing", "0.1"),
+    *("--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1"),
+    *("--train.batch-size", "8", "--eval.batch-size", "8", "--log.to", "jsonl,parameters"),
+]
+"""What makes `train digits` small."""
 
 
 def setup_of(
@@ -39,26 +51,31 @@ def setup_of(
     seed: int = 0,
     loss: Loss | None = None,
     xla_options: tuple[str, ...] = (),
+    share: bool = True,
     **more: Any,
 ) -> RunSetup:
-    """A setup of objects, as `prepare_training` makes it: `more` are further fields of `Recipe`."""
+    """A setup of objects, as `prepare_training` makes it: `more` are further fields of `Recipe`.
+
+    What is compiled for it is there for all others of equal objects, unless it is not to `share`; see `support.shared`.
+    """
     table = random_table(50) if table is None else table
-    topology = devices if isinstance(devices, Topology) else Topology.create(devices)
+    topology = devices if isinstance(devices, Topology) else topology_of(devices)
     # Of hundreds of small runs each would compile a test of its gradient.
     config = config or Config().replace(parallel={"self_test": "never"})
     config = config.replace(seed=seed, train={"batch_size": batch_size})
     config = dataclasses.replace(config, data=data or DataConfig())
-    taken_apart = example_loss(loss or cross_entropy(), table.num_classes)
+    own_loss = taken_apart(loss or plain_loss(), table.num_classes)
     recipe = Recipe(
         config=config,
-        model=adapt(model),
+        model=adapted(model) if share else adapt(model),
         optimizer=optimizer,
-        loss=taken_apart,
-        eval_loss=taken_apart,
-        metrics=configured_metrics(config, table.num_classes),
-        **more,
+        loss=own_loss,
+        eval_loss=own_loss,
+        metrics=interned(configured_metrics(config, table.num_classes)),
+        **{name: interned(value) for name, value in more.items()},
     )
-    return prepare(recipe, Resources(topology, table, compiler_options=compiler_options(xla_options)))
+    resources = Resources(topology, table, compiler_options=compiler_options(xla_options))
+    return shared(prepare(recipe, resources, PROGRAMS)) if share else prepare(recipe, resources)
 
 
 def changed(setup: RunSetup, changes: Mapping[str, Any], val: Any = None, **more: Any) -> RunSetup:
@@ -93,7 +110,7 @@ def train(
 def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[str]) -> Path:
     """The work directory of a run of one epoch that was then resumed for a second one."""
     for epochs in (1, 2):
-        setup = jaxddp.prepare_training(linear_model(), train, 2, optax.sgd(0.1), 4, epochs=2)
+        setup = shared(jaxddp.prepare_training(linear_model(), train, 2, sgd(0.1), 4, epochs=2))
         jaxddp.train(
             *(jaxddp.softmax_cross_entropy, setup),
             val=val,
@@ -124,3 +141,73 @@ def train_config(config: Config, directory: Path, **more: Any) -> Any:
 def evaluate_config(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:
     """As `jaxddp eval` does."""
     return experiment.evaluate(experiment_of(config), directory, which)
+
+
+RECIPE = str(Path(__file__).parents[1] / "recipes" / "small_recipe.py")
+
+
+LEAN = ["--parallel.devices", "2", "--parallel.self-test", "never", "--log.to", "jsonl"]
+"""What a run at the terminal does without in a test that is about something else."""
+
+
+def train_words(data: Path, workdir: Path, *more: str) -> list[str]:
+    smoothing = ["--train.label-smoothing", "0.1"]
+    return ["train", RECIPE, "--data.path", str(data), "--workdir", str(workdir), *smoothing, *more]
+
+
+def fails(arguments: list[str], capfd, code: int = 2) -> str:
+    """The one line that a command leaves on stderr."""
+    assert main(arguments) == code
+    error = capfd.readouterr().err
+    assert "Traceback" not in error
+    last = error.rstrip("\n").split("\n")[-1]
+    assert last.startswith("jaxddp: ")
+    return last
+
+
+def metrics(workdir: Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+class Recorder:
+    """A listener that keeps all that it is told."""
+
+    def __init__(self):
+        self.moments, self.steps, self.evaluations, self.ends = [], [], [], []
+
+    def start(self, run):
+        self.moments.append(("start", run.start_step))
+
+    def step(self, record):
+        self.moments.append(("step", record.step))
+        self.steps.append(record)
+
+    def evaluation(self, record):
+        if record.final:
+            self.moments.append(("evaluation", record.step))
+            self.evaluations.append(record)
+
+    def end(self, run):
+        self.moments.append(("end", run.status))
+        self.ends.append(run)
+
+
+@functools.cache
+def exploding(step: int):
+    """An optimizer whose update number `step` makes the parameters infinite."""
+    return optax.sgd(lambda count: np.float32(1e-3) + (count == step - 1) * np.float32(np.inf))
+
+
+class Records:
+    """A listener with two of the methods."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+        self.evaluations: list[Any] = []
+
+    def step(self, record) -> None:
+        self.steps.append(record)
+
+    def evaluation(self, record) -> None:
+        if record.final:
+            self.evaluations.append(record)

@@ -1,9 +1,9 @@
 """What torchvision and timm compute, for tests on machines that have neither: to be run where both are installed.
 
-    python tests/torch_logits.py                          writes tests/published.json
-    python tests/torch_logits.py resnet18 FILE.safetensors...
+    python tests/support/torch_logits.py                          writes tests/support/published.json
+    python tests/support/torch_logits.py resnet18 FILE.safetensors...
                                                           loads exported weights strictly and compares with it
-    python tests/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
+    python tests/support/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
 
 torch 2.13.0, torchvision 0.29.2 and timm 1.0.31 wrote the file that is committed.
 """
@@ -16,7 +16,8 @@ from pathlib import Path
 import timm
 import torch
 import torchvision.models
-from published import CLASSES, GOLDEN, digest, image, weights
+
+from support.published import CLASSES, GOLDEN, digest, image, weights
 
 ODD = "97x131"
 NETWORKS = {

@@ -69,7 +69,7 @@ def _columns(file: Path) -> list[np.ndarray]:
             return [columns[name] for name in ("id", "label", "shard", "offset")]
     except FileNotFoundError:
         raise InputError(f"{file}: no such file; {_AGAIN}") from None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{file}: damaged ({error}); {_AGAIN}") from None
 
 

@@ -7,6 +7,7 @@ files are read at the offset of a record, ArrayRecord files through the library'
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from jaxddp.data.storage.record_index import RecordIndex, kept_index
 from jaxddp.data.storage.records import ArrayRecords, RecordFiles
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+from jaxddp.files import open_regular, reading
 from jaxddp.registry import FORMATS
 from jaxddp.wording import nearest, show
 
@@ -91,6 +93,7 @@ def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
     tfds = _library()
     # The default that the library documents.
     home = Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser().absolute()
+    _check_regular(home / re.split("[/:]", name)[0])
     try:
         return _opener(tfds)(name, data_dir=str(home))
     except tfds.core.DatasetNotFoundError:
@@ -102,6 +105,13 @@ def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
             f"{home}: the set {show(name)} cannot be opened ({reason}); write name, name/config or name:1.0.0, or "
             "prepare the set again"
         ) from None
+
+
+def _check_regular(folder: Path) -> None:
+    """The library opens what it finds, and waits for a FIFO. Raises: InputError; a file is not a regular one."""
+    for file in sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir()):
+        with reading(file, "prepare the set again"):
+            open_regular(file).close()
 
 
 def _opener(tfds: Any) -> Callable[..., Any]:

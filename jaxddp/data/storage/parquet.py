@@ -19,6 +19,7 @@ import numpy as np
 from jaxddp.data.storage.records import missing_files
 from jaxddp.data.storage.store import Fault
 from jaxddp.errors import InputError
+from jaxddp.files import open_regular
 from jaxddp.wording import not_installed
 
 MOST_KEPT = 1 << 30
@@ -120,6 +121,8 @@ def opened(file: Path) -> Iterator[Any]:
     except ImportError:
         raise InputError(f"{file}: {not_installed('pyarrow', 'parquet')}") from None
     with errors_of(file):
+        # pyarrow waits for a FIFO.
+        open_regular(file).close()
         parquet = pyarrow.parquet.ParquetFile(file, memory_map=True, page_checksum_verification=True)
     with parquet:
         yield parquet

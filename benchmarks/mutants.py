@@ -1,0 +1,199 @@
+"""Break the package on purpose, a line at a time, and see that the tests notice.
+
+    python benchmarks/mutants.py [ROOM] [--list] [--sample N --seed S] [--jobs 2]
+
+The lines are listed in `benchmarks/mutants/ROOM.toml`: a file, a line of it, what takes its place, and the tests that
+must fail then. Each is broken in a copy of the working tree, where only its tests run, in bounded time: a test that
+hangs has noticed. Before, the named tests must pass in an unbroken copy. A line is printed for each, killed or
+survived, with its file and its seconds. The exit code is 1 where one survived, and 2 where the list is wrong or a test
+fails without a mutant.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LISTS = Path(__file__).parent / "mutants"
+HANGING = 180
+"""Seconds after which the tests of a mutant count as hanging."""
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["conftest", "flax.linen", "optax", "orbax.checkpoint", "tensorflow", "PIL.Image"])
+"""What takes seconds to import, with JAX's settings of the tests."""
+NOT_RUN = (2, 3, 4, 5)
+"""Pytest's exit codes where it was interrupted, failed itself, was called wrongly, or found no test."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A line, or several, of a file, what takes its place, and the tests that must fail then.
+
+    `promise` is the number of the promise that it breaks, of section 3 of the design, or 0.
+    """
+
+    room: str
+    file: str
+    line: str
+    broken: str
+    tests: tuple[str, ...]
+    promise: int = 0
+
+    def __str__(self) -> str:
+        promise = f" [promise {self.promise}]" if self.promise else ""
+        return f"{self.room}{promise} {self.file}: {shown(self.line)} -> {shown(self.broken)}"
+
+    def applied(self, source: str) -> str:
+        """The source, broken. Raises: ValueError, where the line does not stand there exactly once."""
+        count = source.count(self.line)
+        if count != 1:
+            raise ValueError(f"{self.file}: {shown(self.line)} stands there {count} times, and not once")
+        if self.broken == self.line:
+            raise ValueError(f"{self.file}: {shown(self.line)} is not changed")
+        return source.replace(self.line, self.broken)
+
+
+def shown(text: str) -> str:
+    """Lines as one, short enough for a table."""
+    return repr(" ".join(text.split())[:90])
+
+
+def mutants(rooms: Sequence[str] = ()) -> list[Mutant]:
+    """Those of some rooms, or all. Raises: ValueError, for a room that has no list."""
+    files = {file.stem: file for file in sorted(LISTS.glob("*.toml"))}
+    unknown = [room for room in rooms if room not in files]
+    if unknown:
+        raise ValueError(f"no list of mutants for {unknown[0]!r}; there are {', '.join(files)}")
+    return [
+        Mutant(room, **entry | {"tests": tuple(entry["tests"])})
+        for room, file in files.items()
+        if room in (rooms or files)
+        for entry in tomllib.loads(file.read_text())["mutant"]
+    ]
+
+
+def copied(to: Path) -> Path:
+    """A copy of what git knows and does not ignore, as the working tree has it."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
+        if name and (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+    return to
+
+
+def tested(tree: Path, tests: Sequence[str], *options: str, seconds: float = HANGING) -> tuple[int | None, str]:
+    """Pytest's exit code, or None where it hangs, and what it printed."""
+    with tempfile.NamedTemporaryFile("r") as printed:
+        child = FORKS.Process(target=_pytest, args=(tree, [*options, *tests], printed.name))
+        child.start()
+        child.join(seconds)
+        if hangs := child.is_alive():
+            os.killpg(child.pid or 0, signal.SIGKILL)
+            child.join()
+        return None if hangs else child.exitcode, printed.read()
+
+
+def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
+    """Pytest on a copy, in a process that has JAX and the like already, and whose children end with it."""
+    os.setsid()
+    os.chdir(tree)
+    with open(printed, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    for name in [name for name in sys.modules if name.split(".")[0] in ("conftest", "support", "jaxddp")]:
+        del sys.modules[name]
+    sys.path[:0] = [str(tree)]
+    os.environ["PYTHONPATH"] = str(tree)
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *words]))
+
+
+def tried(mutant: Mutant, tree: Path) -> str:
+    """What becomes of a mutant in a copy, which is whole again afterwards: killed, killed by a hang, or survived."""
+    file = tree / mutant.file
+    source = file.read_text()
+    file.write_text(mutant.applied(source))
+    try:
+        code, printed = tested(tree, mutant.tests, "-x", "--timeout", str(HANGING))
+    finally:
+        file.write_text(source)
+    if code in NOT_RUN:
+        raise ValueError(f"{mutant}: no test ran\n{printed}")
+    return {None: "killed (hangs)", 0: "SURVIVED"}.get(code, "killed")
+
+
+def run(chosen: Sequence[Mutant], jobs: int) -> list[str]:
+    """Try each, `jobs` at a time, and print a line each as it comes. Raises: ValueError, as `tried` and `check`."""
+    # The process that all others are forked from finds `conftest` so.
+    os.environ["PYTHONPATH"] = str(ROOT / "tests")
+    with tempfile.TemporaryDirectory(prefix="jaxddp-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+        trees: Queue[Path] = Queue()
+        for number in range(jobs):
+            trees.put(copied(Path(folder) / str(number)))
+
+        def one(mutant: Mutant) -> str:
+            tree, start = trees.get(), time.monotonic()
+            try:
+                fate = tried(mutant, tree)
+            finally:
+                trees.put(tree)
+            print(f"{fate:14} {time.monotonic() - start:5.1f} s  {mutant}", flush=True)
+            return fate
+
+        tests, began = sorted({test for mutant in chosen for test in mutant.tests}), time.monotonic()
+        parts = [(Path(folder) / str(number), tests[number::jobs]) for number in range(jobs)]
+        list(pool.map(lambda part: check(*part), parts))
+        print(f"{len(tests)} tests pass without a mutant, {time.monotonic() - began:.0f} s", flush=True)
+        return list(pool.map(one, chosen))
+
+
+def check(tree: Path, tests: Sequence[str]) -> None:
+    """Raises: ValueError; a test does not pass without a mutant."""
+    if tests:
+        code, printed = tested(tree, tests, seconds=HANGING * len(tests))
+        if code != 0:
+            raise ValueError(f"the tests do not pass without a mutant\n{printed}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help="the lists to try; all without one")
+    parser.add_argument("--list", action="store_true", help="print them, a line each, and run nothing")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many of them, drawn")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    asked = parser.parse_args()
+    try:
+        chosen = mutants(asked.rooms)
+        for mutant in chosen:
+            mutant.applied((ROOT / mutant.file).read_text())
+        if asked.sample is not None:
+            chosen = random.Random(asked.seed).sample(chosen, min(asked.sample, len(chosen)))
+        if asked.list:
+            print("\n".join(map(str, chosen)))
+            return 0
+        fates = run(chosen, asked.jobs)
+    except (ValueError, OSError) as error:
+        print(f"mutants: {error}", file=sys.stderr)
+        return 2
+    survivors = fates.count("SURVIVED")
+    print(f"{len(fates) - survivors} killed, {survivors} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""`benchmarks/suite.py`: the tables that it prints of a test file, and what it counts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import suite
+
+TESTS = """
+import subprocess
+import sys
+
+import jax
+import pytest
+
+@pytest.fixture
+def compiled():
+    return jax.jit(lambda x: x + 1)(1.0)
+
+def test_that_compiles(compiled):
+    assert compiled == 2
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_that_starts_a_program(code):
+    assert subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.exit({code})"]).returncode == 0
+"""
+
+
+def rows_of(text: str, title: str) -> dict[str, list[str]]:
+    """The cells of a table by the names in its first column."""
+    (table,) = (part for part in text.split("\n\n") if part.lstrip("\n").startswith(f"| {title} |"))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {name: values for name, *values in cells}
+
+
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.exhaustive)])
+def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
+    (tmp_path / "test_tiny.py").write_text(TESTS)
+    command = [sys.executable, suite.__file__, "--out", str(tmp_path / "out.json"), "--top", "2", "--"]
+    command += ["-n", workers, "-q", "-p", "no:cacheprovider", str(tmp_path / "test_tiny.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1 and done.stdout.endswith(" s in all, exit code 1\n"), done.stderr
+    printed = done.stdout[done.stdout.index("| file |") :]
+    files, tests, fixtures = (rows_of(printed, title) for title in ("file", "test", "fixture"))
+    assert list(files) == ["test_tiny.py", "all 1"] and files["test_tiny.py"][0] == "3"
+    # Two of the three, and all of them together.
+    assert len(tests) == 3 and tests["all 3"][0] == "3"
+    assert [name for name in fixtures if "compiled (function)" in name]
+
+    kept = json.loads((tmp_path / "out.json").read_text())
+    by_name = {row["name"].split("::")[1]: row for row in kept["test"]}
+    assert next(iter(by_name)) == max(by_name, key=lambda name: by_name[name]["seconds"])
+    assert {name: row["starts"] for name, row in by_name.items()} == {
+        "test_that_compiles": 0,
+        "test_that_starts_a_program[0]": 1,
+        "test_that_starts_a_program[1]": 1,
+    }
+    parts = by_name["test_that_compiles"]
+    assert min(parts[kind] for kind in ("tracing", "lowering", "compiling", "cpu")) > 0
+    assert parts["seconds"] > parts["tracing"] + parts["lowering"] + parts["compiling"]
+    assert kept["exit_code"] == 1 and kept["wall"] > kept["file"][0]["seconds"]
+
+
+def test_an_event_that_ends_within_another_is_counted_once(monkeypatch):
+    now = iter([3.0, 4.0, 10.0, 12.0])
+    monkeypatch.setattr(suite.time, "perf_counter", lambda: next(now))
+    clock, (trace, lower, _) = suite.Clock(), suite.KINDS
+    clock.timed(trace, 1.0)  # from 2 to 3
+    clock.timed(trace, 0.5)
+    clock.timed(trace, 9.0)  # from 1 to 10, with both of them within
+    clock.timed(lower, 1.0)
+    clock.timed("/jax/another", 5.0)
+    assert dict(clock.totals) == {"tracing": 9.0, "lowering": 1.0}
+
+
+def test_rows_of_one_name_are_summed():
+    def row(name, **parts):
+        return {"name": name} | dict.fromkeys(suite.PARTS, 0.0) | parts
+
+    found = suite.summed([row("a", seconds=1.0), row("b", seconds=5.0), row("a", seconds=2.0, starts=1)])
+    assert [(one["name"], one["count"], one["seconds"], one["starts"]) for one in found] == [
+        ("b", 1, 5, 0),
+        ("a", 2, 3, 1),
+    ]
+    lines = suite.table("file", found, 1).splitlines()
+    assert len(lines) == 4 and lines[2].startswith("| b | 1 | 5.0 |") and lines[3].startswith("| all 2 | 2 | 8.0 |")

@@ -1,0 +1,306 @@
+"""What holds of every form of data: told by its own shape, read in its order to the pixel, refused in one line.
+
+A new form is a writer in `support/forms.py` and a line in its `FORMS`. What is a form's own has a file of its own.
+"""
+
+import dataclasses
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.cases import rarely
+from support.forms import CLASSES, COUNTS, FORMS, Form, Pictures, Splits, pictures
+from support.irregular import KINDS, put_back, set_aside
+
+import jaxddp
+from jaxddp.cache_folder import CACHE_VARIABLE
+from jaxddp.cli import main
+from jaxddp.config import DataConfig
+from jaxddp.curate.check import check
+from jaxddp.curate.pack import Packing, pack
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.opening import open_splits, open_tables
+from jaxddp.data.order import EvalOrder, SampleOrder, Shard
+from jaxddp.data.source import Source
+from jaxddp.errors import InputError
+from jaxddp.registry import FORMATS
+
+# What waits for what is no file is ended by pytest; nothing here takes a second.
+pytestmark = pytest.mark.timeout(60)
+
+FILES = [name for name, form in FORMS.items() if not form.in_memory]
+FOLDERS = [name for name in FORMS if name.startswith("folders")]
+# Of folders one kind of image stands for all where images are not decoded.
+ONCE = [name for name in FORMS if name not in FOLDERS[1:]]
+BATCH = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A form of data on the disk, and what was written."""
+
+    form: Form
+    path: Path
+    truth: Splits
+
+    def data(self, **more) -> DataConfig:
+        return self.form.data(self.path, **more)
+
+
+def write(name: str, folder: Path, channels: int = 3, bits: int = 8, counts: dict[str, int] = COUNTS) -> Written:
+    form = FORMS[name]
+    truth = pictures(channels, bits, form.size, counts)
+    return Written(form, form.write(folder, truth), truth)
+
+
+@pytest.fixture(scope="module")
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    with pytest.MonkeyPatch.context() as patched:
+        folder = tmp_path_factory.mktemp("form")
+        patched.setenv(CACHE_VARIABLE, str(folder / "cache"))
+        made = write(request.param, folder / "data")
+        patched.setenv("TFDS_DATA_DIR", str(made.path))
+        yield made
+
+
+every_form = pytest.mark.parametrize("written", FORMS, indirect=True, scope="module")
+every_form_once = pytest.mark.parametrize("written", ONCE, indirect=True, scope="module")
+
+
+def stored(source: Source, row: int) -> np.ndarray:
+    """The pixels of a row as its file has them, read by another decoder."""
+    if isinstance(source, ArrayTable):
+        return source.images[row]
+    pixels = np.asarray(Image.open(io.BytesIO(source.read(row))))  # type: ignore[attr-defined]
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def expected(written: Written, source: Source, truth: Pictures) -> tuple[np.ndarray, np.ndarray]:
+    """The images and labels of a source in its order, which are those that were written, each once."""
+    images = np.stack([stored(source, row) for row in range(len(truth))])
+    if not written.form.exact:
+        assert images.shape == truth.images.shape
+        return images, truth.labels
+    places = {image.tobytes(): row for row, image in enumerate(truth.images)}
+    rows = np.array([places[image.tobytes()] for image in images])
+    assert sorted(rows) == [*range(len(truth))]
+    assert not written.form.ordered or rows.tolist() == sorted(rows)
+    return truth.images[rows], truth.labels[rows]
+
+
+def test_every_format_has_a_form_here():
+    assert {form.format for form in FORMS.values()} == {*FORMATS.names()}
+
+
+@every_form_once
+def test_every_form_is_told_by_what_lies_there(written: Written):
+    for split, source in zip(("train", "val"), open_tables(written.data()), strict=True):
+        assert source.class_names == CLASSES and len(source) == COUNTS[split]
+        assert isinstance(source, ArrayTable) == written.form.in_memory
+        _, labels = expected(written, source, written.truth[split])
+        assert source.labels.tolist() == labels.tolist() and source.labels.dtype == np.int32
+    some, _ = open_tables(written.data(classes="0:2", limit=3))
+    assert (len(some), some.class_names) == (3, CLASSES[:2])
+
+
+@every_form_once
+def test_python_opens_every_form(written: Written):
+    address = written.form.address or written.path
+    opened = jaxddp.open_data(address)
+    named = open_splits(written.data())
+    assert [source.fingerprint for source in opened] == [named[split].fingerprint for split in ("train", "val")]
+    assert {source.class_names for source in jaxddp.open_data(str(address), classes="1:3")} == {CLASSES[1:]}
+
+
+@every_form
+def test_batches_hold_the_pixels_of_their_rows(written: Written):
+    """Of a host of two, over the end of an epoch."""
+    train, _ = open_tables(written.data())
+    assert_pixels_of_rows(written, train, written.data())
+
+
+def assert_pixels_of_rows(written: Written, train: Source, data: DataConfig) -> None:
+    images, labels = expected(written, train, written.truth["train"])
+    order, half = SampleOrder(len(train), BATCH, seed=5), Shard(1, 2)
+    batches = list(train.train_batches(order, data, range(4), half))
+    for step, batch in enumerate(batches):
+        rows = half.of(order.rows(step))
+        assert batch.row.tolist() == rows.tolist() and batch.label.tolist() == labels[rows].tolist()
+        assert batch.epoch.tolist() == half.of(order.epochs(step)).tolist() and batch.mask.all()
+        np.testing.assert_array_equal(batch.image, images[rows])
+        assert batch.image.dtype == images.dtype
+    assert len(batches) == 4
+
+
+@every_form_once
+def test_evaluation_counts_every_example_once(written: Written):
+    _, val = open_tables(written.data())
+    images, labels = expected(written, val, written.truth["val"])
+    batches = list(val.eval_batches(EvalOrder(len(val), BATCH), written.data()))
+    assert [batch.mask.tolist() for batch in batches] == [[1, 1, 1, 1], [1, 0, 0, 0]]
+    rows = np.concatenate([batch.row[batch.mask > 0] for batch in batches])
+    assert sorted(rows) == [*range(len(val))]
+    for batch in batches:
+        real = batch.mask > 0
+        np.testing.assert_array_equal(batch.image[real], images[batch.row[real]])
+        assert batch.label[real].tolist() == labels[batch.row[real]].tolist() and not batch.image[~real].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "bits"),
+    [
+        ("folders of webp", 4, 8),
+        ("folders of tiff", 1, 16),
+        ("NumPy", 1, 16),
+        ("IDX", 1, 8),
+        rarely("folders of png", 1, 8),
+        rarely("folders of png", 1, 16),
+        rarely("folders of tiff", 1, 8),
+        rarely("folders of tiff", 4, 8),
+        rarely("CSV", 1, 8),
+        rarely("Parquet", 4, 8),
+        rarely("Parquet", 1, 16),
+        rarely("NumPy", 1, 8),
+        rarely("NumPy", 4, 8),
+    ],
+)
+def test_channels_and_bits_are_those_that_went_in(name: str, channels: int, bits: int, tmp_path: Path):
+    """`test_pixel_formats` has every kind of image in every format; these come through a stream."""
+    made = write(name, tmp_path / "data", channels, bits)
+    data = made.data() if made.form.in_memory else made.data(channels=channels, bits=bits)
+    train, _ = open_tables(data)
+    assert_pixels_of_rows(made, train, data)
+
+
+def fingerprints(written: Written) -> list[str]:
+    return [source.fingerprint for source in open_splits(written.data()).values()]
+
+
+@every_form_once
+def test_the_fingerprint_is_that_of_the_examples_wherever_they_lie(written: Written, tmp_path: Path):
+    found = fingerprints(written)
+    assert len({*found}) == 2
+    moved = written.path.rename(tmp_path / written.path.name)
+    assert fingerprints(dataclasses.replace(written, path=moved)) == found
+    moved.rename(written.path)
+    assert fingerprints(written) == found
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_other_examples_have_another_fingerprint(name: str, tmp_path: Path):
+    fewer = write(name, tmp_path / "fewer", counts={"train": 9, "val": 5})
+    train, val = fingerprints(fewer)
+    # The other split is the same, and so is its fingerprint: what was written before decides nothing.
+    again = fingerprints(write(name, tmp_path / "again"))
+    assert again[0] != train
+    assert again[1] == val or name == "packed"
+
+
+@every_form_once
+def test_a_share_for_validation_is_refused_where_there_is_a_split(written: Written):
+    with pytest.raises(InputError, match=r"^data\.val_share=0\.3: .* is read with a validation split of its own"):
+        open_splits(written.data(val_share=0.3))
+
+
+UNDIVIDED = {"folders of png": "train", "CSV": "train.csv", "Parquet": "data/train-00000-of-00001.parquet"}
+
+
+@pytest.mark.parametrize("name", UNDIVIDED)
+def test_what_has_no_split_is_divided_alike_everywhere(name: str, tmp_path: Path):
+    made = write(name, tmp_path / "data")
+    path = made.path / UNDIVIDED[name]
+    for file in (*made.path.glob("val.csv"), *made.path.glob("data/validation-*")):
+        file.unlink()
+    with pytest.raises(InputError, match=r"has no validation split; give data\.val_share"):
+        open_splits(DataConfig(path=str(path)))
+    train, val = open_splits(DataConfig(path=str(path), val_share=0.3)).values()
+    # Of each class of three or four examples one.
+    assert np.bincount(val.labels).tolist() == [1, 1, 1] and len(train) == COUNTS["train"] - 3
+    names = [source.name(row) for source in (train, val) for row in range(len(source))]
+    assert len({*names}) == COUNTS["train"]
+    again = jaxddp.open_data(path, 0.3)
+    assert [source.fingerprint for source in again] == [train.fingerprint, val.fingerprint]
+
+
+@pytest.mark.parametrize("written", [name for name in ONCE if name in FILES], indirect=True, scope="module")
+def test_check_finds_no_fault_and_pack_copies(written: Written, tmp_path: Path):
+    splits = open_splits(written.data())
+    assert check(splits).num_faults == 0
+    pack(splits, tmp_path / "packed", Packing(short_side=written.form.size))
+    for copy, source in zip(
+        open_splits(DataConfig(path=str(tmp_path / "packed"))).values(), splits.values(), strict=True
+    ):
+        assert copy.labels.tolist() == source.labels.tolist() and copy.class_names == source.class_names
+
+
+@pytest.mark.parametrize("written", [name for name in ONCE if name not in FILES], indirect=True, scope="module")
+def test_arrays_are_checked_and_not_packed(written: Written, tmp_path: Path):
+    splits = open_splits(written.data())
+    assert check(splits).num_faults == 0
+    with pytest.raises(InputError, match="arrays in few files already; train on it as it is"):
+        pack(splits, tmp_path / "packed", Packing())
+
+
+# Files that are no files
+
+
+def telling_files(written: Written) -> list[Path]:
+    """Each file of the set; of many images of one folder the first stands for all."""
+    if written.path.is_file():
+        return [written.path]
+    found = sorted(path for path in written.path.rglob("*") if path.is_file() and path.suffix != ".jaxddp-index")
+    images = (".JPEG", ".png", ".bmp")
+    first = {path.parent: path for path in reversed(found) if path.suffix in images}
+    return [path for path in found if path.suffix not in images or first[path.parent] == path]
+
+
+def refusal(written: Written, capfd) -> tuple[bool, int, str]:
+    """Whether opening fails, and the code and the last words of `data check`."""
+    refused = False
+    try:
+        for source in open_tables(written.data()):
+            source.read(0) if hasattr(source, "read") else None
+    except InputError as error:
+        assert "\n" not in str(error)
+        refused = True
+    address = written.form.address or str(written.path)
+    code = main(["data", "check", address])
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err and code in (0, 1, 2)
+    return refused, code, said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [(name, kind) for name in ONCE for kind in KINDS],
+    indirect=["written"],
+    scope="module",
+)
+def test_a_data_set_in_which_one_file_is_no_file_is_refused_in_one_line(written, kind, capfd, monkeypatch):
+    monkeypatch.chdir(written.path.parent)
+    for path in telling_files(written):
+        kept = set_aside(path, kind)
+        refused, code, said = refusal(written, capfd)
+        # Where the names of classes are absent, most forms do without; and a folder may lie in a class's.
+        optional = path.suffix == ".txt" or (written.form.format, kind) == ("folders", "a directory")
+        assert (refused and code > 0) or optional, (path, said)
+        put_back(path, kept)
+    open_tables(written.data())
+
+
+@pytest.mark.parametrize("share", [0.57, 0.0], ids=["cut", "emptied"])
+@every_form_once
+def test_a_file_that_is_not_whole_is_found_by_the_check(written: Written, share: float, capfd, monkeypatch):
+    monkeypatch.chdir(written.path.parent)
+    for path in telling_files(written):
+        content = path.read_bytes()
+        path.write_bytes(content[: int(share * len(content))])
+        refused, code, said = refusal(written, capfd)
+        # What is left of a text may be one; the library says of a set's description only where the set is.
+        named = path.name in said or (path.suffix == ".json" and str(written.path) in said)
+        assert ((refused or code > 0) and named) or path.suffix in (".txt", ".csv"), (path, said)
+        path.write_bytes(content)
+    assert refusal(written, capfd)[:2] == (False, 0)

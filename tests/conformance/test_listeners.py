@@ -1,0 +1,399 @@
+"""What every listener and logger makes of a run, whatever its library: one line of `KINDS` for each.
+
+First from an invented run (`support.listeners`), then from one that is trained, stopped and resumed, and that all
+loggers with a library of their own watch together. What only one of them does stands in a file of its own.
+"""
+
+import dataclasses
+import functools
+import gc
+import io
+import json
+import logging
+import math
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from support import runs
+from support.data import random_table
+from support.listeners import TOTAL, drive, evaluation_record, run_start, step_record
+from support.logged import (
+    Series,
+    alone,
+    forget_mlflow,
+    mlflow_client,
+    mlflow_run,
+    of_jsonl,
+    of_mlflow,
+    of_rows,
+    of_tensorboard,
+    of_wandb,
+    offline_runs,
+    tensorboard_tags,
+    wandb_config,
+    wandb_history,
+    wandb_ids,
+    wandb_records,
+)
+
+from jaxddp.config import Config
+from jaxddp.errors import InputError
+from jaxddp.registry import LOGGERS
+from jaxddp.training import rows
+from jaxddp.training.events import RunEnd
+from jaxddp.training.listeners import curves
+from jaxddp.training.listeners.display import PlainLines
+from jaxddp.training.listeners.history import History
+from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.listeners.live import LiveDisplay, TerminalScreen
+from jaxddp.training.listeners.tensorboard import TensorBoard
+from jaxddp.training.loggers import make_loggers
+from jaxddp.training.shown import Shown
+
+
+def of_config(name: str, workdir: Path) -> Any:
+    """The logger that a config names, without what keeps the run from its failures."""
+    return LOGGERS.get(name)(Config().replace(log={"to": ("jsonl", name)}), workdir)
+
+
+def plain_lines(workdir: Path) -> PlainLines:
+    workdir.mkdir(exist_ok=True)
+    return PlainLines((workdir / "screen.txt").open("a"))
+
+
+def live_display(workdir: Path) -> LiveDisplay:
+    workdir.mkdir(exist_ok=True)
+    return LiveDisplay(TerminalScreen((workdir / "screen.txt").open("a")))
+
+
+def of_history(workdir: Path) -> Series:
+    history = the_history(workdir)
+    columns = {"train": history.train, "train/epoch": history.epochs, "val": history.val}
+    return {
+        ("train/epoch_" if part == "train/epoch" else f"{part}/") + name: list(zip(found["step"], values, strict=True))
+        for part, found in columns.items()
+        for name, values in found.items()
+        if name != "step" and (part, name) != ("train/epoch", "epoch")
+    }
+
+
+def wandb_end(workdir: Path) -> tuple[int, bool]:
+    """The exit code that the last run told, and whether it said that it will go on elsewhere."""
+    found = list(wandb_records(offline_runs(workdir)[-1]))
+    (end,) = (record.exit for record in found if record.WhichOneof("record_type") == "exit")
+    return end.exit_code, any(record.WhichOneof("record_type") == "preempting" for record in found)
+
+
+the_history = functools.cache(lambda workdir: History())
+"""A history is in memory alone; a notebook that goes on has the same."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A listener of a work directory, and what it leaves: the scalars, or else a file; how it tells of an end."""
+
+    make: Callable[[Path], Any]
+    series: Callable[[Path], Series] | None = None
+    file: str = ""
+    again: bool = False
+    """Whether a step that a resumed run takes again has a second point."""
+    end: Callable[[Path], Any] | None = None
+    ends: tuple[Any, ...] = ()
+    """Of a run that is done, one that failed, and one that was preempted."""
+
+
+KINDS = {
+    "jsonl": Kind(
+        *(functools.partial(of_config, "jsonl"), of_jsonl),
+        end=lambda workdir: json.loads((workdir / "result.json").read_text())["status"],
+        ends=("done", "failed", "preempted"),
+    ),
+    "history": Kind(the_history, of_history),
+    "plain lines": Kind(plain_lines, file="screen.txt"),
+    "live display": Kind(live_display, file="screen.txt"),
+    "curves": Kind(functools.partial(of_config, "curves"), file="curves.png"),
+    "parameters": Kind(functools.partial(of_config, "parameters"), file="parameters.txt"),
+    "confusion": Kind(functools.partial(of_config, "confusion"), file="confusion.csv"),
+    "tensorboard": Kind(functools.partial(of_config, "tensorboard"), of_tensorboard, again=True),
+    "wandb": Kind(
+        *(functools.partial(of_config, "wandb"), of_wandb),
+        again=True,
+        end=wandb_end,
+        ends=((0, False), (1, False), (75, True)),
+    ),
+    "mlflow": Kind(
+        *(functools.partial(of_config, "mlflow"), of_mlflow),
+        again=True,
+        end=lambda workdir: mlflow_run(workdir).info.status,
+        ends=("FINISHED", "FAILED", "KILLED"),
+    ),
+}
+OF_NUMBERS = [name for name, kind in KINDS.items() if kind.series]
+OF_FILES = [name for name, kind in KINDS.items() if kind.file]
+STATUSES = ("done", "failed", "preempted")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def store(tmp_path_factory) -> Iterator[Path]:
+    """The folder in which the runs of these tests start: MLflow's own store is there."""
+    folder = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        alone(folder, patch)
+        yield folder
+        forget_mlflow()
+
+
+def test_every_logger_of_a_config_has_its_line() -> None:
+    assert set(LOGGERS.names()) <= KINDS.keys()
+
+
+# The invented run
+
+CONFUSED = {"confusion": np.array([[3, 1], [0, 4]])}
+PARAMS = {"kernel": np.zeros((3, 2))}
+
+
+def told(listener: Any, start: int = 0, stop: int = TOTAL, status: str = "done", evaluate: tuple[int, ...] = (4, 10)):
+    """The steps after `start`, up to `stop`, where the run ends so."""
+    listener.start(run_start(start, params=PARAMS, class_names=("a", "b")))
+    for step in range(start + 1, stop + 1):
+        listener.step(step_record(step))
+        for seen in (32, 77) if step in evaluate else ():
+            listener.evaluation(evaluation_record(step, seen, sets=CONFUSED))
+    listener.end(RunEnd(status, stop, 90.0, {"loss": math.e / 10}))
+
+
+def course(stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> Series:
+    """The scalars of the invented run, by the names that all loggers give them."""
+    found = []
+    for step in range(1, stop + 1):
+        found.append(rows.step_row(step_record(step)))
+        found += [rows.evaluation_row(evaluation_record(step))] if step in evaluate else []
+    return of_rows(found)
+
+
+def same(found: Series, expected: Series, *, again: bool = False) -> None:
+    """TensorBoard keeps float32. A history has no epochs between its steps; of a point that is there twice the last
+    counts."""
+    for name, points in expected.items():
+        points, own = dict(points), found[name]
+        assert again or len(own) == len(dict(own)), name
+        assert dict(own) == pytest.approx(points, rel=1e-6, nan_ok=True), name
+    assert found.keys() == expected.keys()
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_it_holds_the_scalars_of_a_run(name: str, tmp_path: Path) -> None:
+    told(KINDS[name].make(tmp_path))
+    found = KINDS[name].series(tmp_path)
+    same(found, course())
+    assert found["train/loss"] == [(step, pytest.approx(math.pi / step, rel=1e-6)) for step in range(1, 11)]
+    assert found["train/epoch_top1"] == [(step, pytest.approx(step / 11, rel=1e-6)) for step in (4, 7, 10)]
+    assert found["val/count"] == [(4, 77.0), (10, 77.0)]
+
+
+@pytest.mark.parametrize("name", OF_FILES)
+def test_it_leaves_its_file(name: str, tmp_path: Path) -> None:
+    # Curves are drawn from what is written there.
+    for each in (KINDS["jsonl"], KINDS[name]):
+        told(each.make(tmp_path))
+    assert (tmp_path / KINDS[name].file).stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_a_resumed_run_goes_on_in_the_same_one_and_a_fresh_one_begins_anew(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    told(kind.make(tmp_path), stop=6, status="preempted")
+    told(kind.make(tmp_path), start=5)
+    same(kind.series(tmp_path), course(), again=kind.again)
+    told(kind.make(tmp_path), stop=2, status="failed", evaluate=())
+    same(kind.series(tmp_path), course(stop=2, evaluate=()))
+
+
+def is_number(value: float) -> bool:
+    """MLflow's store has no word for what is infinite, and takes the largest number there is."""
+    return math.isfinite(value) and abs(value) < sys.float_info.max
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_figures_that_are_not_finite_are_no_failure_and_no_numbers(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    for each in (KINDS["jsonl"], kind):
+        listener = each.make(tmp_path)
+        listener.start(run_start(params=PARAMS, class_names=("a", "b")))
+        listener.step(step_record(1))
+        listener.step(step_record(2, metrics={"loss": math.nan, "top1": -math.inf}))
+        listener.evaluation(evaluation_record(2, metrics={"loss": math.inf, "top1": 0.5}, sets=CONFUSED))
+        listener.end(RunEnd("failed", 2, 1.0, {"loss": math.inf, "top1": 0.5}, reason="the loss is nan"))
+    if kind.series:
+        found = kind.series(tmp_path)
+        assert [step for step, _ in found["train/loss"]] == [1, 2]
+        assert [is_number(value) for _, value in found["train/loss"]] == [True, False]
+        assert found["val/top1"] == [(2, 0.5)]
+        assert [(step, is_number(value)) for step, value in found["val/loss"]] == [(2, False)]
+
+
+@pytest.mark.parametrize(("name", "status"), [(n, s) for n, kind in KINDS.items() if kind.end for s in STATUSES])
+def test_the_end_of_a_run_is_told(name: str, status: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    told(kind.make(tmp_path), stop=3, status=status)
+    assert kind.end(tmp_path) == kind.ends[STATUSES.index(status)]
+
+
+@pytest.mark.parametrize("name", LOGGERS.names())
+def test_a_place_that_it_cannot_write_to_costs_a_logger_and_no_run(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    caplog.set_level(logging.WARNING, "jaxddp.training")
+    loggers = make_loggers(Config().replace(log={"to": tuple({"jsonl": 0, name: 0})}), tmp_path / "file" / "run")
+    if name == "jsonl":
+        with pytest.raises(InputError, match="file/run: cannot be written"):
+            told(loggers[0])
+        return
+    told(loggers[1])
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
+    assert said.startswith(f"the logger {name} failed at step ") and said.endswith(" and is left out from here on")
+    assert "file/run" in said
+
+
+def test_tensorboard_adds_a_file_or_begins_anew_and_leaves_the_files_of_others(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for start, files in ((0, 1), (9, 2), (0, 1)):
+        told(KINDS["tensorboard"].make(tmp_path), start=start)
+        assert len(list(tmp_path.glob("events*"))) == files
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_no_figure_stays_in_memory(tmp_path: Path) -> None:
+    """Their parts refer to each other; a collection of all objects comes seldom in a long run."""
+    images, probabilities = np.zeros((2, 4, 4, 3), np.uint8), np.full((2, 5), 0.2)
+    shown = Shown.of(images, np.zeros(2, int), probabilities, tuple("abcde"))
+    written = JsonLines(tmp_path), TensorBoard(tmp_path, 2)
+    drive(*written, stop=TOTAL - 1, evaluate=())
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, Figure) for each in gc.get_objects())
+        for step in (4, 7):
+            curves.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+            written[1].evaluation(evaluation_record(step, predictions=shown))
+        assert sum(isinstance(each, Figure) for each in gc.get_objects()) == before
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        written[1].end(RunEnd("done", TOTAL, 1.0))
+    curves.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+    assert gc.isenabled()
+
+
+# A run that is trained, in two parts, before all loggers that have a library
+
+TRAIN, VAL = random_table(24), random_table(9, seed=1)
+WITH_LIBRARY = ["tensorboard", "wandb", "mlflow"]
+
+
+@pytest.fixture(scope="module")
+def resumed(store: Path) -> Path:
+    hooks = sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM)
+    runs.logged_in_two_parts(store / "runs" / "first", TRAIN, VAL, WITH_LIBRARY)
+    assert (sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM)) == hooks
+    return store / "runs" / "first"
+
+
+@pytest.mark.parametrize("name", WITH_LIBRARY)
+def test_metrics_are_those_of_metrics_jsonl(name: str, resumed: Path) -> None:
+    expected = of_jsonl(resumed)
+    assert [step for step, _ in expected["train/loss"]] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in expected["val/top1"]] == [3, 6]
+    found = KINDS[name].series(resumed)
+    if name == "tensorboard":
+        same(found, expected)
+    else:
+        assert found == expected
+
+
+def test_wandb_goes_on_in_the_same_run_under_its_name(resumed: Path) -> None:
+    first, second = offline_runs(resumed)
+    kept = json.loads((resumed / "wandb.json").read_text())["id"]
+    assert wandb_ids(first) == wandb_ids(second) == {kept}
+    assert [row["step"] for row in wandb_history(first)] == [1, 2, 3, 3]
+    assert [row["step"] for row in wandb_history(second)] == [4, 5, 6, 6]
+    names = {(record.run.project, record.run.display_name) for record in wandb_records(first)} - {("", "")}
+    assert names == {("jaxddp", "first")}
+
+
+def test_wandb_has_the_config_and_where_the_code_comes_from(resumed: Path) -> None:
+    own = json.loads((resumed / "config.json").read_text())
+    first, second = map(wandb_config, offline_runs(resumed))
+    assert (first["train.duration"], second["train.duration"]) == ("1 epoch", "2 epochs")
+    assert second["fingerprint.train"] == own["fingerprint"]["train"]
+    assert second["data.image_size"] == own["data"]["image_size"]
+    assert second["objects.model"] == own["objects"]["model"]
+    assert (second["run.devices"], second["run.parameters"]) == (2, 6 * 6 * 3 * 5)
+    assert {"versions.jax", "versions.jaxddp", "seed"} <= second.keys()
+
+
+def test_mlflow_has_one_run_with_the_config_and_where_the_code_comes_from(resumed: Path) -> None:
+    own, run = json.loads((resumed / "config.json").read_text()), mlflow_run(resumed)
+    experiment = mlflow_client().get_experiment_by_name("jaxddp")
+    assert run.info.experiment_id == experiment.experiment_id
+    named = mlflow_client().search_runs([experiment.experiment_id], "attributes.run_name = 'first'")
+    assert [each.info.run_id for each in named] == [run.info.run_id]
+    params = run.data.params
+    assert params["fingerprint.train"] == own["fingerprint"]["train"]
+    assert (params["data.image_size"], params["run.devices"]) == (str(own["data"]["image_size"]), "2")
+    assert {"versions.jax", "versions.jaxddp", "seed", "objects.model"} <= params.keys()
+
+
+def test_what_a_resumed_run_changes_is_a_tag_of_mlflow(resumed: Path) -> None:
+    data = mlflow_run(resumed).data
+    assert (data.params["train.duration"], data.tags["train.duration"]) == ("1 epoch", "2 epochs")
+    assert data.params.keys() & data.tags.keys() == {"train.duration", "run.steps"}
+
+
+def wandb_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
+    shown = {}
+    for folder in offline_runs(workdir):
+        for row in wandb_history(folder):
+            if (own := row.get("val/predictions")) is not None:
+                assert len(own["captions"]) == len(VAL)
+                shown[row["step"]] = [np.asarray(Image.open(folder / "files" / file)) for file in own["filenames"]]
+    return shown
+
+
+def mlflow_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
+    client, own = mlflow_client(), mlflow_run(workdir).info.run_id
+    files = [file.path for file in client.list_artifacts(own, "images") if file.path.endswith(".png")]
+    return {
+        int(path.split("+step+")[1].split("+")[0]): [np.asarray(Image.open(client.download_artifacts(own, path)))]
+        for path in files
+    }
+
+
+def tensorboard_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
+    # A picture is its width, its height and the bytes of a PNG.
+    found = tensorboard_tags(workdir)["val/predictions"]
+    return {event.step: [np.asarray(Image.open(io.BytesIO(event.tensor_proto.string_val[2])))] for event in found}
+
+
+@pytest.mark.parametrize(
+    ("predictions", "exactly"),
+    [(wandb_predictions, True), (mlflow_predictions, False), (tensorboard_predictions, False)],
+    ids=["wandb", "mlflow", "tensorboard"],
+)
+def test_each_evaluation_shows_its_predictions(predictions, exactly: bool, resumed: Path) -> None:
+    shown = predictions(resumed)
+    assert sorted(shown) == [3, 6]
+    for images in shown.values():
+        if exactly:
+            np.testing.assert_array_equal(np.stack(images), VAL.images)
+        else:
+            assert np.ptp(images[0][..., :3]) > 200

@@ -1,0 +1,305 @@
+"""Every family of networks: N devices equal one, it becomes a program, its arrays have the names and its logits the
+values that others publish, and the configs that name it take a step. What a family does besides is in its own file."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.cases import few, rarely
+from support.data import random_table
+from support.ilsvrc import write_tree
+from support.networks import largest_difference, make_shallow, randomized
+from support.published import CLASSES, digest, golden, image, weights
+from support.runs import experiment_of, setup_of
+from support.shared import interned, sgd
+
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import Config, load
+from jaxddp.engine.state import TrainState
+from jaxddp.experiment.initial_weights import initial_weights, shapes_of
+from jaxddp.experiment.signature import Signature
+from jaxddp.experiment.trained import TrainedRun
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt, for_platform
+from jaxddp.models.protocol import takes_example_keys
+from jaxddp.recipe_file import config_names
+from jaxddp.registry import MODELS
+from jaxddp.serving.program import export_program
+from jaxddp.training.loop import fit
+from jaxddp.weights.layout import namings_of, published
+from jaxddp.weights.state_dict import write
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "resnet50": {"width": 2, "stem": "small", "batch_norm": "sync"},
+    "vit_ti16": {"drop_path": 0.5},
+    "convnext_tiny": {"drop_path": 0.5},
+    "airbench": {"width": 2, "batch_norm": "sync"},
+}
+"""One name of each, with what its config says of it."""
+UNTRAINED = {"airbench": {"whiten/kernel"}}
+TABLE = random_table(30, image=32)
+NAMES, SHAPE = TABLE.class_names, TABLE.images.shape[1:]
+
+
+@pytest.fixture
+def shallow(monkeypatch):
+    make_shallow(monkeypatch)
+
+
+def module_of(name: str, **changes: Any) -> Any:
+    """The network of a config."""
+    config = Config().replace(model={"name": name, **FAMILIES[name]}, train={"precision": "float32"})
+    return MODELS.get(name)(config, len(NAMES)).clone(**changes)
+
+
+def test_every_network_is_of_a_family():
+    of_the_families = {type(module_of(name)) for name in FAMILIES}
+    assert {type(MODELS.get(name)(Config(), CLASSES)) for name in MODELS.names()} == of_the_families
+
+
+# --- As runs and as programs ---
+
+
+@functools.cache
+def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """The parameters before and behind three steps in float64, and the sums of each; the network is shallow."""
+    with jax.enable_x64(True):
+        # Whose second block is dropped.
+        own = {"stage_sizes": (1, 1, 0, 0), "width": 8} if name == "convnext_tiny" else {}
+        module = module_of(name, dtype="float64", param_dtype="float64", **own)
+        setup = setup_of(module, sgd(0.05), TABLE, devices=devices)
+        before = jax.device_get(randomized(setup.state.params))
+        state, sums = setup.topology.replicate(setup.state.replace(params=before)), []
+        step = setup.step()
+        for batch in setup.batches(0, 3):
+            state, found = step(state, batch)
+            sums.append(np.asarray(found.values))
+        return before, jax.device_get((state.params, state.model_state)), sums
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", few((4,), 2, 8))
+@pytest.mark.parametrize(
+    "name",
+    # What depends on devices is statistics, which a ResNet shows, and what is dropped, see `test_drop_path.py`.
+    ["resnet50", pytest.param("airbench", marks=pytest.mark.ci), rarely("vit_ti16"), rarely("convnext_tiny")],
+)
+def test_any_number_of_devices_equals_one(name, devices, shallow):
+    """Each image is dropped from a block by its own key, and batch statistics are those of all devices."""
+    before, after, sums = trained(name, 1)
+    _, others, theirs = trained(name, devices)
+    np.testing.assert_allclose(theirs, sums, rtol=1e-9)
+    assert largest_difference(others, after) < 1e-9
+    same = jax.tree.map(lambda one, other: np.abs(one - other).max() < 1e-6, before, after[0])
+    held = {jax.tree_util.keystr(path, simple=True, separator="/") for path, is_same in leaves(same) if is_same}
+    assert held == UNTRAINED.get(name, set())
+
+
+def leaves(tree: Any) -> list:
+    return jax.tree_util.tree_leaves_with_path(tree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*((name, "onnx") for name in FAMILIES), ("vit_ti16", "stablehlo")]
+    + [rarely(name, "stablehlo") for name in FAMILIES if name != "vit_ti16"],
+)
+def test_every_family_becomes_a_program(form, name, tmp_path, shallow):
+    """Fresh networks; `export_program` compares the answers by itself."""
+    said = export_program(fresh_run(name, tmp_path), tmp_path / f"net.{form}", form)
+    assert "of the network's; classes and sizes in" in said
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("form", ["onnx", "stablehlo"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_whole_network_becomes_a_program(form, name, tmp_path):
+    said = export_program(fresh_run(name, tmp_path), tmp_path / f"net.{form}", form)
+    assert "of the network's; classes and sizes in" in said
+
+
+def fresh_run(name: str, place: Path) -> TrainedRun:
+    """What a run of no steps leaves."""
+    model = adapt(module_of(name))
+    params, model_state = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *SHAPE)))
+    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, ())
+    signature = Signature(NAMES, NAMES, SHAPE, "uint8", True)
+    return TrainedRun(place, 0, Config(), model, state, Preprocess(), signature, Topology.create(1))
+
+
+# --- What others publish ---
+
+SECOND = ("vit_b16", "timm_convnext_tiny")
+"""Those whose names are the network's second ones."""
+NAMED = ("resnet18", "resnet50", "vit_ti16", "vit_b16", "convnext_tiny", "timm_convnext_tiny")
+"""Of each block and each naming one; the others differ in numbers."""
+
+
+def network(name: str) -> Any:
+    return MODELS.get(name.removeprefix("timm_"))(Config(), CLASSES)
+
+
+@functools.cache
+def shapes(name: str, height: int, width: int) -> dict[str, tuple[int, ...]]:
+    return shapes_of(adapt(network(name)), (height, width, 3))
+
+
+def state_dict_of(name: str, height: int, width: int) -> dict[str, Any]:
+    """Zeros with the names and shapes of its publisher; they take no memory."""
+    zeros = {path: np.broadcast_to(np.float32(0), shape) for path, shape in shapes(name, height, width).items()}
+    return published(zeros, namings_of(adapt(network(name)))[name in SECOND])
+
+
+@pytest.mark.parametrize("name", few(NAMED, *(name for name in golden() if name not in NAMED)))
+def test_arrays_have_the_published_names_and_shapes(name):
+    found = {each: array.shape for each, array in state_dict_of(name, 224, 224).items()}
+    assert len(found) == golden()[name]["arrays"]
+    assert digest(found) == golden()[name]["digest"]
+
+
+@functools.cache
+def logits_by(module: Any) -> Any:
+    return jax.jit(lambda variables, images: module.apply(variables, images))
+
+
+def logits(name: str, file: Path, size: str, dtype: str) -> Any:
+    height, width = map(int, size.split("x"))
+    model = for_platform(adapt(network(name).clone(dtype=dtype, param_dtype=dtype)), "cpu")
+    arrays = initial_weights(file, model, shapes(name, height, width), CLASSES, Topology.create(1))
+    variables: dict[str, Any] = {}
+    for path, array in arrays.items():
+        *parents, last = path.split("/")
+        inner = variables
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = jnp.asarray(array, dtype)
+    return np.asarray(logits_by(model.module)(variables, jnp.asarray(image(height, width), dtype)))[0]
+
+
+TELLING = [
+    *(("resnet18", "97x131", precision) for precision in ("float64", "float32")),
+    *((name, "97x131", "float64") for name in ("resnet50", "convnext_tiny", "timm_convnext_tiny")),
+    ("vit_ti16", "224x224", "float64"),
+]
+"""The smallest of what computes alike."""
+# 87 million parameters; `test_arrays_have_the_published_names_and_shapes` has its names before.
+LARGE = [("vit_b16", "224x224", "float64")]
+OTHERS = [(name, size, "float64") for name in golden() for size in golden()[name]["logits"]]
+OTHERS = [case for case in [*OTHERS, ("resnet50", "97x131", "float32")] if case not in [*TELLING, *LARGE]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size", "precision"),
+    [*TELLING, *(pytest.param(*case, marks=pytest.mark.ci) for case in LARGE), *(rarely(*case) for case in OTHERS)],
+)
+def test_logits_are_the_published_ones(tmp_path, name, size, precision):
+    """With every array drawn anew, through a file that has the names of torchvision or of timm."""
+    height, width = map(int, size.split("x"))
+    like = {each: array.shape for each, array in state_dict_of(name, height, width).items()}
+    write(tmp_path / "w.safetensors", weights(like))
+    with jax.enable_x64(precision == "float64"):
+        found = logits(name, tmp_path / "w.safetensors", size, precision)
+    difference = np.abs(found - golden()[name]["logits"][size]).max()
+    print(f"{name} {size} {precision}: {difference:.2g}")
+    assert difference < {"float64": 1e-9, "float32": 1e-4}[precision]
+
+
+# --- The configs of the project ---
+
+TELLING_CONFIGS = {
+    "fashion_mnist": "a constant rate, shortcuts without a norm",
+    "finetune_folder": "new layers, rates by layer, crops of a random area",
+    "imagenet_resnet50_mild": "images that grow, blurred strides, binary cross entropy, an evaluation of another size",
+    "imagenet_vit_s16": "a ViT; RandAugment and Mixup",
+}
+"""What the others are made of is shown by these and by its own tests (`test_cifar10_fast.py` trains one), and that each
+is a whole recipe by `test_the_network_of_every_config_has_an_output_for_each_class`."""
+
+
+OTHER_NUMBERS = {
+    "cifar100": "cifar10",
+    "cifar10_fast_sgd": "cifar10_fast",
+    "imagenet_resnet18_ffcv_16": "imagenet_resnet50_ffcv_16",
+    "imagenet_resnet50_ffcv_88": "imagenet_resnet50_ffcv_16",
+    "imagenet_resnet34": "imagenet_resnet50",
+}
+"""Configs that name the same pieces as another one, shallow as they are here."""
+
+
+def config_cases() -> list:
+    others = [name for name in config_names() if name not in TELLING_CONFIGS | OTHER_NUMBERS]
+    return [*few((*TELLING_CONFIGS,), *OTHER_NUMBERS), *(pytest.param(name, marks=pytest.mark.ci) for name in others)]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return write_tree(tmp_path_factory.mktemp("ilsvrc"), classes=3, images=4, val=2, size=40)
+
+
+def in_small(name: str, pictures, images: int) -> Config:
+    """A config for as many images of a step on each of two devices, with everything else as it has it."""
+    config = load(name)
+    grouped = "ghost" in config.model.batch_norm
+    return config.replace(
+        data={"path": str(pictures)},
+        model={"batch_norm": f"ghost:{images}"} if grouped else {},
+        train={"batch_size": 2 * images},
+        optimizer={"warmup": "0 steps"},
+        eval={"batch_size": 2 * images},
+        parallel={"devices": 2},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", config_cases())
+def test_every_config_takes_a_step(name, pictures, shallow):
+    """Of a shallow network on 32 pixels."""
+    config = in_small(name, pictures, images=2)
+    sizes = {"grow_from": config.data.grow_from and 16, "grow_by": 4, "eval_size": config.data.eval_size and 40}
+    config = config.replace(
+        data={"image_size": 32, "resize": 40, **sizes},
+        model={} if config.model.name in ("vit_s16", "convnext_tiny") else {"width": 2},
+        train={"duration": "1 step"},
+        objective={"unlabelled_ratio": 2},
+        parallel={"self_test": "never"},
+    )
+    setup = experiment_of(config).setup()
+    before = jax.device_get(setup.state.params)
+    state = fit(setup.run())
+    after, head = jax.device_get(state.params), "fc" if config.model.name.startswith("resnet") else "head"
+    assert int(state.step) == 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    assert after[head]["kernel"].shape[-1] == setup.table.num_classes == 3
+    assert not np.array_equal(before[head]["kernel"], after[head]["kernel"])
+
+
+@functools.cache
+def logits_in_training(model: Any, size: int) -> tuple[int, ...]:
+    """Their shape, of four images so large."""
+    images, key = jax.ShapeDtypeStruct((4, size, size, 3), np.float32), jax.random.key(0)
+    params, model_state = jax.eval_shape(model.init, key, images)
+    own = {"example_keys": jax.random.split(key, 4)} if takes_example_keys(model) else {}
+    apply = functools.partial(model.apply, train=True)
+    return jax.eval_shape(apply, params, model_state, images, key=key, **own)[0].shape
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_the_network_of_every_config_has_an_output_for_each_class(name, pictures, shallow):
+    """At the size of its images; what is deeper is of the same shapes."""
+    config = in_small(name, pictures, images=4).replace(objective={"unlabelled_ratio": 1})
+    if config.data.grow_from:
+        # Of the sides that a network is asked to take, the first and the last.
+        config = config.replace(data={"grow_by": config.data.image_size - config.data.grow_from})
+    model = interned(experiment_of(config).recipe.model)
+    assert logits_in_training(model, config.data.image_size) == (4, 3)
+
+
+def test_every_family_has_a_config():
+    named = {type(MODELS.get(load(name).model.name)(Config(), CLASSES)) for name in config_names()}
+    assert named == {type(module_of(name)) for name in FAMILIES}

@@ -1,0 +1,354 @@
+"""Every optimizer and every schedule: their numbers are those of the formulas that they are named for; of an optimizer
+also that N devices equal one, that a resumed run is the uninterrupted one, and what groups of layers change. What one
+of them does besides is in its own file."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optax import contrib
+from support.cases import few
+from support.data import CLASSES, random_table
+from support.networks import largest_difference
+from support.optimizers import (
+    assert_equal,
+    by_hand,
+    by_optax,
+    config_of,
+    make_optimizer,
+    parameters,
+    rate,
+    rates,
+    updated,
+)
+from support.runs import setup_of, train
+
+from jaxddp.config import Config
+from jaxddp.engine.layerwise import only_trained, with_factors
+from jaxddp.errors import Preempted
+from jaxddp.layers import Layers
+from jaxddp.optimizers.decay import decayed
+from jaxddp.registry import OPTIMIZERS, SCHEDULES
+from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.training.checkpoints import Checkpoints
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+# --- Optimizers by hand ---
+
+
+def momentum(nesterov: bool) -> Callable:
+    """Sutskever's, with the rate outside of the buffer, as Goyal et al. (arXiv:1706.02677, section 3) and PyTorch."""
+
+    def update(p, g, memory, step, decays):
+        g = g + 0.02 * p * decays
+        memory[0] = 0.8 * memory[0] + g
+        p -= rate(step) * (g + 0.8 * memory[0] if nesterov else memory[0])
+
+    return functools.partial(by_hand, update)
+
+
+def of_adam(epsilon: float, adaptive: bool) -> Callable:
+    """Loshchilov and Hutter's (arXiv:1711.05101, algorithm 2), with the schedule's rate on both terms, as PyTorch and
+    optax have it; `adaptive` is You et al.'s LAMB (arXiv:1904.00962, algorithm 2), whose vectors keep Adam's update."""
+
+    def update(p, g, memory, step, decays):
+        memory[0] = 0.85 * memory[0] + 0.15 * g
+        memory[1] = 0.98 * memory[1] + 0.02 * g**2
+        mean, square = memory[0] / (1 - 0.85 ** (step + 1)), memory[1] / (1 - 0.98 ** (step + 1))
+        u = mean / (np.sqrt(square) + epsilon) + 0.05 * p * decays
+        p -= rate(step) * u * (np.linalg.norm(p) / np.linalg.norm(u) if decays and adaptive else 1)
+
+    return functools.partial(by_hand, update)
+
+
+def lars(p, g, memory, step, decays):
+    """You et al.'s (arXiv:1708.03888, algorithm 1), with the norm of the decayed gradient; vectors have plain SGD."""
+    g = g + 0.02 * p * decays
+    local = 0.01 * np.linalg.norm(p) / np.linalg.norm(g) if decays else 1
+    memory[0] = 0.7 * memory[0] + rate(step) * local * g
+    p -= memory[0]
+
+
+def muon(steps: int) -> dict:
+    """That of optax, with convolutions as matrices."""
+    matrix = contrib.MuonDimensionNumbers
+    numbers = {
+        "conv": {"kernel": matrix((0, 1, 2), 3)},
+        "norm": {"scale": None, "bias": None},
+        "head": {"kernel": matrix(0, 1), "bias": None},
+    }
+    settings = {"muon_weight_dimension_numbers": numbers, "consistent_rms": 0.2}
+    return by_optax(contrib.muon(rate, weight_decay=0.05, adam_b2=0.98, **settings), steps)
+
+
+def schedule_free(steps: int) -> dict:
+    """That of optax, with kernels decayed."""
+    step = optax.adamw(rate, b1=0.0, b2=0.98, weight_decay=0.05, mask=decayed)
+    return by_optax(contrib.schedule_free(step, rate, b1=0.8), steps)
+
+
+def undecayed(steps: int) -> dict:
+    return by_optax(contrib.schedule_free_adamw(rate, b1=0.8, b2=0.98), steps)
+
+
+OF_ADAM = {"momentum": 0.85, "beta2": 0.98, "weight_decay": 0.05}
+OF_LARS = {"momentum": 0.7, "nesterov": False, "weight_decay": 0.02, "trust_coefficient": 0.01}
+FREE = {"momentum": 0.8, "beta2": 0.98, "schedule": "constant"}
+STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
+    "momentum": ({"momentum": 0.8, "nesterov": False, "weight_decay": 0.02}, momentum(nesterov=False)),
+    "momentum, nesterov": ({"momentum": 0.8, "nesterov": True, "weight_decay": 0.02}, momentum(nesterov=True)),
+    "adamw": (OF_ADAM, of_adam(1e-8, adaptive=False)),
+    "lars": (OF_LARS, functools.partial(by_hand, lars)),
+    "lamb": (OF_ADAM, of_adam(1e-6, adaptive=True)),
+    "lamb, epsilon": (OF_ADAM | {"epsilon": 1e-3}, of_adam(1e-3, adaptive=True)),
+    "muon": ({"momentum": 0.95, "beta2": 0.98, "weight_decay": 0.05}, muon),
+    "schedule_free": (FREE | {"weight_decay": 0.05}, schedule_free),
+    "schedule_free, undecayed": (FREE | {"weight_decay": 0.0}, undecayed),
+}
+"""By optimizer and variant what a config says of it, and the parameters after some steps by its formula."""
+
+
+@pytest.mark.parametrize("case", STEPS_BY_HAND)
+def test_its_steps_are_those_by_hand(case):
+    words, expected = STEPS_BY_HAND[case]
+    assert_equal(updated(config_of(name=case.partition(",")[0], **words), 5), expected(5))
+
+
+def test_every_optimizer_and_every_schedule_has_its_formula():
+    assert {case.partition(",")[0] for case in STEPS_BY_HAND} == set(OPTIMIZERS.names())
+    assert sorted(RATES_BY_HAND) == SCHEDULES.names()
+
+
+# --- Groups of layers ---
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.names())
+def test_weight_decay_touches_kernels_only(name):
+    """With no gradient nothing else moves, and a kernel shrinks."""
+    params = parameters()
+    optimizer = make_optimizer(config_of(name=name, weight_decay=0.01, schedule="constant"), rate)
+    updates, _ = optimizer.update(jax.tree.map(np.zeros_like, params), optimizer.init(params), params)
+    for (path, before), update in zip(
+        jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(updates), strict=True
+    ):
+        # LARS' rate of a kernel is a thousandth of its norm.
+        shrunk = np.asarray(before * update) < 0 if path[-1].key == "kernel" else np.asarray(update) == 0
+        assert shrunk.all(), path
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.names())
+def test_the_decay_of_a_group_stands_for_the_config_s(name):
+    """A decay of all kernels by groups is the config's, another changes its own group alone."""
+    schedule = {"schedule": "constant"}
+    usual = updated(config_of(name=name, weight_decay=0.03, **schedule), 3)
+    grouped = ["head:decay=0.03", "conv:decay=0.03"]
+    assert_equal(updated(config_of(name=name, weight_decay=0.5, groups=grouped, **schedule), 3), usual)
+    found = updated(config_of(name=name, weight_decay=0.03, groups=["head:decay=0"], **schedule), 3)
+    none = updated(config_of(name=name, weight_decay=0.0, **schedule), 3)
+    assert_equal(found, {**usual, "head": none["head"]})
+    assert largest_difference(usual["head"], none["head"]) > 1e-5
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.names())
+def test_layers_are_frozen_and_have_rates_in_any_of_them(name):
+    """What is frozen has no update, and the others are as they would be without it; a rate of 0 keeps every bit."""
+    config = config_of(name=name, schedule="constant", weight_decay=0.02)
+    optimizer, params = OPTIMIZERS.get(name)(config, rate), jax.tree.map(jnp.asarray, parameters())
+    alone = by_optax(optimizer, 3, {layer: params[layer] for layer in ("conv", "norm")})
+    frozen = by_optax(only_trained(optimizer, Layers(("head",))), 3, params, Layers(("head",)))
+    assert_equal({layer: frozen[layer] for layer in alone}, alone)
+    stopped = by_optax(with_factors(optimizer, {"head/kernel": 0.0}), 3, params)
+    np.testing.assert_array_equal(stopped["head"]["kernel"], params["head"]["kernel"])
+    assert_equal({layer: stopped[layer] for layer in alone}, alone)
+
+
+# --- Optimizers in runs ---
+
+STEPS = 8
+TABLE = random_table(50)
+CHANGES = {"train": {"duration": f"{STEPS} steps"}, "log": {"every": "4 steps"}, "eval": {"every": "0 steps"}}
+RATES = {"momentum": 0.05, "adamw": 0.02, "lars": 1.0, "lamb": 0.02, "muon": 0.02, "schedule_free": 0.02}
+
+
+class TwoLayers(nn.Module):
+    """Kernels and vectors, whose norms are the whole arrays' on every device."""
+
+    @nn.compact
+    def __call__(self, images):
+        x = nn.Dense(4, param_dtype=jnp.float64)(images.reshape(len(images), -1))
+        return nn.Dense(CLASSES, param_dtype=jnp.float64)(nn.tanh(x))
+
+
+@functools.cache
+def optimizer_of(name: str) -> optax.GradientTransformation:
+    words = {"name": name, "learning_rate": RATES[name], "schedule": "constant", "weight_decay": 0.01}
+    config = Config().replace(optimizer=words)
+    return make_optimizer(config, make_schedule(config, Steps(STEPS, 3)))
+
+
+def made(name: str, devices: int) -> Any:
+    return setup_of(TwoLayers(), optimizer_of(name), TABLE, devices=devices, seed=5)
+
+
+@functools.cache
+def whole(name: str, devices: int) -> tuple[Any, Any]:
+    """The parameters before a run, and its state behind it."""
+    setup = made(name, devices)
+    before = jax.device_get(setup.state.params)
+    return before, jax.device_get(train(setup, CHANGES))
+
+
+OF_WHOLE_ARRAYS = ("lamb", "lars", "muon")
+"""Those that take norms and products of arrays; of the others each number has a step of its own."""
+OTHERS = [name for name in OPTIMIZERS.names() if name not in OF_WHOLE_ARRAYS]
+
+
+@pytest.mark.parametrize("devices", few((1,), 2, 8))
+@pytest.mark.parametrize("name", few(OF_WHOLE_ARRAYS, *OTHERS))
+def test_any_number_of_devices_equals_one(name, devices):
+    assert largest_difference(whole(name, devices)[1], whole(name, 4)[1]) < 1e-9
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.names())
+def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, name):
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        with pytest.raises(Preempted):
+            train(made(name, 4), CHANGES, checkpoints=checkpoints, should_stop=lambda step: step == 3)
+        resumed = train(made(name, 4), CHANGES, checkpoints=checkpoints, resume_step=3)
+    before, state = whole(name, 4)
+    assert largest_difference(jax.device_get(resumed), state) == 0
+    moved = jax.tree.map(lambda one, other: np.abs(one - other).max(), before, state.params)
+    assert min(jax.tree.leaves(moved)) > 1e-4 and max(jax.tree.leaves(moved)) < 10
+
+
+# --- Schedules ---
+
+PEAK = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run, and what its config says of a schedule."""
+
+    total: int
+    warmup: int
+    end: float
+    power: float
+    share: float
+    step_at: tuple[float, ...]
+
+    @property
+    def falling(self) -> int:
+        return max(self.total - self.warmup, 1)
+
+    @property
+    def passed(self) -> np.ndarray:
+        """Of what follows the warm-up, the share that is over at each of its steps."""
+        return np.arange(self.total - self.warmup) / self.falling
+
+    def rates(self, schedule: str) -> np.ndarray:
+        words = {"end_factor": self.end, "power": self.power, "decay_share": self.share}
+        words |= {"step_at": self.step_at, "step_factor": 0.5}
+        return rates(self.total, self.warmup, PEAK, schedule=schedule, **words)
+
+
+def stepwise(run: Run) -> np.ndarray:
+    """Once for each share, however short the run."""
+    steps = range(run.warmup, run.total)
+    return 0.5 ** np.array([sum(step >= round(at * run.total) for at in run.step_at) for step in steps], float)
+
+
+def wsd(run: Run) -> np.ndarray:
+    """It stays, and falls over the last share of the run."""
+    falling = min(round(run.share * run.total), run.falling)
+    passed = np.clip(np.arange(run.warmup, run.total) - (run.falling + run.warmup - falling), 0, None)
+    return 1 + (run.end - 1) * passed / max(falling, 1)
+
+
+def one_cycle(run: Run) -> np.ndarray:
+    """A fall to 1/25 over 55 of the 70 percent that follow the policy's rise, then one to 1/250,000."""
+    first, steps = max(int(0.55 / 0.7 * run.falling), 1), np.arange(run.total - run.warmup)
+    rest = np.clip((steps - first) / max(run.falling - first, 1), 0, 1)
+    return np.where(steps < first, 1 - (1 - 1 / 25) * steps / first, 1 / 25 - (1 / 25 - 1 / 250_000) * rest)
+
+
+RATES_BY_HAND: dict[str, Callable[[Run], np.ndarray]] = {
+    "constant": lambda run: np.ones(run.total - run.warmup),
+    "cosine": lambda run: (1 + np.cos(np.pi * run.passed)) / 2,
+    "linear": lambda run: 1 + (run.end - 1) * run.passed,
+    "one_cycle": one_cycle,
+    # What validations tell is a part of the step.
+    "plateau": lambda run: np.ones(run.total - run.warmup),
+    "polynomial": lambda run: run.end + (1 - run.end) * (1 - run.passed) ** run.power,
+    "step": stepwise,
+    "wsd": wsd,
+}
+"""Of the peak, behind the warm-up."""
+SHARES = st.floats(0, 1)
+RUNS = st.builds(
+    lambda lengths, **words: Run(max(lengths), min(lengths), **words),
+    lengths=st.tuples(st.integers(1, 300), st.integers(0, 300)),
+    end=SHARES,
+    power=st.floats(0.1, 5),
+    share=SHARES,
+    step_at=st.lists(st.floats(0.05, 1), max_size=4).map(tuple),
+)
+
+
+@pytest.mark.parametrize("name", SCHEDULES.names())
+@given(run=RUNS)
+def test_its_rates_are_those_by_hand_behind_equal_steps_up_to_the_peak(name, run):
+    """Whatever the lengths, and in a run of one step, too; every rate is a number, and none exceeds the peak."""
+    found = run.rates(name)
+    rise = np.arange(1, run.warmup + 1) / max(run.warmup, 1)
+    np.testing.assert_allclose(found[: run.warmup], PEAK * rise, rtol=1e-6)
+    np.testing.assert_allclose(found[run.warmup :], PEAK * RATES_BY_HAND[name](run), rtol=1e-5, atol=1e-7)
+    assert np.isfinite(found).all() and (found >= 0).all() and (found <= PEAK * (1 + 1e-6)).all()
+    # Where nothing comes before its first fall, "step" has no peak.
+    falls_at_once = name == "step" and run.warmup == 0 and any(round(at * run.total) == 0 for at in run.step_at)
+    assert found.max() == pytest.approx(PEAK, rel=1e-6) or falls_at_once
+
+
+ENDS: dict[str, Callable[[float], float]] = {
+    "constant": lambda end: 1,
+    "cosine": lambda end: 0,
+    "linear": lambda end: end,
+    "one_cycle": lambda end: 1 / 250_000,
+    "plateau": lambda end: 1,
+    "polynomial": lambda end: end,
+    "wsd": lambda end: end,
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize(("total", "warmup"), [(300, 20), (7, 0), (9, 7)])
+@pytest.mark.parametrize("end", [0.0, 0.3])
+def test_a_schedule_ends_where_it_says(name, total, warmup, end):
+    config = config_of(learning_rate=PEAK, schedule=name, end_factor=end, decay_share=0.5)
+    schedule = make_schedule(config, Steps(total, warmup))
+    for step in (total, 10 * total):
+        assert float(schedule(step)) == pytest.approx(PEAK * ENDS[name](end), rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("scaling", ["linear", "sqrt", "none"])
+@pytest.mark.parametrize("name", SCHEDULES.names())
+def test_the_peak_follows_the_batch_size(name, scaling):
+    peak = {"linear": 0.4, "sqrt": 0.2, "none": 0.1}[scaling]
+    config = config_of(reference_batch=256, scaling=scaling, schedule=name).replace(train={"batch_size": 1024})
+    assert float(make_schedule(config, Steps(30, 3))(2)) == pytest.approx(peak)

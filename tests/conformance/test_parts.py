@@ -1,0 +1,204 @@
+"""Every optional part of the step: N devices equal one, a resumed run is the uninterrupted one, images on the devices
+give the same steps, and a step reports what its part says. What a part does besides is shown in its own file."""
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support.cases import few, rarely
+from support.data import AS_THEY_ARE, CLASSES, random_table
+from support.faults import poisoned, spoil
+from support.networks import largest_difference
+from support.runs import Records, setup_of, train
+from support.shared import sgd
+
+from jaxddp.engine import parts
+from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.gradient_norm import GradientNorm
+from jaxddp.engine.parts.guard import Guard
+from jaxddp.engine.parts.lookahead import Lookahead
+from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.engine.parts.part import EVAL_PARAMS, Part
+from jaxddp.engine.parts.plateau import Plateau
+from jaxddp.engine.parts.schedule_free_average import ScheduleFreeAverage
+from jaxddp.errors import Preempted
+from jaxddp.training.checkpoints import Checkpoints
+
+STEPS, CLIP = 12, 0.25
+# The first pixel of row 7 is one that `spoil` makes NaN, in its batch of each epoch.
+TABLE, POISONED, VAL = random_table(50), poisoned(7), random_table(23, seed=1)
+CHANGES = {
+    "train": {"duration": f"{STEPS} steps"},
+    "log": {"every": "1 step"},
+    "eval": {"every": "2 steps"},
+    "checkpoint": {"every": "0 steps"},
+}
+
+
+def model_of(through: Any) -> tuple[Callable, Callable]:
+    """Softmax regression in float64, whose gradients come through another type."""
+
+    def init(key, example):
+        return {"weight": 0.1 * jax.random.normal(key, (example[0].size, CLASSES), jnp.float64)}
+
+    def apply(params, images):
+        logits = images.reshape(len(images), -1) @ params["weight"]
+        return logits.astype(through).astype(logits.dtype)
+
+    return init, apply
+
+
+SGD = sgd(0.05, momentum=0.9)
+WIDE, NARROW = model_of(jnp.float64), model_of(jnp.float16)
+Metrics = list[dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A part, what its step reports beside loss and top-1, and whether it did something in a run that ends so."""
+
+    parts: tuple[Part, ...]
+    acted: Callable[[Any, Metrics], bool]
+    reports: frozenset[str] = frozenset()
+    optimizer: optax.GradientTransformation = SGD
+    model: tuple[Callable, Callable] = WIDE
+    table: Any = TABLE
+
+
+def averages(state: Any, metrics: Metrics) -> bool:
+    return largest_difference(state.eval_params, state.params) > 1e-3
+
+
+def ends_on_slow_weights(state: Any, metrics: Metrics) -> bool:
+    return largest_difference(state.parts["lookahead"]["params"], state.params) == 0
+
+
+def scales_both_ways(state: Any, metrics: Metrics) -> bool:
+    changes = np.sign(np.diff([each["loss_scale"] for each in metrics]))
+    return {-1, 1} <= set(changes.tolist())
+
+
+CASES = {
+    "average": Case((ParameterAverage(0.9, every=2),), averages),
+    "lookahead": Case((Lookahead(5, optax.constant_schedule(0.5), STEPS),), ends_on_slow_weights),
+    "gradient_norm": Case(
+        (GradientNorm(CLIP),),
+        lambda state, metrics: min(each["gradient_norm"] for each in metrics) > CLIP,
+        frozenset({"gradient_norm"}),
+    ),
+    "guard": Case(
+        (ParameterAverage(0.9), Guard()),
+        lambda state, metrics: 1 <= sum(np.isnan(each["loss"]) for each in metrics) <= 2,
+        table=POISONED,
+    ),
+    "loss_scale": Case(
+        (Guard(), LossScale(8, 2.0**21, growth_interval=2)),
+        scales_both_ways,
+        frozenset({"loss_scale"}),
+        model=NARROW,
+    ),
+    # At this rate the loss rises and falls.
+    "plateau": Case(
+        (Plateau(factor=0.5, patience=1),),
+        lambda state, metrics: state.parts["plateau"]["rule"].scale < 1,
+        optimizer=sgd(3.0),
+    ),
+    # It joins by itself where there is such an optimizer.
+    "schedule_free": Case((), averages, optimizer=optax.contrib.schedule_free_sgd(0.1)),
+}
+
+
+def made(name: str, devices: int, cache: str):
+    case, data = CASES[name], dataclasses.replace(AS_THEY_ARE, cache=cache)
+    settings = {"parts": case.parts, "augmentation": spoil, "data": data, "seed": 5}
+    return setup_of(case.model, case.optimizer, case.table, devices=devices, **settings)
+
+
+def run(name: str, devices: int = 4, cache: str = "none", **more: Any) -> tuple[Any, Metrics]:
+    """The state at the end of a run in float64, and what each of its steps reports."""
+    records = Records()
+    with jax.enable_x64(True):
+        state = jax.device_get(train(made(name, devices, cache), CHANGES, val=VAL, listeners=[records], **more))
+    return state, [record.metrics for record in records.steps]
+
+
+whole = functools.cache(run)
+
+
+def assert_close(one: tuple[Any, Metrics], other: tuple[Any, Metrics], bound: float) -> None:
+    """NaN, as a skipped step measures it, is like NaN."""
+    (state, metrics), (others, theirs) = one, other
+    assert [each.keys() for each in metrics] == [each.keys() for each in theirs]
+    values = ([list(each.values()) for each in found] for found in (metrics, theirs))
+    np.testing.assert_allclose(*values, rtol=bound, atol=bound)
+    for leaf, their in zip(*map(jax.tree.leaves, (state, others)), strict=True):
+        np.testing.assert_allclose(leaf, their, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_reports_what_the_part_says_and_the_part_does_something(name):
+    state, metrics = whole(name, 4, "none")
+    assert len(metrics) == int(state.step) == STEPS
+    assert {frozenset(each) for each in metrics} == {CASES[name].reports | {"loss", "top1"}}
+    assert CASES[name].acted(state, metrics)
+
+
+@pytest.mark.parametrize("devices", few((1,), 2, 8))
+@pytest.mark.parametrize("name", CASES)
+def test_any_number_of_devices_equals_one(name, devices):
+    assert_close(whole(name, 4, "none"), whole(name, devices, "none"), 1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_images_on_the_devices_give_the_same_steps(name):
+    assert_close(whole(name, 4, "none"), whole(name, 4, "device"), 1e-9)
+
+
+@pytest.mark.parametrize("cache", few(("none",), "device"))
+@pytest.mark.parametrize("name", CASES)
+def test_resumed_it_is_uninterrupted_bit_for_bit(name, cache, tmp_path):
+    assert_close(resumed(name, 4, cache, tmp_path), whole(name, 4, cache), 0)
+
+
+@pytest.mark.parametrize("name", ["average", *(rarely(name) for name in CASES if name != "average")])
+def test_resumed_on_other_devices_it_is_the_same_run(name, tmp_path):
+    assert_close(resumed(name, 1, "none", tmp_path), whole(name, 4, "none"), 1e-9)
+
+
+def resumed(name: str, devices: int, cache: str, folder: Path) -> tuple[Any, Metrics]:
+    """A run that is interrupted twice, and goes on elsewhere."""
+    kept: Metrics = []
+    checkpoints = Checkpoints(folder / "checkpoints")
+    for begin, end in ((None, 3), (3, 8)):
+        records = Records()
+        with jax.enable_x64(True), pytest.raises(Preempted):
+            train(
+                made(name, 4, cache),
+                CHANGES,
+                val=VAL,
+                checkpoints=checkpoints,
+                resume_step=begin,
+                should_stop=lambda step, end=end: step == end,
+                listeners=[records],
+            )
+        kept += [record.metrics for record in records.steps]
+    state, rest = run(name, devices, cache, checkpoints=checkpoints, resume_step=8)
+    return state, kept + rest
+
+
+def test_every_part_has_a_case():
+    for module in pkgutil.iter_modules(parts.__path__, parts.__name__ + "."):
+        importlib.import_module(module.name)
+    of_the_package = {kind for kind in Part.__subclasses__() if kind.__module__.startswith(parts.__name__)}
+    assert {ScheduleFreeAverage, *(type(part) for case in CASES.values() for part in case.parts)} == of_the_package
+    with jax.enable_x64(True):
+        assert list(made("schedule_free", 4, "none").state.parts["schedule_free"]) == [EVAL_PARAMS]

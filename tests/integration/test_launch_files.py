@@ -1,0 +1,34 @@
+"""Two processes that read files: what they compute is what one would, by a command and by a script."""
+
+import subprocess
+import sys
+
+import pytest
+from support.processes import REPOSITORY, Launched, are_the_same, brief_words, environment, is_whole, result, series
+
+# On arrays test_launch_train.py shows the same, and tests/test_stream.py which files each process reads.
+pytestmark = pytest.mark.ci
+
+
+def test_two_processes_that_read_files_are_one(tree, start, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    start(Launched, one, 1, brief_words(tree, one, "--parallel.cpu-devices", "4")).ends_well()
+    start(Launched, two, 2, brief_words(tree, two, "--parallel.cpu-devices", "2")).ends_well()
+    assert is_whole(two, processes=2)
+    assert are_the_same(two, one), (series(two), series(one))
+
+
+def test_the_launch_script_on_the_python_api_trains(tree, tmp_path):
+    script = REPOSITORY / "launch" / "main.py"
+    recipe = ["--model", "resnet10", "--width", "2", "--image-size", "16", "--batch-size", "4", "--epochs", "0.5"]
+    command = [sys.executable, str(script), "--data", str(tree), "--workdir", str(tmp_path), *recipe]
+    env = environment(JAX_NUM_CPU_DEVICES="1")
+    done = subprocess.run(
+        [*command, "--gpus", "0", "--processes", "2"], env=env, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[0] validation top-1: 0." in done.stdout or "[0] validation top-1: 1." in done.stdout
+    assert result(tmp_path)["processes"] == 2
+    bad = subprocess.run([*command, "--nodes", "2"], env=env, capture_output=True, text=True, timeout=60)
+    assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)
+    assert "--nodes 2: give --coordinator HOST:PORT" in bad.stderr

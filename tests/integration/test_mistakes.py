@@ -1,0 +1,77 @@
+"""Mistakes that only several processes can make: each ends them all, with code 2 and a line that says which."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.processes import Launched, brief_words
+
+# Process 1 of a job is told something else; the launcher itself tells all the same.
+TWISTED = """
+import os, sys
+from jaxddp.cli import main
+words = sys.argv[1:]
+if os.environ["JAX_PROCESS_ID"] == "1":
+    {twist}
+sys.exit(main(words))
+"""
+
+
+# tests/test_parallel.py has the line.
+@pytest.mark.ci
+def test_a_batch_that_the_devices_cannot_share(arrays, start, tmp_path):
+    more = ["--train.batch-size", "6", "--parallel.cpu-devices", "2"]
+    run = start(Launched, tmp_path / "launch", 2, brief_words(arrays, tmp_path / "run", *more))
+    assert run.end() == 2
+    expected = "train.batch_size=6 cannot be divided among 4 devices; 4 or 8 would do"
+    assert f"jaxddp: {expected}" in (run.last_of(0), run.last_of(1))
+    # One may have heard of the other's end, and be gone before it.
+    assert expected in run.last
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def twisted(arrays, start, tmp_path):
+    """Runs two processes, the second of them twisted, which end with code 2; what they said last."""
+
+    def run(twist: str, data: Path = arrays) -> list[str]:
+        program = tmp_path / "twisted.py"
+        program.write_text(TWISTED.format(twist=twist))
+        command = ["python", str(program), *brief_words(data, tmp_path / "run")]
+        launched = start(Launched, tmp_path / "launch", 2, command)
+        assert launched.end() == 2, launched.out + launched.err
+        said = [launched.last_of(rank) for rank in (0, 1)]
+        assert all(line.startswith("jaxddp: ") for line in said), said
+        assert all(f"process {rank}: exit code 2" in launched.err for rank in (0, 1)), launched.err
+        assert launched.last.removeprefix("[0] ").removeprefix("[1] ") in said
+        return said
+
+    return run
+
+
+def test_a_key_that_differs_is_named_with_both_values(twisted):
+    said = twisted("words += ['--optimizer.weight-decay', '0.25']")
+    for rank, line in enumerate(said):
+        # The first to find it may end before the other has looked.
+        assert f"jaxddp: optimizer.weight_decay differs: process {rank} has " in line or f"process {1 - rank}" in line
+        assert "'0.25'" in line and "'0.05'" in line and "optimizer.weight_decay differs" in line
+
+
+# test_together.py has tables that differ.
+@pytest.mark.ci
+def test_data_that_differs_is_named(twisted, arrays, tmp_path, monkeypatch):
+    """One relative path, and another file under it where the second process works."""
+    with np.load(arrays) as columns:
+        changed = {name: column[1:] if name.startswith("train") else column for name, column in columns.items()}
+    np.savez(tmp_path / arrays.name, **changed)
+    monkeypatch.chdir(arrays.parent)
+    said = twisted(f"os.chdir({str(tmp_path)!r})", Path(arrays.name))
+    assert all("training data differs: process" in line for line in said), said
+
+
+def test_a_work_directory_that_is_not_shared(twisted, tmp_path):
+    # How long a network file system may be late is private; nobody who trains has a use for it.
+    at_once = "import jaxddp.experiment.session as made; made._SHARED_SECONDS = 0.5"
+    said = twisted(f"{at_once}; words[words.index('--workdir') + 1] = {str(tmp_path / 'private')!r}")
+    assert said[0].startswith(f"jaxddp: {tmp_path / 'run'}: process 1 does not see what process 0 writes there")
+    assert "process 1 does not see what process 0 writes there" in said[1]

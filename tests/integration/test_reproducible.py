@@ -1,0 +1,74 @@
+"""`--parallel.reproducible`: the same bits over any processes, and with any number of threads."""
+
+from pathlib import Path
+
+import pytest
+from support.data import random_table, write_arrays
+from support.processes import BRIEF, STEPS, Launched, checkpoint_bytes, checkpoint_steps, lines
+
+# tests/test_reproducible.py shows it of devices in one process.
+pytestmark = pytest.mark.ci
+
+# Images so large that XLA's threads share the sum of a kernel's gradient.
+RECIPE = """
+import flax.linen as nn
+from jaxddp.config import load
+
+
+class Net(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, images, train):
+        x = nn.Conv(8, (3, 3), strides=2, use_bias=False)(images)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
+        return nn.Dense(self.classes)(x.mean((1, 2)))
+
+
+def get_config():
+    return load("digits").replace(data={"image_size": 32, "resize": 32}, log={"to": ("jsonl",)})
+
+
+def get_model(config, num_classes):
+    return Net(num_classes)
+"""
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("wide")
+    recipe = folder / "wide.py"
+    recipe.write_text(RECIPE)
+    data = write_arrays(folder / "data.npz", random_table(96, image=32), random_table(16, image=32))
+    words = ["train", str(recipe), "--data.path", str(data), *BRIEF, "--train.batch-size", "64"]
+    return [*words, "--parallel.reproducible", "--log.every", "1 step"]
+
+
+def trained(words: list[str], workdir: Path, processes: int, devices: int) -> Path:
+    words = [*words, "--workdir", str(workdir), "--parallel.cpu-devices", str(devices)]
+    run = Launched(workdir, processes, words)
+    try:
+        run.ends_well()
+    finally:
+        run.close()
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def alone(words, tmp_path_factory) -> Path:
+    """The run of one process with four devices."""
+    return trained(words, tmp_path_factory.mktemp("alone"), 1, 4)
+
+
+def test_a_reproducible_run_has_the_same_bits_over_any_processes(words, alone, tmp_path):
+    """Two processes have a core each, one has both; all have as many threads."""
+    two = trained(words, tmp_path, 2, 1)
+    assert checkpoint_steps(alone)[-1] == STEPS
+    assert checkpoint_bytes(two) == checkpoint_bytes(alone)
+    assert [line["loss"] for line in lines(two)] == [line["loss"] for line in lines(alone)]
+
+
+def test_a_reproducible_run_has_the_same_bits_with_any_number_of_threads(words, alone, tmp_path):
+    """There are 4 for 4 devices, and as many as cores, which differ from machine to machine, for one."""
+    one = trained(words, tmp_path, 1, 1)
+    assert checkpoint_bytes(one) == checkpoint_bytes(alone)

@@ -1,0 +1,47 @@
+"""Files and servers that stop to answer: the training that reads them ends, and says that it waits for its input."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+
+import pytest
+from support.processes import ENDLESS, TRAIN, Launched, Program, lines
+
+# test_stalls.py has other ways to stand still, and tests/test_progress.py a pipe that nobody reads.
+pytestmark = pytest.mark.ci
+
+SOON = 60
+"""Seconds within which all must have ended: ten times the limit here, on a machine that is busy."""
+LONGER = ["--parallel.stall-timeout", "6"]  # what TensorFlow does first takes seconds
+SAID = r"jaxddp: this process made no progress for \d+ s after step \d+, in phase 'input'; "
+
+
+def test_images_that_turn_into_fifos(tree, start, tmp_path):
+    copy = shutil.copytree(tree, tmp_path / "tree")
+    words = [*TRAIN, "--data.path", str(copy), "--workdir", str(tmp_path / "run"), *ENDLESS, *LONGER]
+    run = start(Launched, tmp_path / "launch", 1, words)
+    run.wait_until(lambda: lines(tmp_path / "run"))
+    for image in copy.glob("ILSVRC/**/train/**/*.JPEG"):
+        image.unlink()
+        os.mkfifo(image)
+    assert run.end(SOON) == 1, run.out + run.err
+    assert re.match(SAID, run.last_of(0)), run.last_of(0)
+
+
+def test_a_store_that_was_stopped(tree, start, tmp_path):
+    """It accepts connections and answers nothing more, long before the minute that an image may take."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    server = start(
+        Program, [sys.executable, "-m", "http.server", "-b", "127.0.0.1", "-d", str(tree), port], tmp_path / "web"
+    )
+    words = [*TRAIN, "--data.path", f"http://127.0.0.1:{port}/", "--workdir", str(tmp_path / "run"), *ENDLESS, *LONGER]
+    run = start(Launched, tmp_path / "launch", 1, words)
+    run.wait_until(lambda: lines(tmp_path / "run"))
+    server.process.send_signal(signal.SIGSTOP)
+    assert run.end(SOON) == 1, run.out + run.err
+    assert re.match(SAID, run.last_of(0)), run.last_of(0)
+    server.process.send_signal(signal.SIGKILL)

@@ -1,0 +1,245 @@
+"""A small set in each form of data, written of the same pictures: what is read back is known to the pixel."""
+
+import functools
+import io
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from jaxddp.config import DataConfig
+from jaxddp.curate.pack import Packing, pack
+from jaxddp.data.opening import open_splits
+from support.ilsvrc import IMAGES, synset, write_csv, write_tree
+
+SIZE = 12
+CLASSES = ("ant", "bee", "cat")
+COUNTS = {"train": 10, "val": 5}
+LOSSLESS = {"png": {}, "bmp": {}, "tiff": {"compression": "tiff_lzw"}, "webp": {"lossless": True, "exact": True}}
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A split: uint8 or uint16 [N, S, S, C], no two the same, and int[N] of `CLASSES`, those of a class together."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def encoded(self, row: int, kind: str = "png") -> bytes:
+        image, file = self.images[row], io.BytesIO()
+        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, kind.upper(), **LOSSLESS[kind])
+        return file.getvalue()
+
+
+Splits = dict[str, Pictures]
+
+
+def pictures(channels: int = 3, bits: int = 8, size: int = SIZE, counts: dict[str, int] = COUNTS) -> Splits:
+    """Noise."""
+    made, dtype = {}, np.uint16 if bits == 16 else np.uint8
+    for split, count in counts.items():
+        rng = np.random.default_rng((count, channels))
+        images = rng.integers(0, np.iinfo(dtype).max, (count, size, size, channels), dtype, endpoint=True)
+        made[split] = Pictures(images, np.sort(np.arange(count) % len(CLASSES)))
+    return made
+
+
+def put(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+
+
+def write_idx(folder: Path, splits: Splits | None = None) -> Path:
+    folder.mkdir()
+    (folder / "classes.txt").write_text("\n".join(CLASSES) + "\n")
+    for name, split in zip(("train", "t10k"), (splits or pictures(channels=1)).values(), strict=True):
+        images = split.images[..., 0] if split.images.shape[-1] == 1 else split.images
+        head = struct.pack(f">HBB{images.ndim}I", 0, 8, images.ndim, *images.shape)
+        (folder / f"{name}-images-idx{images.ndim}-ubyte").write_bytes(head + images.tobytes())
+        labels = struct.pack(">II", 0x801, len(split)) + split.labels.astype(np.uint8).tobytes()
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(labels)
+    return folder
+
+
+def write_npz(file: Path, splits: Splits | None = None) -> Path:
+    file = file.with_suffix(".npz")
+    held: dict[str, Any] = {"class_names": np.array(CLASSES)}
+    for name, split in (splits or pictures(channels=1)).items():
+        held |= {f"{name}_images": split.images, f"{name}_labels": split.labels}
+    np.savez(file, **held)
+    return file
+
+
+def write_cifar(folder: Path, splits: Splits | None = None) -> Path:
+    """Of 32 x 32 pixels; the training images lie in five files."""
+    splits = splits or pictures(size=32)
+    folder.mkdir()
+    (folder / "batches.meta.txt").write_text("\n".join(CLASSES) + "\n")
+    for name, split in splits.items():
+        planes = split.images.transpose(0, 3, 1, 2).reshape(len(split), -1)
+        records = np.concatenate([split.labels[:, None].astype(np.uint8), planes], 1)
+        parts = np.array_split(records, 5) if name == "train" else [records]
+        for number, part in enumerate(parts, 1):
+            file = f"data_batch_{number}.bin" if name == "train" else "test_batch.bin"
+            (folder / file).write_bytes(part.tobytes())
+    return folder
+
+
+def write_solutions(folder: Path, splits: Splits | None = None) -> Path:
+    """As Kaggle's archive; photographs where no pictures are given."""
+    if splits is None:
+        return write_tree(folder, classes=3, images=3, val=5, size=SIZE)
+    for name, split in splits.items():
+        rows = []
+        for row, label in enumerate(split.labels.tolist()):
+            image_id = f"{synset(label)}_{row}" if name == "train" else f"ILSVRC2012_val_{row + 1:08d}"
+            place = IMAGES / name / (synset(label) if name == "train" else "")
+            put(folder / place / f"{image_id}.JPEG", split.encoded(row))
+            rows.append((image_id, f"{synset(label)} 1 1 9 9 "))
+        write_csv(folder / f"LOC_{name}_solution.csv", rows)
+    (folder / "LOC_synset_mapping.txt").write_text("".join(f"{synset(i)} {name}\n" for i, name in enumerate(CLASSES)))
+    return folder
+
+
+def write_folders(folder: Path, splits: Splits | None = None, kind: str = "png") -> Path:
+    """A folder a class; photographs where no pictures are given."""
+    if splits is not None:
+        for name, split in splits.items():
+            for row, label in enumerate(split.labels):
+                put(folder / name / CLASSES[label] / f"{row:02d}.{kind}", split.encoded(row, kind))
+        return folder
+    tree = write_solutions(folder.with_name("tree"))
+    for split in ("train", "val"):
+        for label in range(3):
+            (folder / split / synset(label)).mkdir(parents=True)
+    for file in (tree / IMAGES / "train").rglob("*.JPEG"):
+        shutil.copy(file, folder / "train" / file.parent.name)
+    for number, file in enumerate(sorted((tree / IMAGES / "val").iterdir())):
+        shutil.copy(file, folder / "val" / synset(number % 3))
+    return folder
+
+
+def write_listing(folder: Path, splits: Splits) -> Path:
+    """CSV files that list images."""
+    for name, split in splits.items():
+        files = [f"{name}-images/{row}.bmp" for row in range(len(split))]
+        lines = [f"{CLASSES[label]},{file}" for label, file in zip(split.labels, files, strict=True)]
+        put(folder / f"{name}.csv", "\n".join(["label,path", *lines, ""]).encode())
+        for row, file in enumerate(files):
+            put(folder / file, split.encoded(row, "bmp"))
+    return folder
+
+
+def write_parquet(folder: Path, splits: Splits) -> Path:
+    """As `datasets` writes it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": CLASSES}}
+    cell = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    for name, split in splits.items():
+        cells = [{"bytes": split.encoded(row), "path": None} for row in range(len(split))]
+        table = pa.table({"image": pa.array(cells, cell), "label": pa.array(split.labels)})
+        told = {"huggingface": json.dumps({"info": {"features": features}})}
+        file = folder / "data" / f"{'train' if name == 'train' else 'validation'}-00000-of-00001.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table.replace_schema_metadata(told), file, row_group_size=4)
+    return folder
+
+
+def write_packed(folder: Path, splits: Splits | None = None) -> Path:
+    """What `jaxddp data pack` makes, whose images are JPEG."""
+    tree = write_solutions(folder.with_name("unpacked"), splits)
+    pack(dict(open_splits(DataConfig(path=str(tree)))), folder, Packing(short_side=SIZE))
+    return folder
+
+
+@functools.cache
+def _builder() -> Any:
+    os.environ.setdefault("NO_GCE_CHECK", "true")
+    import tensorflow_datasets as tfds
+
+    tfds.disable_progress_bar()
+
+    class SmallSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        """The pictures of a class attribute."""
+
+        VERSION = tfds.core.Version("1.0.0")
+        written: Splits
+
+        def _info(self) -> Any:
+            kind = tfds.features.Image(shape=(None, None, 3), encoding_format="png")
+            features = {"image": kind, "label": tfds.features.ClassLabel(names=[*CLASSES])}
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, dl_manager: Any) -> Any:
+            named = {"train": "train", "val": "validation"}
+            return {named[name]: self._generate_examples(split) for name, split in self.written.items()}
+
+        def _generate_examples(self, split: Any) -> Any:
+            for row, (image, label) in enumerate(zip(split.images, split.labels, strict=True)):
+                yield row, {"image": image, "label": int(label)}
+
+    return tfds, SmallSet
+
+
+def write_tfds(folder: Path, splits: Splits, file_format: str) -> Path:
+    """A prepared set of tensorflow-datasets, in a folder that is its data_dir."""
+    tfds, builder = _builder()
+    builder.written = splits
+    made = builder(data_dir=str(folder), file_format=file_format)
+    made.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=2))
+    return folder
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of data sets: how it is written, and what cannot be said of all."""
+
+    format: str
+    """Its name in the registry of formats."""
+    write: Callable[[Path, Splits], Path]
+    in_memory: bool = False
+    """Whether its source is an `ArrayTable`."""
+    size: int = SIZE
+    exact: bool = True
+    """Whether its pixels are those that went in; else they are those of its files."""
+    ordered: bool = True
+    """Whether its rows lie in the order in which they were written."""
+    address: str | None = None
+    """What stands for the path, where the folder is `data.data_dir`."""
+
+    def data(self, path: Path, **more: Any) -> DataConfig:
+        at = {"path": str(path)} if self.address is None else {"path": self.address, "data_dir": str(path)}
+        return DataConfig(**{**at, "image_size": self.size, "resize": self.size, "crop": "whole", **more})
+
+
+FORMS: dict[str, Form] = {
+    "solution files": Form("solution files", write_solutions),
+    **{
+        f"folders of {kind}": Form("folders", functools.partial(write_folders, kind=kind))
+        for kind in ("png", "bmp", "tiff", "webp")
+    },
+    "CSV": Form("csv listing", write_listing),
+    "Parquet": Form("parquet", write_parquet),
+    "TFDS, tfrecord": Form(
+        "tfds", functools.partial(write_tfds, file_format="tfrecord"), ordered=False, address="tfds:small_set"
+    ),
+    "TFDS, array_record": Form(
+        "tfds", functools.partial(write_tfds, file_format="array_record"), ordered=False, address="tfds:small_set"
+    ),
+    "packed": Form("packed", write_packed, exact=False),
+    "IDX": Form("idx", write_idx, in_memory=True),
+    "CIFAR": Form("cifar", write_cifar, in_memory=True, size=32),
+    "NumPy": Form("numpy", write_npz, in_memory=True),
+}

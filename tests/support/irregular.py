@@ -1,0 +1,46 @@
+"""What lies in a file's place and is no regular file."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+
+def _socket_at(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        # Its address may be short only.
+        here = os.getcwd()
+        os.chdir(path.parent)
+        bound.bind(path.name)
+        os.chdir(here)
+
+
+def _link_to_fifo(path: Path) -> None:
+    target = path.with_name(f"{path.name}.fifo")
+    os.mkfifo(target)
+    path.symlink_to(target)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "a FIFO": os.mkfifo,
+    "a directory": Path.mkdir,
+    "a socket": _socket_at,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to a FIFO": _link_to_fifo,
+}
+
+
+def set_aside(path: Path, kind: str) -> Path:
+    """Puts something in a file's place; returns where the file is kept."""
+    kept = path.rename(path.with_name("kept-aside"))
+    KINDS[kind](path)
+    return kept
+
+
+def put_back(path: Path, kept: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink()
+    path.with_name(f"{path.name}.fifo").unlink(missing_ok=True)
+    kept.rename(path)

@@ -1,0 +1,167 @@
+"""The launcher in this process, and the small Python programs that it starts."""
+
+import contextlib
+import fcntl
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxddp.cluster.launcher import launch
+from jaxddp.cluster.options import Launch
+
+HANGING = 60
+PRELUDE = """
+import os, signal, socket, subprocess, sys, time
+rank = int(os.environ["JAX_PROCESS_ID"])
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+def program(text: str) -> list[str]:
+    return ["python", "-c", PRELUDE + textwrap.dedent(text)]
+
+
+class Ran:
+    """A launch in this process, and what came of it."""
+
+    def __init__(self, capfd, logs: Path, text: str, **options):
+        options = {"processes": 2, "logs": logs} | options
+        self.code = launch(Launch(**options), program(text))
+        self.out, self.err = capfd.readouterr()
+        self.lines = self.out.splitlines()
+        self.errors = self.err.splitlines()
+
+    def of(self, rank: int) -> list[str]:
+        """What a process wrote."""
+        return [line.removeprefix(f"[{rank}] ") for line in self.lines if line.startswith(f"[{rank}] ")]
+
+    def told(self) -> list[dict[str, str]]:
+        """The environments that processes wrote with `TELL`."""
+        ranks = sorted({int(re.match(r"\[(\d+)\]", line)[1]) for line in self.lines})
+        return [dict(line.split("=", 1) for line in self.of(rank)) for rank in ranks]
+
+
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither this machine's GPUs nor a job that the tests run in."""
+    for name in (
+        "CUDA_VISIBLE_DEVICES",
+        "JAX_LOCAL_DEVICE_IDS",
+        "GLIBC_TUNABLES",
+        "PYTHONUNBUFFERED",
+        "JAXDDP_JOB_KEY",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+
+def wait_for(lock: Path) -> None:
+    """Until nobody holds the lock; pytest's timeout bounds it."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+ROOT = Path(__file__).parents[2]
+# The launcher alone, without what `import jaxddp` brings along; that it needs none of it is one of the tests.
+LAUNCHER = f"""
+import sys, types
+package = types.ModuleType("jaxddp")
+package.__path__ = [{str(ROOT / "jaxddp")!r}]
+sys.modules["jaxddp"] = package
+from pathlib import Path
+from jaxddp.cluster.launcher import launch
+from jaxddp.cluster.options import Launch
+"""
+TELL = """
+for name, value in os.environ.items():
+    if name.startswith(("JAX", "CUDA", "GLIBC", "PYTHONUNBUFFERED")):
+        say(f"{name}={value}")
+"""
+
+
+class Machine:
+    """A launcher in a process of its own."""
+
+    def __init__(self, folder: Path, text: str, options: str, config: str = "None"):
+        folder.mkdir(exist_ok=True)
+        self.paths = folder / "out", folder / "err"
+        options = f"processes=1, grace=2, save_grace=1, logs=Path({str(folder / 'logs')!r}), {options}"
+        code = (
+            f"{LAUNCHER}\nfrom jaxddp.config import Config\n"
+            f"from jaxddp.errors import JaxddpError\n"
+            f"try:\n    sys.exit(launch(Launch({options}), {program(text)!r}, {config}))\n"
+            f"except JaxddpError as error:\n    print(error, file=sys.stderr)\n    sys.exit(error.exit_code)\n"
+        )
+        with self.paths[0].open("wb") as out, self.paths[1].open("wb") as err:
+            self.process = subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=err)
+
+    @property
+    def out(self) -> str:
+        return self.paths[0].read_text()
+
+    @property
+    def err(self) -> str:
+        return self.paths[1].read_text()
+
+    def wait_until(self, happened: Callable[[], object]) -> None:
+        give_up = time.monotonic() + HANGING
+        while not happened():
+            assert self.process.poll() is None and time.monotonic() < give_up, self.out + self.err
+            time.sleep(0.02)
+
+    def said(self, *lines: str) -> "Machine":
+        """Wait for all of these."""
+        self.wait_until(lambda: all(line in self.out + self.err for line in lines))
+        return self
+
+    def send(self, number: signal.Signals) -> "Machine":
+        self.process.send_signal(number)
+        return self
+
+    def end(self) -> int:
+        try:
+            return self.process.wait(HANGING)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running:\n{self.out}{self.err}")
+
+
+@contextlib.contextmanager
+def machines(folder: Path) -> Iterator[Callable[..., Machine]]:
+    """Starts launchers, which do not outlive the test."""
+    started: list[Machine] = []
+
+    def start(text: str, options: str, config: str = "None") -> Machine:
+        started.append(Machine(folder / str(len(started)), text, options, config))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait(HANGING)
+
+
+GENERATION = "generation = int(os.environ['JAXDDP_GENERATION'])"
+# Programs for a machine: one that fails, and one that saves when it is asked to stop.
+FAILING = "say('begun'); sys.exit(9)"
+SAVING = f"""
+{GENERATION}
+def save(*_):
+    say("saved", generation)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+say(f"generation {{generation}}: process {{rank}} of {{os.environ['JAX_NUM_PROCESSES']}}")
+time.sleep(600)
+"""

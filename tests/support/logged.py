@@ -1,0 +1,157 @@
+"""What loggers hold of a run, read back from their own files and stores: TensorBoard's, Weights & Biases', MLflow's."""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxddp.training import rows
+
+Series = dict[str, list[tuple[int, float]]]
+"""(step, value) of each scalar, in the order in which they were written."""
+
+BLOCK, HEADER = 32768, 7
+FULL, LAST = 1, 4
+
+
+def alone(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Loggers that hear of no account and no server of the user's, and that write here."""
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
+        patch.delenv(name)
+    patch.setenv("WANDB_MODE", "offline")
+    patch.chdir(folder)
+
+
+def forget_mlflow() -> None:
+    """What the logger has set in the environment."""
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        del os.environ[name]
+
+
+def of_rows(found: list[rows.Row]) -> Series:
+    """The scalars of lines of metrics.jsonl; null there is what is not finite."""
+    series: Series = {}
+    for row in found:
+        for name, value in rows.scalars(row).items():
+            series.setdefault(name, []).append((row["step"], float("nan") if value is None else value))
+    return series
+
+
+def of_jsonl(workdir: Path) -> Series:
+    return of_rows([row for _, row in rows.parse(workdir / "metrics.jsonl")])
+
+
+# TensorBoard
+
+
+def tensorboard_tags(directory: Path) -> dict[str, list[Any]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory), size_guidance={"tensors": 0})
+    events.Reload()
+    return {tag: events.Tensors(tag) for tag in events.Tags()["tensors"]}
+
+
+def of_tensorboard(directory: Path) -> Series:
+    from tensorboard.util.tensor_util import make_ndarray
+
+    return {
+        tag: [(event.step, float(make_ndarray(event.tensor_proto))) for event in found]
+        for tag, found in tensorboard_tags(directory).items()
+        if not tag.endswith("/predictions")
+    }
+
+
+# Weights & Biases
+
+
+def wandb_records(folder: Path) -> Iterator[Any]:
+    """The records of a run's `.wandb` file: LevelDB's log format, of messages that the library defines."""
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = folder.glob("*.wandb")
+    data, at, parts = file.read_bytes(), HEADER, b""
+    while at < len(data):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK
+            continue
+        _, size, kind = struct.unpack("<IHB", data[at : at + HEADER])
+        parts += data[at + HEADER : at + HEADER + size]
+        at += HEADER + size
+        if kind in (FULL, LAST):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+def wandb_history(folder: Path) -> list[dict[str, Any]]:
+    """The rows that were logged, without the library's own columns."""
+    found = []
+    for record in wandb_records(folder):
+        if record.WhichOneof("record_type") == "history":
+            row: dict[str, Any] = {}
+            for item in record.history.item:
+                value = json.loads(item.value_json)
+                if item.nested_key and len(item.nested_key) > 1:
+                    row.setdefault(item.nested_key[0], {})[item.nested_key[1]] = value
+                else:
+                    row[item.key or item.nested_key[0]] = value
+            found.append({name: value for name, value in row.items() if not name.startswith("_")})
+    return found
+
+
+def wandb_config(folder: Path) -> dict[str, Any]:
+    """The config as the whole run tells it."""
+    found = {}
+    for record in wandb_records(folder):
+        for update in (*record.run.config.update, *record.config.update):
+            found[update.key or ".".join(update.nested_key)] = json.loads(update.value_json)
+    return found
+
+
+def wandb_ids(folder: Path) -> set[str]:
+    return {record.run.run_id for record in wandb_records(folder)} - {""}
+
+
+def offline_runs(workdir: Path) -> list[Path]:
+    """The folders of the library's runs, oldest first, once all that it was told has come to the disk."""
+    import wandb
+
+    wandb.teardown()
+    return sorted((workdir / "wandb").glob("offline-run-*"), key=lambda folder: folder.stat().st_ctime_ns)
+
+
+def of_wandb(workdir: Path) -> Series:
+    """Of the run that the work directory names."""
+    own = {json.loads((workdir / "wandb.json").read_text())["id"]}
+    series: Series = {}
+    for row in [row for folder in offline_runs(workdir) if wandb_ids(folder) == own for row in wandb_history(folder)]:
+        for name, value in row.items():
+            if name != "step" and not isinstance(value, dict):
+                series.setdefault(name, []).append((row["step"], float(value)))
+    return series
+
+
+# MLflow
+
+
+def mlflow_client() -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient()
+
+
+def mlflow_run(workdir: Path) -> Any:
+    """The run that the work directory names."""
+    return mlflow_client().get_run(json.loads((workdir / "mlflow.json").read_text())["id"])
+
+
+def of_mlflow(workdir: Path) -> Series:
+    run, client = mlflow_run(workdir), mlflow_client()
+    logged = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    return {name: [(point.step, point.value) for point in points] for name, points in logged.items()}

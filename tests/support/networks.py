@@ -1,0 +1,88 @@
+"""Small networks, what a step needs of them, and what compares their parameters."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_recipe import SmallNet as SmallNet
+
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import AugmentConfig
+from jaxddp.engine.loss import example_loss
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.state import TrainState
+from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.mesh import Topology
+from jaxddp.metrics.top_k import TopK
+from jaxddp.models import convnext, resnet, vit
+from support.data import CLASSES
+from support.shared import adapted
+
+
+@functools.cache
+def linear_model(classes: int = CLASSES):
+    """Softmax regression as a pair of functions: its gradient can be written down in one line."""
+
+    def init(key, example):
+        return {"weight": 0.1 * jax.random.normal(key, (example[0].size, classes), example.dtype)}
+
+    def apply(params, images):
+        return images.reshape(len(images), -1) @ params["weight"]
+
+    return init, apply
+
+
+def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)) -> None:
+    """Every network that a config can name has few blocks, a ResNet so many, and compiles soon; a test asks for little
+    width."""
+    for name, architecture in resnet.ARCHITECTURES.items():
+        monkeypatch.setitem(resnet.ARCHITECTURES, name, dataclasses.replace(architecture, stage_sizes=stages))
+    for name in vit.SIZES:
+        monkeypatch.setitem(vit.SIZES, name, vit.ViTSize(16, 2, blocks=2))
+    for name in convnext.STAGE_SIZES:
+        monkeypatch.setitem(convnext.STAGE_SIZES, name, (1, 0, 0, 0))
+
+
+def randomized(tree, seed: int = 7):
+    """The same tree with every scale and bias random and positive, so that no gradient vanishes because one is zero."""
+    leaves, structure = jax.tree.flatten(tree)
+    rng = np.random.default_rng(seed)
+    vectors = [jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) for x in leaves]
+    return jax.tree.unflatten(structure, [v if x.ndim == 1 else x for x, v in zip(leaves, vectors, strict=True)])
+
+
+def largest_difference(a, b) -> float:
+    """Over all leaves of two trees of one shape: absolute below 1, relative above."""
+
+    def difference(x, y) -> float:
+        x, y = np.asarray(x), np.asarray(y)
+        return float((np.abs(x - y) / np.maximum(1, np.abs(y))).max(initial=0))
+
+    return max(jax.tree.leaves(jax.tree.map(difference, a, b)), default=0.0)
+
+
+def objective_of(model, loss=None, **preprocess) -> Objective:
+    # A random crop or flip takes longer to compile than all the rest of a step: what wants one says so.
+    settings = {"augment": AugmentConfig(flip=False), "dtype": jnp.float64, **preprocess}
+    return Objective(
+        adapted(model),
+        example_loss(loss or cross_entropy(), CLASSES),
+        Preprocess(**settings),
+        {"top1": TopK(1)},
+    )
+
+
+@functools.cache
+def _initial(model, image: int, dtype, wide: bool):
+    """Of a model's parameters, with `randomized` scales, and of its statistics, what `fresh_state` copies."""
+    initial = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, image, image, 3), jnp.float64))
+    # Statistics too: of another type after the first step, they would have it compiled a second time.
+    return jax.tree.map(lambda x: np.asarray(x.astype(dtype)), (randomized(initial[0]), initial[1]))
+
+
+def fresh_state(objective: Objective, optimizer, topology: Topology, image: int = 6, dtype=jnp.float64) -> TrainState:
+    params, model_state = _initial(objective.model, image, dtype, jax.config.jax_enable_x64)
+    return topology.replicate(TrainState(np.zeros((), np.int32), params, model_state, optimizer.init(params)))

@@ -1,0 +1,59 @@
+"""What strangers send to a job's coordinator."""
+
+import contextlib
+import json
+import socket
+
+from jaxddp.job.messages import LENGTH, Hello, Lost, Value, Welcome, decode, encode
+
+FACTS = {"Python": "3"}
+HELLO = Hello(1, 2, "run", "there", FACTS, "nonce", "")
+
+
+def framed(content: bytes) -> bytes:
+    return len(content).to_bytes(LENGTH, "big") + content
+
+
+def changed(**fields: object) -> bytes:
+    """A hello with other fields, of any types."""
+    plain = json.loads(encode(HELLO)[LENGTH:])
+    return framed(json.dumps(plain | fields).encode())
+
+
+STRANGERS = {
+    "a browser": b"GET / HTTP/1.1\r\nHost: there\r\n\r\n",
+    "a line of another protocol": b'{"protocol":"jaxddp-1"}\n',
+    "brackets": framed(b"[" * 60_000),
+    "an endless message": (2**31).to_bytes(LENGTH, "big") + b"x" * 1000,
+    "no object": framed(b"7"),
+    "an unknown kind": framed(b'{"kind": "Shutdown"}'),
+    "a kind of another type": framed(b'{"kind": ["Hello"]}'),
+    "no fields": framed(b'{"kind": "Hello"}'),
+    "a negative process": changed(process=-1),
+    "a process as text": changed(process="1"),
+    "a process that is true": changed(process=True),
+    "a process of a half": changed(process=1.5),
+    "a count of nothing": changed(count=0),
+    "facts of numbers": changed(facts={"Python": 3}),
+    "facts that are none": changed(facts=None),
+    "half a character": changed(proof="\ud800"),
+    "another run": changed(run_id="other"),
+    "a loss": encode(Lost(0, "was lost", 1)),
+    "a value": encode(Value(0, "digests", "x")),
+    "a welcome": encode(Welcome("127.0.0.1:1", "")),
+    "half a message": framed(b"{" * 100)[:50],
+    "nothing": b"",
+}
+
+
+def answers(connection: socket.socket) -> list[object]:
+    """What process 0 has said on a connection until it closed it."""
+    with connection, connection.makefile("rb") as stream:
+        found = []
+        # No more will come, so that process 0 need not wait for it.
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            while head := stream.read(LENGTH):
+                found.append(decode(stream.read(int.from_bytes(head, "big"))))
+        return found

@@ -1,0 +1,57 @@
+"""Files of images that tell their row, and batches of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxddp.config import DataConfig
+from jaxddp.data.batch import Batch
+from jaxddp.data.images.decode import decode_window
+from jaxddp.data.storage.local import LocalFiles
+from jaxddp.data.table import ExampleTable
+from jaxddp.data.tensorflow_cpu import tf
+
+
+def waves(row: int, height: int = 60, width: int = 80) -> np.ndarray:
+    """A smooth colored picture under noise, which every resize and crop changes visibly: uint8[height, width, 3]."""
+    y, x = np.mgrid[:height, :width]
+    waves = [127 + 100 * np.sin(y / (7 + 3 * channel) + row) * np.cos(x / (5 + 2 * channel)) for channel in range(3)]
+    noise = np.random.default_rng(row).normal(0, 8, (height, width, 3))
+    return np.clip(np.stack(waves, -1) + noise, 0, 255).astype(np.uint8)
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([4], tf.int32)])
+def part_of(path: Any, window: Any) -> Any:
+    return decode_window(tf.io.read_file(path), lambda _: window)
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.string)])
+def all_of(path: Any) -> Any:
+    return decode_window(tf.io.read_file(path), lambda size: tf.stack([0, 0, size[0], size[1]]))
+
+
+def table_of(root: Path, names: list[str]) -> ExampleTable:
+    path = np.array([name.encode() for name in names])
+    label = (np.arange(len(names)) % 3).astype(np.int32)
+    return ExampleTable(LocalFiles(root), path, path, label, ("a", "b", "c"), ("ant", "bee", "cat"), (0, 1, 2))
+
+
+def assert_same(batches: list[Batch], others: list[Batch]) -> None:
+    for batch, other in zip(batches, others, strict=True):
+        assert batch.substituted is other.substituted is None
+        for leaf, other_leaf in zip(batch[:5], other[:5], strict=True):
+            assert leaf.dtype == other_leaf.dtype
+            np.testing.assert_array_equal(leaf, other_leaf)
+
+
+NUM_EXAMPLES, SIZE = 11, 24
+DATA = DataConfig(image_size=SIZE, resize=SIZE)
+SEED = 3
+
+
+def write_table(root: Path, contents: list[bytes]) -> ExampleTable:
+    names = [f"image {row} é.JPEG" for row in range(len(contents))]
+    for name, content in zip(names, contents, strict=True):
+        (root / name).write_bytes(content)
+    return table_of(root, names)

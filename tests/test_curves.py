@@ -1,0 +1,154 @@
+"""The history of a run, and the curves that are drawn of it, from an invented run."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.listeners import TOTAL, drive, evaluation_record, step_record
+
+from jaxddp.errors import InputError
+from jaxddp.training import pictures as curves
+from jaxddp.training import rows
+from jaxddp.training.events import EvaluationRecord, RunEnd, StepRecord
+from jaxddp.training.listeners import curves as curves_file
+from jaxddp.training.listeners.history import History
+from jaxddp.training.listeners.jsonl import JsonLines
+
+
+def test_reading_metrics_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"metrics.jsonl: cannot be read \(No such file or directory\)"):
+        curves_file.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+
+
+def test_history_holds_the_figures_as_arrays() -> None:
+    history = History()
+    drive(history)
+    np.testing.assert_array_equal(history.train["loss"], math.pi / np.arange(1, 11))
+    assert history.train["step"].dtype == np.int64
+    assert not [name for name in history.train if name.startswith("epoch_")]
+    np.testing.assert_array_equal(history.epochs["step"], [4, 7, 10])
+    np.testing.assert_array_equal(history.epochs["loss"], [4 / 4, 4 / 7, 4 / 10])
+    np.testing.assert_array_equal(history.epochs["seconds"], [7.25] * 3)
+    np.testing.assert_array_equal(history.val["top1"], [4 / 17, 10 / 17])
+    assert repr(history) == "History(10 logged steps, 3 epochs, 2 evaluations: val loss 0.2718, top1 0.5882)"
+
+
+def test_history_of_a_resumed_run_equals_the_whole_one_and_a_fresh_run_begins_anew() -> None:
+    whole, resumed = History(), History()
+    drive(whole)
+    drive(resumed, stop=8)
+    drive(resumed, start=5)
+    for part in ("train", "epochs", "val"):
+        expected, got = getattr(whole, part), getattr(resumed, part)
+        assert list(expected) == list(got)
+        for name in expected:
+            np.testing.assert_array_equal(got[name], expected[name])
+    whole.evaluation(EvaluationRecord(0, 0.0, {"loss": 2.3}, 77, 77, 1.0))
+    drive(whole, stop=2)
+    np.testing.assert_array_equal(whole.train["step"], [1, 2])
+    assert whole.val == {}
+
+
+def test_an_empty_history_says_so() -> None:
+    history = History()
+    assert history.train == history.val == history.epochs == {}
+    assert repr(history) == "History(0 logged steps, 0 epochs, 0 evaluations)"
+    assert history._repr_png_() is None
+
+
+def test_curves_show_the_figures() -> None:
+    history = History()
+    drive(history)
+    loss, speed, top1, rate = (
+        next(axes for axes in history.plot().axes if axes.get_title(loc="left") == title)
+        for title in ("loss", "images/s", "top-1 accuracy", "learning rate")
+    )
+    for axes, name in ((loss, "loss"), (top1, "top1")):
+        for line, part in zip(axes.lines, (history.train, history.epochs, history.val), strict=True):
+            np.testing.assert_array_equal(line.get_xdata(), part["epoch"])
+            np.testing.assert_array_equal(line.get_ydata(), part[name])
+    np.testing.assert_array_equal(rate.lines[0].get_ydata(), history.train["learning_rate"])
+    np.testing.assert_array_equal(speed.lines[0].get_ydata(), history.train["images_per_second"])
+    assert [text.get_text() for text in loss.texts] == ["val 0.272", "train 0.4"]
+    assert [text.get_text() for text in top1.texts] == ["val 58.8%", "train 90.9%"]
+
+
+def test_labels_of_lines_that_end_together_do_not_touch() -> None:
+    history = History()
+    drive(history)
+    val = {**history.val, "loss": history.val["loss"] * 0 + history.epochs["loss"][-1]}
+    picture = curves.figure(rows.Series(history.train, history.epochs, val, {}))
+    heights = sorted(text.get_position()[1] for text in picture.axes[0].texts)
+    assert np.diff(heights) == pytest.approx([curves.LABEL_GAP])
+
+
+@pytest.mark.parametrize(
+    ("records", "panels"),
+    [
+        ([], 2),
+        ([step_record(1)], 4),
+        ([step_record(1, metrics={"loss": 0.0, "top1": 0.0}, learning_rate=None, images_per_second=0.0)], 4),
+        ([step_record(1, metrics={"loss": 2.0})], 2),
+        ([step_record(step) for step in (1, 2, 3)], 4),
+        ([step_record(1), step_record(2, metrics={"loss": math.nan, "top1": math.nan})], 4),
+        ([evaluation_record(4)], 4),
+    ],
+    ids=["nothing", "one step", "zeros", "no accuracy", "three steps", "not finite", "only an evaluation"],
+)
+def test_curves_of_little(records: list[StepRecord | EvaluationRecord], panels: int) -> None:
+    history = History()
+    for record in records:
+        history.step(record) if isinstance(record, StepRecord) else history.evaluation(record)
+    picture = history.plot()
+    assert len(picture.axes) == panels
+    assert picture._repr_png_().startswith(b"\x89PNG")
+    shown = [np.isfinite(line.get_ydata()).sum() for line in picture.axes[0].lines]
+    assert all(
+        line.get_marker() == "o" for line, points in zip(picture.axes[0].lines, shown, strict=True) if points == 1
+    )
+
+
+def test_loss_that_falls_a_hundredfold_is_drawn_on_a_logarithmic_axis() -> None:
+    def scale(last: float) -> str:
+        epochs = {"epoch": np.array([1.0, 2.0]), "loss": np.array([2.0, last])}
+        return curves.figure(rows.Series({}, epochs, {}, {})).axes[0].get_yscale()
+
+    assert [scale(0.001), scale(0.1), scale(0.0), scale(-1.0)] == ["log", "linear", "linear", "linear"]
+
+
+def test_the_picture_of_a_resumed_run_is_whole(tmp_path: Path) -> None:
+    pictures = []
+    for name, stops in (("whole", (TOTAL,)), ("resumed", (6, TOTAL))):
+        start = 0
+        for stop in stops:
+            directory = tmp_path / name
+            drive(
+                JsonLines(directory),
+                curves_file.Curves(directory / "metrics.jsonl", directory / "curves.png"),
+                start=start,
+                stop=stop,
+            )
+            start = stop - 1
+        pictures.append((tmp_path / name / "curves.png").read_bytes())
+    assert pictures[0].startswith(b"\x89PNG")
+    assert pictures[0] == pictures[1]
+
+
+def test_drawing_between_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, drawn = [1000.0], []
+
+    def draw(metrics: Path, picture: Path) -> None:
+        drawn.append(now[0])
+        now[0] += 1
+
+    monkeypatch.setattr(curves_file, "draw", draw)
+    monkeypatch.setattr(curves_file.time, "monotonic", lambda: now[0])
+    listener = curves_file.Curves(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+    for _ in range(25):
+        listener.evaluation(evaluation_record(4))
+        listener.evaluation(evaluation_record(4, seen=32))
+        now[0] += 10
+    assert drawn == [1000.0, 1101.0, 1202.0]
+    listener.end(RunEnd("done", TOTAL, 1.0))
+    assert len(drawn) == 4

@@ -1,0 +1,209 @@
+"""What the launcher is asked for: machines, processes, cores, GPUs, an address, a command."""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.launches import TELL, Ran, free_port, plain_environment, program
+
+from jaxddp.cluster.launcher import launch
+from jaxddp.cluster.machine import local_cores, local_gpus, shares
+from jaxddp.cluster.options import Launch, split
+from jaxddp.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    plain_environment(monkeypatch)
+
+
+@pytest.fixture
+def run(capfd, tmp_path):
+    return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
+
+
+AFFINITY = "say(*sorted(os.sched_getaffinity(0)))"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this system")
+class TestCores:
+    def cores(self, ran: Ran, processes: int) -> list[list[int]]:
+        return [[int(core) for core in ran.of(rank)[0].split()] for rank in range(processes)]
+
+    def test_each_process_gets_its_share(self, run):
+        mine = local_cores()
+        processes = min(2, len(mine))
+        given = self.cores(run(AFFINITY, processes=processes), processes)
+        assert [core for part in given for core in part] == mine and all(given)
+
+    def test_a_number_of_cores_may_be_asked_for(self, run):
+        assert self.cores(run(AFFINITY, processes=1, cores=1), 1) == [local_cores()[:1]]
+        assert self.cores(run(AFFINITY, processes=1, cores=0), 1) == [local_cores()]
+
+    def test_more_processes_than_cores_share_them_all_and_are_told_of(self, run):
+        mine = local_cores()
+        ran = run(AFFINITY, processes=len(mine) + 1)
+        assert self.cores(ran, len(mine) + 1) == [mine] * (len(mine) + 1)
+        assert f"oversubscribed: {len(mine) + 1} processes on {len(mine)} core" in ran.err
+
+    def test_processes_with_gpus_are_not_bound(self, run, monkeypatch):
+        monkeypatch.delenv("JAX_PLATFORMS")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        assert self.cores(run(AFFINITY), 2) == [local_cores()] * 2
+
+
+@given(st.lists(st.integers(), max_size=40), st.integers(1, 12))
+def test_shares_are_even_and_leave_nothing(items, count):
+    parts = shares(items, count)
+    assert [item for part in parts for item in part] == items
+    assert len(parts) == count and max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["4", "7", "GPU-ab", "1"]),
+        ({"gpus": 3}, ["4", "7", "GPU-ab"]),
+        ({"processes": 2}, ["4,7", "GPU-ab,1"]),
+        ({"processes": 1, "gpus": 2}, ["4,7"]),
+        ({"processes": 2, "gpus": 0}, ["", ""]),
+    ],
+    ids=str,
+)
+def test_gpus_are_shared_out(options, expected, run, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,GPU-ab,1")
+    told = run(TELL, **({"processes": None} | options)).told()
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in told] == expected
+    assert [each.get("JAX_PLATFORMS") for each in told] == [None if any(expected) else "cpu"] * len(expected)
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "expected"),
+    [
+        ({}, [], []),
+        ({}, ["dev/nvidia0", "dev/nvidia3", "dev/nvidiactl", "dev/nvidia-uvm"], ["0", "1"]),
+        ({}, ["proc/driver/nvidia/gpus/0000:01:00.0", "proc/driver/nvidia/gpus/0000:02:00.0"], ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ["dev/nvidia0"], []),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, ["dev/nvidia0"], []),
+        ({"CUDA_VISIBLE_DEVICES": "2, 0,-1,3"}, [], ["2", "0"]),
+        ({"JAX_PLATFORMS": "cpu"}, ["dev/nvidia0"], []),
+        ({"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "5"}, [], ["5"]),
+    ],
+)
+def test_gpus_are_counted_without_a_backend(environ, files, expected, tmp_path):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert local_gpus(environ, tmp_path) == expected
+
+
+# fmt: off
+BAD_OPTIONS = {
+    "no process": ({"processes": 0}, "--processes=0: expected 1 to 10,000"),
+    "no machine": ({"nodes": "0"}, "--nodes=0: expected 1 to 100,000"),
+    "GPUs below zero": ({"gpus": -1}, "--gpus=-1: expected 0 to 10,000"),
+    "a grace that is no number": ({"grace": float("nan")}, "--grace=nan: expected 0 to 1,000,000"),
+    "a grace below zero": ({"save_grace": -1.0}, "--save_grace=-1.0: expected 0 to 1,000,000"),
+    "no GPU and no number": ({"processes": None}, "say how many to start: --processes P"),
+    "GPUs that are not there": ({"processes": None, "gpus": 2}, "--gpus 2: a process here would see 0; --processes P"),
+    "more cores than there are": ({"processes": 1, "cores": 99999}, "--cores 99999: 1 process would need 99999"),
+    "nodes without coordinator": ({"nodes": "2", "nr": 0}, "--nodes 2: give --coordinator HOST:PORT"),
+    "nodes without nr": ({"nodes": "2", "coordinator": "h:1"}, "--nodes 2: give --nr, this machine's number, 0 to 1"),
+    "nr too large": ({"nodes": "2", "coordinator": "h:1", "nr": 2}, "--nr 2: expected 0 to 1, for --nodes 2"),
+    "nr below zero": ({"nodes": "2", "coordinator": "h:1", "nr": -1}, "--nr=-1: expected 0 to 99,999"),
+    "nr of one machine": ({"nr": 1}, "--nr 1: expected 0 to 0, for --nodes 1"),
+    "no port": ({"nodes": "2", "nr": 0, "coordinator": "host0"}, "--coordinator host0: expected HOST:PORT"),
+    "no host": ({"nodes": "2", "nr": 0, "coordinator": ":1234"}, "--coordinator :1234: expected HOST:PORT"),
+    "port that is no number": ({"coordinator": "h:x"}, "--coordinator h:x: expected HOST:PORT"),
+    "machines that are no number": ({"nodes": "two"}, "--nodes='two': expected a number of machines, as 2, or MIN:MAX"),
+    "three numbers of machines": ({"nodes": "1:2:3"}, "--nodes='1:2:3': expected a number of machines, as 2, or"),
+    "from many to few machines": ({"nodes": "4:2"}, "--nodes 4:2: MIN is above MAX"),
+    "from no machine": ({"nodes": "0:2"}, "--nodes=0: expected 1 to 100,000"),
+    "a range without coordinator": ({"nodes": "1:2", "nr": 0}, "--nodes 1:2: give --coordinator HOST:PORT"),
+    "a range without nr": ({"nodes": "1:2", "coordinator": "h:1"}, "--nodes 1:2: give --nr, this machine's number, 0"),
+    "fewer restarts than none": ({"restarts": -1}, "--restarts=-1: expected 0 to 1,000,000"),
+    "no wait": ({"wait": 0.0}, "--wait=0.0: expected above 0, at most 1,000,000"),
+    "port out of range": ({"coordinator": "h:65536"}, "port from 1 to 65535"),
+    "no such host": ({"coordinator": "no..where:1234"}, "no..where:1234: there is no host 'no..where'"),
+    "another machine": ({"coordinator": "192.0.2.1:1234"}, "192.0.2.1:1234: not an address of this machine; process 0"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_bad_options(case, tmp_path):
+    options, expected = BAD_OPTIONS[case]
+    with pytest.raises(InputError) as error:
+        launch(Launch(**({"processes": 2, "logs": tmp_path / "logs"} | options)), ["true"])
+    assert expected in str(error.value)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_gpus_that_cannot_be_shared_evenly(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    with pytest.raises(InputError, match="--processes 2: 3 GPUs cannot be shared evenly; --gpus K takes some"):
+        launch(Launch(processes=2, logs=tmp_path), ["true"])
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = Launch(processes=1, logs=tmp_path, nodes="2", nr=0, coordinator=f"127.0.0.1:{port}")
+        with pytest.raises(InputError, match=f"port {port} is taken; choose another, the same on every machine"):
+            launch(options, ["true"])
+
+
+def test_a_name_that_is_the_loopback_is_told_of(run, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "host0")
+    plain = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: plain("127.0.0.1", *rest, **named))
+    ran = run("", nodes="2", nr=0, processes=1, coordinator=f"host0:{free_port()}")
+    assert "host0 is 127.0.0.1 here, where no other machine reaches it" in ran.err
+
+
+def children() -> set[str]:
+    """The pids of this process's children, zombies too."""
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def test_an_interrupted_start_leaves_the_signals_as_they_were(tmp_path):
+    others = children()
+    before = [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
+    (tmp_path / "process-1.log").mkdir()
+    with pytest.raises(InputError, match=r"process-1\.log: cannot be written .* choose another folder with --logs"):
+        launch(Launch(processes=2, logs=tmp_path), program("time.sleep(600)"))
+    assert [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)] == before
+    assert children() == others
+
+
+def test_split():
+    assert split(["--processes", "2", "--", "train", "x", "--", "y"]) == (
+        ["--processes", "2"],
+        ["train", "x", "--", "y"],
+    )
+    assert split(["--help"]) == (["--help"], [])
+    for words in ([], ["--processes", "2"], ["--processes", "2", "--"], ["train", "digits"]):
+        with pytest.raises(InputError, match=r"launch: no command; it follows a --, as in: jaxddp launch"):
+            split(words)
+
+
+def test_the_command(run, tmp_path, monkeypatch, capfd):
+    with pytest.raises(InputError, match="'trian' is neither a command of jaxddp nor a program, did you mean 'train'?"):
+        launch(Launch(processes=1, logs=tmp_path), ["trian", "digits"])
+    package = tmp_path / "jaxddp"
+    package.mkdir()
+    # Without it this would be a namespace, and an installed jaxddp come first.
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("import sys; print(sys.executable, *sys.argv[1:])")
+    monkeypatch.chdir(tmp_path)
+    assert launch(Launch(processes=1, logs=tmp_path), ["train", "digits", "--seed", "1"]) == 0
+    assert capfd.readouterr().out.split() == ["[0]", sys.executable, "train", "digits", "--seed", "1"]
+    assert launch(Launch(processes=1, logs=tmp_path), ["echo", "a  b"]) == 0
+    assert capfd.readouterr().out == "[0] a  b\n"

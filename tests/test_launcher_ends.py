@@ -1,0 +1,219 @@
+"""A launcher that is signalled, killed or left: none of its processes outlives it, and each may save before.
+
+The children are small Python programs without JAX. No test asserts a time; `HANGING` only bounds a wait without an end.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.launches import HANGING, LAUNCHER, Ran, plain_environment, program, wait_for
+
+from jaxddp.cluster import starter, worker_group
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    plain_environment(monkeypatch)
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """The others get hardly a moment after a failure. How long it is is private: no user has a reason to choose it."""
+    monkeypatch.setattr(worker_group, "_MOMENT_SECONDS", 0.05)
+
+
+@pytest.fixture
+def run(capfd, tmp_path):
+    return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
+
+
+class Launcher:
+    """A launcher in a process of its own, whose two children have said `ready`."""
+
+    def __init__(self, folder: Path, text: str, options: str = "processes=2"):
+        self.paths = folder / "out", folder / "err"
+        with self.paths[0].open("wb") as out, self.paths[1].open("wb") as err:
+            self.process = subprocess.Popen(standalone(folder, text, options), stdout=out, stderr=err)
+        self.wait_until(lambda: self.out.count("ready") == 2)
+
+    @property
+    def out(self) -> str:
+        return self.paths[0].read_text()
+
+    @property
+    def err(self) -> str:
+        return self.paths[1].read_text()
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + HANGING
+        while not happened():
+            assert self.process.poll() is None and time.monotonic() < give_up, self.err
+            time.sleep(0.01)
+
+    def send(self, number: signal.Signals) -> "Launcher":
+        self.process.send_signal(number)
+        return self
+
+    def end(self) -> int:
+        return self.process.wait(timeout=HANGING)
+
+
+def standalone(folder: Path, text: str, options: str = "processes=2") -> list[str]:
+    options = f"{options}, logs=Path({str(folder / 'logs')!r})"
+    return [sys.executable, "-c", f"{LAUNCHER}\nsys.exit(launch(Launch({options}), {program(text)!r}))"]
+
+
+SAVE = """
+def save(*_):
+    say("saved")
+    sys.exit({code})
+signal.signal(signal.SIGTERM, save)
+say("ready")
+time.sleep(600)
+"""
+CARELESS = "say('ready'); time.sleep(600)"
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say('ready'); time.sleep(600)"
+
+
+@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), ids=lambda number: number.name)
+def test_a_signal_lets_processes_save_and_end(number, tmp_path):
+    launcher = Launcher(tmp_path, SAVE.format(code=75)).send(number)
+    assert launcher.end() == 75
+    assert sorted(launcher.out.splitlines()[2:]) == ["[0] saved", "[1] saved"]
+    assert f"{number.name}: every process was asked to save and stop" in launcher.err
+
+
+@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM), ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [(SAVE.format(code=0), 0), (SAVE.format(code="75 + rank"), None), (CARELESS, None)],
+    ids=("done", "one failing", "careless"),
+)
+def test_a_signal_ends_processes_that_do_not_save(number, text, code, tmp_path):
+    assert Launcher(tmp_path, text).send(number).end() == (128 + number if code is None else code)
+
+
+def test_a_mistake_that_shows_as_all_save_is_the_end(tmp_path):
+    text = SAVE.format(code="(143, 2)[rank]").replace('"saved"', '"disk full"')
+    launcher = Launcher(tmp_path, text).send(signal.SIGTERM)
+    assert launcher.end() == 2
+    assert "process 1: exit code 2; its last lines" in launcher.err and "[1] disk full" in launcher.err
+
+
+TRACED = """
+import ctypes
+ready = {ready!r}
+if rank == 1:
+    while not os.path.exists(ready):
+        time.sleep(0.01)
+    sys.exit(9)
+libc = ctypes.CDLL(None)
+libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER: whoever wants to
+seize = "import ctypes, sys, time; print(ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0), flush=True)"
+traced = [sys.executable, "-c", f"{{seize}}; time.sleep(60)", str(os.getpid())]
+tracer = subprocess.Popen(traced, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, text=True)
+say(tracer.pid, tracer.stdout.readline().strip())
+open(ready, "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ptrace is Linux's")
+def test_a_process_that_cannot_be_killed_is_not_waited_for_without_an_end(run, brief, monkeypatch, tmp_path):
+    """Where a debugger holds it, its end does not come to the launcher, as that of one that hangs in the kernel."""
+    monkeypatch.setattr(worker_group, "_DEATH_SECONDS", 0.5)
+    ran = run(TRACED.format(ready=str(tmp_path / "ready")), grace=0.2)
+    tracer, result = ran.of(0)[0].split()
+    os.kill(int(tracer), signal.SIGKILL)
+    if result != "0":
+        pytest.skip("no process may trace another one here")
+    assert ran.code == 9
+    assert "process 0: SIGKILL does not end it, which waits in the kernel (a disk, a GPU?)" in ran.errors
+
+
+def test_a_second_ctrl_c_kills(tmp_path):
+    launcher = Launcher(tmp_path, DEAF).send(signal.SIGINT)
+    launcher.wait_until(lambda: "SIGINT: " in launcher.err)
+    assert launcher.send(signal.SIGINT).end() == 130
+    assert sorted(launcher.err.splitlines()[-2:]) == ["process 0: killed by SIGKILL", "process 1: killed by SIGKILL"]
+
+
+def test_processes_that_do_not_end_when_asked_are_killed_in_the_end(tmp_path):
+    assert Launcher(tmp_path, DEAF, "processes=2, save_grace=0.3").send(signal.SIGTERM).end() == 143
+
+
+def test_of_two_that_ended_together_the_killed_one_is_the_cause(tmp_path):
+    launcher = Launcher(
+        tmp_path,
+        f"""
+        import fcntl
+        folder = {str(tmp_path)!r}
+        file = open(os.path.join(folder, str(rank)), "w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        say("ready")
+        while not os.path.exists(os.path.join(folder, "go")):
+            time.sleep(0.01)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(1)
+        """,
+    )
+    # Asleep, the launcher finds both ends at once.
+    launcher.send(signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    for rank in (0, 1):
+        wait_for(tmp_path / str(rank))
+    time.sleep(0.1)  # a lock is let go of a little before its holder is seen to have ended
+    assert launcher.send(signal.SIGCONT).end() == 128 + signal.SIGKILL
+    assert "process 1: killed by SIGKILL; its last lines" in launcher.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not end a process with its parent")
+def test_no_process_outlives_a_killed_launcher(tmp_path):
+    launcher = Launcher(
+        tmp_path,
+        f"""
+        import fcntl
+        file = open(os.path.join({str(tmp_path)!r}, str(rank)), "w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        {DEAF}
+        """,
+    )
+    assert launcher.send(signal.SIGKILL).end() == -signal.SIGKILL
+    for rank in (0, 1):
+        wait_for(tmp_path / str(rank))
+
+
+def test_a_worker_whose_launcher_is_gone_already_runs_nothing():
+    started = [sys.executable, "-I", "-S", starter.__file__, "1", "", sys.executable, "-c", "print('ran')"]
+    done = subprocess.run(started, capture_output=True, text=True, timeout=HANGING)
+    assert (done.returncode, done.stdout) == (1, "") and "the launcher is gone" in done.stderr
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
+    command = standalone(tmp_path, "for number in range(2000): say('line', number)")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout and process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=HANGING) == 0
+    for rank in (0, 1):
+        assert (tmp_path / f"logs/process-{rank}.log").read_text().endswith("line 1999\n")
+
+
+def test_the_launcher_needs_no_library(tmp_path):
+    code = f"""{LAUNCHER}
+code = launch(Launch(processes=1, logs=Path("logs")), ["true"])
+homes = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+print([home for home in homes if "site-packages" in home and "jaxddp" not in home])
+sys.exit(code)
+"""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=HANGING
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -1,0 +1,267 @@
+"""What a run shows on a screen, in a pipe, in a terminal and in a notebook, from an invented run."""
+
+import io
+import math
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pexpect
+import pytest
+from nbclient import NotebookClient
+from support.listeners import BATCH, TOTAL, drive, evaluation_record, run_start, step_record
+
+from jaxddp.training.events import RunEnd, Used
+from jaxddp.training.listeners import display as screen
+from jaxddp.training.listeners import lines
+from jaxddp.training.listeners.display import PlainLines
+
+USED = Used(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
+
+
+def test_the_screen_shows_a_utilization_where_there_is_one_and_the_memory_at_the_end() -> None:
+    assert lines.pace(step_record(1, used=USED)) == "lr 0.03333  1,234 images/s  MFU 41.2%  data wait 14%"
+    assert lines.pace(step_record(1, used=Used(peak_memory=7))) == "lr 0.03333  1,234 images/s  data wait 14%"
+    assert (
+        lines.closing(RunEnd("done", 9, 61.0, used=USED)) == "done at step 9 after 1:01  MFU 41.2%  peak memory 12 GB"
+    )
+
+
+def test_durations() -> None:
+    seconds = (None, math.inf, 0.04, 59.94, 59.96, 61, 3599.7, 7447)
+    assert [lines.duration(value) for value in seconds] == [
+        "--",
+        "--",
+        "0.0s",
+        "59.9s",
+        "1:00",
+        "1:01",
+        "1:00:00",
+        "2:04:07",
+    ]
+
+
+def test_figures_are_readable() -> None:
+    metrics = {"loss": 0.43211, "top1": 0.85214, "top10": 1.0, "count": 5, "loss_scale": 32768.0, "tiny": 1.25e-6}
+    assert lines.shown(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
+
+
+def test_time_left_counts_what_the_wall_clock_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [50.0]
+    monkeypatch.setattr(lines.time, "monotonic", lambda: now[0])
+    shown = lines.RunLines(lambda line: None)
+    shown.start(run_start())
+    assert shown.remaining(step_record(2)) == 8 * BATCH / 1234.5
+    now[0] += 30
+    assert shown.remaining(step_record(4)) == 6 * 15.0
+    shown.start(run_start())
+    assert shown.remaining(step_record(1, images_per_second=0.0)) is None
+
+
+def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
+    kept: list[str] = []
+    epochs = lines.RunLines(kept.append)
+    for step in range(1, TOTAL + 1):
+        epochs.step(step_record(step))
+        if step in (4, 5):
+            epochs.evaluation(evaluation_record(step, seen=10))
+            epochs.evaluation(evaluation_record(step))
+    epochs.evaluation(evaluation_record(10, split="ema"))
+    epochs.evaluation(evaluation_record(10))
+    assert kept == [
+        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2s",
+        "step 5  epoch 1.60  val loss 0.5437 top-1 29.41%  77 in 2.5s",
+        "epoch   2  train loss 0.5714 top-1 63.64%  7.2s",
+        "epoch   3  train loss 0.4000 top-1 90.91%  ema loss 0.2718 top-1 58.82%  7.2s",
+        "step 10  epoch 3.20  val loss 0.2718 top-1 58.82%  77 in 2.5s",
+    ]
+
+
+def test_an_evaluation_after_an_epoch_that_no_logged_step_parts_from_it_stands_alone() -> None:
+    kept: list[str] = []
+    epochs = lines.RunLines(kept.append)
+    epochs.step(step_record(4))
+    epochs.evaluation(evaluation_record(6))
+    assert kept == [
+        "epoch   1  train loss 1.0000 top-1 36.36%  7.2s",
+        "step 6  epoch 1.92  val loss 0.4530 top-1 35.29%  77 in 2.5s",
+    ]
+
+
+def test_plain_lines_of_a_run() -> None:
+    stream = io.StringIO()
+    listener = PlainLines(stream)
+    listener.start(run_start(2, params={"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}, workdir=Path("runs/demo")))
+    listener.step(step_record(3))
+    listener.step(step_record(4))
+    listener.step(step_record(7))
+    listener.evaluation(evaluation_record(7, seen=32))
+    listener.evaluation(evaluation_record(7))
+    listener.end(RunEnd("preempted", 8, 61.0))
+    printed = stream.getvalue().splitlines()
+    assert printed[:3] == [
+        "16 parameters | 100 examples | global batch 32 on 4 x cpu in 2 processes",
+        "10 steps (3.2 epochs) | resuming at step 2 | writing to runs/demo",
+        "step 3/10  epoch 0.96/3.2  loss 1.0472 top-1 23.08% top-5 25.00%  lr 0.03333  1,234 images/s  data wait 14%"
+        "  ETA 0.2s",
+    ]
+    assert [line[:9] for line in printed[3:7]] == ["step 4/10", "epoch   1", "step 7/10", "epoch   2"]
+    assert printed[7:] == ["preempted at step 8 after 1:01; the same command resumes it"]
+
+
+WATCHED = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
+from support.listeners import drive
+from jaxddp.training.listeners.display import progress
+
+drive(progress(), start=2)
+"""
+
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "TERM": "xterm-256color"}
+
+
+def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
+    command = [sys.executable, "-c", WATCHED]
+    done = subprocess.run(command, capture_output=True, check=True, env={**ENVIRONMENT, "FORCE_COLOR": "1"})
+    text = done.stdout.decode("ascii")
+    assert not set(re.findall(r"[\x00-\x1f\x7f]", text)) - {"\n"}
+    # Two lines to open, eight steps, three epochs (two with their evaluation), one to close.
+    assert len(text.splitlines()) == 2 + 8 + 3 + 1
+    assert text.splitlines()[-1] == "done at step 10 after 1:30  val loss 0.2718 top-1 58.82%"
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    program = WATCHED + "print('and more', flush=True)"
+    done = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
+    child = pexpect.spawn(sys.executable, ["-c", WATCHED], dimensions=(24, 120), encoding="utf-8", env=ENVIRONMENT)
+    child.expect(pexpect.EOF, timeout=60)
+    child.close()
+    assert child.exitstatus == 0
+    raw = child.before
+    frames = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw).replace("\r", "\n")
+    # The bar begins at the restored step, and shows time left, speed and the evaluation's own progress.
+    assert re.search(r"train ━+.*step 2/10", frames)
+    assert re.search(r"step 4/10  epoch 1\.28/3\.2  ETA \d", frames)
+    assert re.search(r"loss 0\.7854 top-1 30\.77% .*1,234 images/s", frames)
+    # What stays stands there once; the bar is erased and the cursor back in the end.
+    kept = [line for line in frames.splitlines() if line.startswith(("epoch ", "done "))]
+    assert kept == [
+        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2s",
+        "epoch   2  train loss 0.5714 top-1 63.64%  7.2s",
+        "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2s",
+        "done at step 10 after 1:30  val loss 0.2718 top-1 58.82%",
+    ]
+    after_last_bar = raw[raw.rfind("━") :]
+    assert "\x1b[2K" in after_last_bar
+    assert "\x1b[?25h" in after_last_bar
+
+
+def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from jaxddp.training.listeners import live as progress
+
+    class Frames:
+        def __init__(self) -> None:
+            self.drawn: list[str] = []
+
+        def draw(self, picture: object) -> None:
+            console = Console(file=io.StringIO(), width=100, force_terminal=False)
+            console.print(picture)
+            self.drawn.append(console.file.getvalue())
+
+        def keep(self, line: str) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_FRAMES", 0)
+    frames = Frames()
+    drive(progress.LiveDisplay(frames))
+    during = [frame for frame in frames.drawn if "val" in frame]
+    assert [re.search(r"val .* (\d+/77  loss .*%)", frame)[1] for frame in during] == [
+        "32/77  loss 0.6796 top-1 23.53%",
+        "64/77  loss 0.6796 top-1 23.53%",
+        "32/77  loss 0.2718 top-1 58.82%",
+        "64/77  loss 0.2718 top-1 58.82%",
+    ]
+    assert all("train" in frame and "ETA" in frame for frame in frames.drawn)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_FRAMES", 3600)
+    frames = Frames()
+    drive(progress.LiveDisplay(frames))
+    # Many records a second do not cost as many frames: only ends of epochs and evaluations are drawn at once.
+    assert len(frames.drawn) < 10
+
+
+def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    assert type(screen.progress(Terminal())).__name__ == "LiveDisplay"
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(screen.progress(Terminal()), PlainLines)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delitem(sys.modules, "jaxddp.training.listeners.live")
+    monkeypatch.delattr("jaxddp.training.listeners.live")
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert isinstance(screen.progress(Terminal()), PlainLines)
+
+
+def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None:
+    program = f"""
+        import sys
+        for name in ("clu", "tensorflow"):
+            sys.modules[name] = None
+        from pathlib import Path
+        from jaxddp.training.listeners.history import History
+        from jaxddp.training.listeners.jsonl import JsonLines
+        from jaxddp.training.listeners.display import progress
+        from jaxddp.training.events import RunStart
+        history = History()
+        for listener in (history, JsonLines(Path({str(tmp_path)!r})), progress()):
+            listener.start(RunStart(0, 10, 32, 100, 1, 1))
+        print(history)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=Path(__file__).parents[1])
+    assert done.stdout.splitlines() == [
+        "100 examples | global batch 32 on 1 x cpu",
+        "10 steps (3.2 epochs)",
+        "History(0 logged steps, 0 epochs, 0 evaluations)",
+    ], done.stderr
+
+
+@pytest.mark.slow
+def test_a_notebook_gets_one_display_and_a_history_that_shows_itself(tmp_path: Path) -> None:
+    watched = WATCHED.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.history import History")
+    code = watched + "history = History()\ndrive(progress(), history)\nhistory"
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(code), nbformat.v4.new_code_cell("'matplotlib.pyplot' in sys.modules")]
+    )
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = notebook.cells[0].outputs
+    displays = [output for output in outputs if output.output_type == "display_data"]
+    assert len(displays) == 1
+    assert "step 10/10" in displays[0].data["text/html"]
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2s\n" in printed
+    assert "image/png" in outputs[-1].data
+    assert outputs[-1].data["text/plain"].startswith("History(10 logged steps, 3 epochs, 2 evaluations")
+    # Drawing left the notebook's own plotting alone.
+    assert notebook.cells[1].outputs[0].data["text/plain"] == "False"
