@@ -204,6 +204,7 @@ def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
         error.add_note("then: x/checkpoints: cannot be written (No space left on device)")
         raise error
 
+    # Ctrl-C at the very moment that a write fails cannot be timed from outside.
     monkeypatch.setattr("jaxddp.cli._run", interrupted)
     assert fails(["train", "digits"], capfd, code=130).endswith(
         "checkpoint, if there is one; then: x/checkpoints: cannot be written (No space left on device)"

@@ -127,6 +127,7 @@ time.sleep(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="ptrace is Linux's")
 def test_a_process_that_cannot_be_killed_is_not_waited_for_without_an_end(run, brief, monkeypatch, tmp_path):
     """Where a debugger holds it, its end does not come to the launcher, as that of one that hangs in the kernel."""
+    # How long a kill may take is private: no user has a reason to choose it.
     monkeypatch.setattr(worker_group, "_DEATH_SECONDS", 0.5)
     ran = run(TRACED.format(ready=str(tmp_path / "ready")), grace=0.2)
     tracer, result = ran.of(0)[0].split()

@@ -258,6 +258,7 @@ def test_files_for_tensorboard_that_cannot_be_opened_are_one_line(
     def refuse(directory: Path) -> None:
         raise InputError("the disk is full")
 
+    # A disk that is full while TensorBoard opens its file, and not before, needs a mount.
     monkeypatch.setattr(tensorboard, "_open", refuse)
     listener = tensorboard.TensorBoard(tmp_path)
     listener.start(run_start())

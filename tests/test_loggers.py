@@ -250,6 +250,7 @@ def test_the_commit_of_the_code_and_whether_its_files_differ(tmp_path, monkeypat
 def test_a_git_that_does_not_answer_or_is_not_there_leaves_the_commit_out(tmp_path, monkeypatch):
     (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "git").chmod(0o755)
+    # How long git may take is private: no user has a reason to choose it.
     monkeypatch.setattr(provenance, "_GIT_SECONDS", 0.1)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert provenance.code_version(tmp_path) == {}

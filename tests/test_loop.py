@@ -58,6 +58,7 @@ def uninterrupted():
 
 def test_moments_come_in_the_order_that_fit_documents(tmp_path, monkeypatch):
     # Listeners hear of every batch of a validation, of which none stands for all.
+    # Nothing public says how often it reports.
     monkeypatch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1.0)
     _, recorder = run(setup_of(), plan_of(8, log="3 steps"), checkpoints=Checkpoints(tmp_path / "c"))
     # An epoch of 50 examples in batches of 8 ends with step 7; the run with step 8; step 4 saves and so has a record.
@@ -329,6 +330,7 @@ def test_waiting_in_vain_for_another_process_is_no_matter_of_files(tmp_path, mon
         raise TimeoutError("Timed out while waiting for a barrier")
 
     checkpoints = Checkpoints(tmp_path)
+    # The other process of the barrier would have to be killed while Orbax waits in it.
     monkeypatch.setattr(checkpoints._manager, "wait_until_finished", waits_in_vain)
     with pytest.raises(TimeoutError, match="waiting for a barrier"):
         checkpoints.wait()

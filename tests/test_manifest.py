@@ -146,6 +146,7 @@ def test_every_process_hears_what_is_damaged(place, monkeypatch):
             raise InputError("step 4 is damaged")
         return decide([text])
 
+    # What another process finds comes from there; this test has one process.
     monkeypatch.setattr("jaxddp.job.membership._decide", decide)
     with pytest.raises(InputError, match="^step 4 is damaged$"), session(place.parent):
         pass

@@ -113,6 +113,7 @@ def test_classes_and_limits_select_rows(root: Path):
 
 def test_row_groups_are_kept_within_bounds(root: Path, monkeypatch: pytest.MonkeyPatch):
     path, read = b"data/train-00000-of-00002.parquet", []
+    # Nothing public tells what was read and what came from memory.
     cells = ParquetFiles._cells
     monkeypatch.setattr(ParquetFiles, "_cells", lambda *given: read.append(given[2]) or cells(*given))
     store = ParquetFiles(root, "image")
@@ -127,6 +128,7 @@ def test_row_groups_are_kept_within_bounds(root: Path, monkeypatch: pytest.Monke
 
 
 def test_threads_that_want_one_row_group_read_it_once(root: Path, monkeypatch: pytest.MonkeyPatch):
+    # Nothing public tells how often a row group was read.
     read, cells = [], ParquetFiles._cells
     monkeypatch.setattr(ParquetFiles, "_cells", lambda *given: read.append(given[2]) or cells(*given))
     store, found = ParquetFiles(root, "image"), {}

@@ -144,6 +144,7 @@ def test_sixteen_bits_are_resized_in_sixteen_bits():
 
 
 def test_cutting_sixteen_bits_to_eight_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    # Whether it was said is kept for the life of a process, and another test may have had it said.
     monkeypatch.setattr(decode, "_said", threading.Lock())
     with caplog.at_level(logging.WARNING, "jaxddp.data"):
         for kind in ("PNG", "TIFF", "PNG"):

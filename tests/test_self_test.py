@@ -296,6 +296,7 @@ def test_auto_does_not_trace_a_large_network(monkeypatch):
     def many(key, example):
         return init(key, example) | {str(number): jnp.zeros(()) for number in range(self_test.MOST_PARAMETERS)}
 
+    # Nothing public tells that no program was traced.
     monkeypatch.setattr(SelfTest, "_compiled", lambda self, *given: pytest.fail("it was traced"))
     assert not was_made(made_test((many, apply), 2, AUTO))
 

@@ -147,6 +147,7 @@ def test_where_nothing_can_be_kept_a_run_goes_on_with_one_line(unset, spoil, mon
 def not_first(unset, monkeypatch):
     """This process as one of a job, but not the first: it keeps its programs through JAX's private functions."""
     monkeypatch.setattr(compilation_cache, "is_first", lambda: False)
+    # JAX has no setting for it (`jaxddp.engine.program_cache`); what is set here is put back.
     monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)
     private_names.say_lost.cache_clear()
     # JAX takes its folder when it first compiles, which may be long ago.

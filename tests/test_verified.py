@@ -194,6 +194,7 @@ def test_a_stream_that_is_dropped_keeps_what_it_read(root: Path, verifications: 
 
 
 def test_it_is_kept_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatch):
+    # How often it is kept is private: no user has a reason to choose it.
     monkeypatch.setattr("jaxddp.data.verified._SECONDS", -1.0)
     table = train_solutions(root)
     table.check(DATA)
@@ -225,6 +226,7 @@ def test_packed_sets_are_known_by_their_shards(root: Path, tmp_path: Path, verif
 
 
 def test_a_record_does_not_grow_without_end(root: Path, monkeypatch: pytest.MonkeyPatch):
+    # The bound is private, and the real one takes a million files.
     monkeypatch.setattr("jaxddp.data.verified._MOST", 10)
     for _ in range(4):
         for path in root.rglob("*.JPEG"):
