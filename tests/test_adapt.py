@@ -111,6 +111,7 @@ def results_by_library(train):
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["linen", "nnx"])
 @pytest.mark.parametrize("train", [True, False])
 def test_one_network_in_three_libraries_is_one_function(library, train):
@@ -143,6 +144,7 @@ def test_one_network_in_three_libraries_trains_to_one_loss_series():
     assert series["function"][-1] < series["function"][0] - 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["linen", "nnx", "function"])
 def test_adapted_models_work_in_shard_map(library):
     params, statistics, images, labels = random_weights(2)

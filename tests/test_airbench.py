@@ -116,6 +116,7 @@ def by_hand(params, images: np.ndarray) -> np.ndarray:
     return x @ params["head"]["kernel"] / x.shape[-1]
 
 
+@pytest.mark.slow
 def test_network_equals_numpy():
     with jax.enable_x64(True):
         net = Airbench(3, width=2, dtype=jnp.float64, param_dtype=jnp.float64)
@@ -130,6 +131,7 @@ def test_network_equals_numpy():
             np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_groups_of_images_are_normalized_apart(platform):
     with jax.enable_x64(True):
@@ -155,6 +157,7 @@ def test_groups_of_images_are_normalized_apart(platform):
         assert largest_difference(actual, expected) < 1e-9
 
 
+@pytest.mark.slow
 def test_the_whitening_kernel_has_no_gradient_and_every_other_parameter_has():
     model = for_platform(adapt(NET), "cpu")
     images = jax.random.normal(jax.random.key(1), (8, 32, 32, 3))

@@ -68,6 +68,7 @@ def with_weights(setup: jaxddp.RunSetup) -> jaxddp.RunSetup:
     return dataclasses.replace(setup, state=setup.state.replace(params=setup.topology.replicate(params)))
 
 
+@pytest.mark.slow
 def test_linen_nnx_and_function_models_train_to_the_same_numbers():
     figures = []
     for model in (LinenDense(), NNXDense(nnx.Rngs(0)), function_dense()):
@@ -92,6 +93,7 @@ def test_devices_by_number_or_by_name_and_what_each_gets():
         assert (np.asarray(shard.data) == setup.order.rows(0)[rows]).all()
 
 
+@pytest.mark.slow
 def test_a_setup_trains_again_to_the_same_numbers_and_can_be_continued():
     setup = prepared(SmallNet(batch_norm=True), TABLE, 2, SGD, 4, epochs=2)
     first, history = train(jaxddp.softmax_cross_entropy, setup, val=VAL)
@@ -105,6 +107,7 @@ def test_a_setup_trains_again_to_the_same_numbers_and_can_be_continued():
     assert history._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_interrupted_in_a_notebook_and_called_again_goes_on(tmp_path):
     class Interrupt(jaxddp.History):
         def step(self, record):
@@ -138,6 +141,7 @@ def test_sigterm_in_a_script_saves_and_the_next_call_goes_on(tmp_path):
     assert largest_difference(resumed, whole) == 0
 
 
+@pytest.mark.slow
 def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
     setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
     first, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path)
@@ -160,6 +164,7 @@ def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
     assert (int(first.step), int(state.step)) == (7, 13)
 
 
+@pytest.mark.slow
 def test_a_rate_that_lies_in_the_optimizer_s_state_belongs_to_the_recipe_too(tmp_path):
     def at(rate):
         optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
@@ -215,6 +220,7 @@ def test_images_of_more_channels_than_have_a_mean_are_refused():
     assert int(state.step) == 1
 
 
+@pytest.mark.slow
 def test_a_notebook_s_run_is_traced_and_compiled_with_options_as_the_terminal_s_is(tmp_path):
     setup = prepare_training(LinenDense(), TABLE, 2, SGD, 4, xla_options=["xla_cpu_enable_fast_min_max=true"])
     assert setup.resources.compiler_options == {"xla_cpu_enable_fast_min_max": "True"}
@@ -228,6 +234,7 @@ def test_a_notebook_s_run_is_traced_and_compiled_with_options_as_the_terminal_s_
         prepare_training(LinenDense(), TABLE, 2, SGD, 4, xla_options=["fast"])
 
 
+@pytest.mark.slow
 def test_any_loss_any_optimizer_and_further_evaluators():
     def squared_error(logits, labels):
         return ((logits - jax.nn.one_hot(labels, CLASSES)) ** 2).mean()
@@ -281,6 +288,7 @@ def test_images_without_labels_are_shown_with_the_classes_of_training(tmp_path):
     assert len(titles) == 3 and not any("\nis " in title for title in titles)
 
 
+@pytest.mark.slow
 def test_files_and_arrays_go_through_the_same_door(tmp_path):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=5, size=20)
     data = jaxddp.DataConfig(image_size=16, resize=16, crop="whole", augment=jaxddp.AugmentConfig(pad=1))
@@ -302,6 +310,7 @@ class Ghosts(nn.Module):
         return nn.Dense(CLASSES)(x.mean((1, 2)))
 
 
+@pytest.mark.slow
 def test_ghost_batch_norm_in_a_work_directory_and_with_a_slice_that_no_groups_make_up(tmp_path):
     """The network's digest, too, is of whole groups."""
     setup = prepare_training(Ghosts(2), TABLE, 2, SGD, 4, epochs=0.2)
@@ -332,6 +341,7 @@ def blurred(key, image):
     return image + 0.1 * jax.random.normal(key, image.shape, image.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "named"),
     [
@@ -370,6 +380,7 @@ def steeper(schedule):
     return functools.wraps(schedule)(lambda step: schedule(2 * step))
 
 
+@pytest.mark.slow
 def test_a_schedule_that_is_dropped_or_another_is_said_in_words_of_arguments(tmp_path):
     setup = prepared(Wide(), TABLE, 4, SGD, 2, epochs=1)
 
@@ -501,6 +512,7 @@ class Generated:
         return f"image {row}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ("none", "device"))
 def test_a_third_kind_of_source_is_one_class(cache, tmp_path):
     table, val = Generated(50), Generated(23)

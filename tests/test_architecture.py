@@ -340,6 +340,7 @@ def test_good_code_is_left_alone(rule, path, source):
     assert rule(path, source) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=case_name)
 def test_the_house_keeps_the_rule(rule):
     files = [file for folder in RULES[rule] for file in sorted((ROOT / folder).rglob("*.py"))]
@@ -425,6 +426,7 @@ def test_hiding_hides_and_watching_sees():
     assert printed.splitlines() == expected
 
 
+@pytest.mark.slow
 def test_importing_jaxddp_starts_no_backend_and_imports_no_tensorflow_of_its_own():
     printed = run_watched(
         """
@@ -439,6 +441,7 @@ def test_importing_jaxddp_starts_no_backend_and_imports_no_tensorflow_of_its_own
     assert printed.splitlines() == ["[]", "3"]
 
 
+@pytest.mark.slow
 def test_arrays_train_without_tensorflow_clu_tyro_and_rich(tmp_path):
     """Flax itself asks for rich, so rich is refused to jaxddp alone."""
     modules = [f"jaxddp.{place}" for place in (*BARE, *BARE_RUNTIME)]

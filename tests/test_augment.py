@@ -180,6 +180,7 @@ def test_erasing_sets_a_rectangle_to_zero_with_its_probability():
 # --- Order, keys, numbers ---
 
 
+@pytest.mark.slow
 def test_the_order_is_crop_cutout_normalize_erase():
     """Black comes from the crop and from cutout, and is normalized; zero comes from erasing and is not."""
     batch = random_batch(64)._replace(image=np.full((64, 6, 6, 3), 200, np.uint8))
@@ -219,6 +220,7 @@ def test_evaluation_is_only_normalized():
     assert (np.array(plain.images) == np.array(augmented.images)).all()
 
 
+@pytest.mark.slow
 def test_gray_images_in_bfloat16_are_those_in_float32_rounded_at_the_end():
     batch = random_batch(16, image=12)
     batch = batch._replace(image=batch.image[..., :1])

@@ -117,6 +117,7 @@ def trained(tmp_path_factory):
     return setup, state, history, directory, len(traced) - before, given, shown
 
 
+@pytest.mark.slow
 def test_both_are_measured_and_written_one_after_the_other(trained):
     setup, state, history, directory, *_ = trained
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -193,6 +194,7 @@ def test_a_config_asks_for_them_in_their_order():
     assert all(isinstance(part, Part) for part in (slow, average, guard))
 
 
+@pytest.mark.slow
 def test_lookahead_by_a_key_is_the_part():
     states = []
     for options in ({"lookahead": 3, "lookahead_decay": 0.25}, {"parts": [Lookahead(3, lambda step: 0.25, 13)]}):

@@ -169,6 +169,7 @@ def after_a_step(devices: int, buckets: int):
         return jax.device_get(step(state, batch)), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", few((3, 8), 2))
 @pytest.mark.parametrize("devices", few((4,), 1, 2))
 def test_a_step_does_not_depend_on_the_number_of_buckets(devices, buckets):

@@ -127,6 +127,7 @@ def test_a_row_is_counted_once_an_epoch_where_batches_span_two(root: Path, tmp_p
     assert 20 <= sum(counts) <= 2 * 20
 
 
+@pytest.mark.slow
 def test_the_notebooks_door_knows_the_limit(root: Path):
 
     import jaxddp

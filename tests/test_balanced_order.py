@@ -78,6 +78,7 @@ def losses(setup, steps=9):
     return seen, np.asarray(state.params["weight"])
 
 
+@pytest.mark.slow
 def test_a_run_draws_its_batches_so_wherever_its_images_lie():
     table = unequal()
     found = {}
@@ -93,6 +94,7 @@ def test_a_run_draws_its_batches_so_wherever_its_images_lie():
     assert losses(setup_of(linear_model(), sgd(0.1), table, data=shuffled))[0] != found[1, "none"][0]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_draws_the_rest(tmp_path):
     def run(workdir, epochs):
         setup = shared(jaxddp.prepare_training(linear_model(), unequal(), 2, sgd(0.1), 4, epochs=epochs, data=BALANCED))

@@ -91,6 +91,7 @@ def drawn(seed, shape, dtype):
     return variables, x, residual, weights
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(FORMS),
     st.booleans(),
@@ -116,6 +117,7 @@ def is_telling(relu: bool, has_residual: bool, by_hand: bool, group: int) -> boo
     return (group == 2 and by_hand) or (relu and has_residual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("relu", "has_residual", "by_hand", "group"), [each if is_telling(*each) else rarely(*each) for each in GROUPED]
 )
@@ -130,6 +132,7 @@ def test_each_group_is_flax_s_by_itself(relu, has_residual, by_hand, group):
     assert_close(actual, expected, 1e-9)
 
 
+@pytest.mark.slow
 def test_a_group_of_all_images_is_a_whole_batch_and_evaluation_has_no_groups():
     variables, x, residual, weights = drawn(4, MAPS, jnp.float32)
     one, whole = (results(BatchNorm(False, group=each), variables, x, residual, weights, True) for each in (8, None))
@@ -159,6 +162,7 @@ def test_without_a_scale_it_is_as_with_a_scale_of_one(by_hand):
     assert jax.tree.structure(module.init(jax.random.key(0), x)) == jax.tree.structure(variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
 def test_in_bfloat16_statistics_and_gradients_of_parameters_stay_float32(relu, has_residual):
     variables, x, residual, weights = drawn(0, (64, 4), jnp.float32)
@@ -184,6 +188,7 @@ def test_where_the_scale_is_zero_or_negative_and_the_input_constant(scale, bias,
         assert_close(*both(*kinds, variables, x, None, weights, True), 1e-9 if dtype == "float64" else 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("param_dtype", ["bfloat16", "float64"])
 def test_gradients_of_parameters_have_their_dtype(param_dtype):
     with jax.enable_x64(True):

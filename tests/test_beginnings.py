@@ -79,6 +79,7 @@ def test_a_directory_that_cannot_be_written_is_named_itself(tmp_path, monkeypatc
     assert str(error.value) == f"{tmp_path / 'w'}: cannot be written (Read-only file system); choose another place"
 
 
+@pytest.mark.slow
 def test_classes_of_validation_without_training_examples_are_told(caplog):
     images = random_table(8).images
     names = tuple("abcdef")

@@ -106,6 +106,7 @@ def library(images, kernel, stride, padding, **more):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "side"), [("basic", 13), ("bottleneck", 8)])
 def test_a_resnet_blurs_before_each_stride_over_sixteen_channels(kind, side):
     with jax.enable_x64(True):

@@ -99,6 +99,7 @@ def muon_by_hand(kernel, grads, rates, momentum):
     return parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_group_is_trained_as_the_recipe_says(name):
     total, few = 20, 4
@@ -144,6 +145,7 @@ def test_each_group_is_trained_as_the_recipe_says(name):
             np.testing.assert_allclose(found[step][at[0]][at[1]], expected[step], rtol=1e-5, atol=1e-6, err_msg=group)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_bias_of_the_whitening_convolution_is_left_alone_after_three_epochs(name):
     optimizer, _ = optimizer_of(name, 100, train={"batch_size": 50_000})
@@ -195,6 +197,7 @@ def test_a_whole_run_is_a_fraction_of_a_petaflop(name, petaflop, padded):
 # --- Short runs ---
 
 
+@pytest.mark.slow
 def test_the_first_convolution_whitens_a_sample_of_the_training_images(data, monkeypatch):
     kernels = []
     for devices in (1, 2):

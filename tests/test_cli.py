@@ -59,6 +59,7 @@ def finished(data, tmp_path_factory) -> Path:
     return workdir
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_contract_names(finished):
     result = json.loads((finished / "result.json").read_text())
     assert (result["status"], result["step"], result["devices"], result["processes"]) == ("done", 12, 8, 1)
@@ -69,6 +70,7 @@ def test_a_run_leaves_what_the_contract_names(finished):
     assert (finished / "parameters.txt").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
     # Training smooths the labels, and neither its validation nor this does.
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
@@ -153,6 +155,7 @@ def test_sigterm_saves_and_the_same_command_resumes(data, tmp_path):
     assert Checkpoints(workdir / "checkpoints").latest() == result["step"]
 
 
+@pytest.mark.slow
 def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finished, data, tmp_path, capfd):
     workdir = tmp_path / "copy"
     shutil.copytree(finished, workdir)
@@ -211,6 +214,7 @@ def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
     )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_architecture(finished, data, capfd):
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
     message = fails([*arguments, "--model.width", "8"], capfd)
@@ -218,6 +222,7 @@ def test_a_checkpoint_of_another_architecture(finished, data, capfd):
     assert "is float32[4] there and float32[8] here" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad_steps", "message"),
     [
@@ -318,6 +323,7 @@ BAD_DATA = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BAD_DATA)
 def test_bad_data(case, tmp_path, capfd):
     damage, expected = BAD_DATA[case]
@@ -344,6 +350,7 @@ def test_neither_path_nor_name(capfd):
     assert "give one of data.path" in fails(["train", "digits"], capfd)
 
 
+@pytest.mark.slow
 def test_a_data_set_by_name(data, tmp_path, monkeypatch, capfd):
     (tmp_path / "datasets.toml").write_text(f'[mine]\npath = "{data}"\n')
     monkeypatch.setenv("JAXDDP_DATASETS", str(tmp_path / "datasets.toml"))

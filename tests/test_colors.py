@@ -49,6 +49,7 @@ UNUSUAL: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_unusual_images_have_the_colors_that_pillow_gives_them(tmp_path: Path, kind: str):
     data = UNUSUAL[kind]()

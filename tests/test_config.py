@@ -197,6 +197,7 @@ def fields_of(kind: type, **given: st.SearchStrategy) -> st.SearchStrategy:
     return st.builds(kind, **{key: values(hint) for key, hint in hints.items() if key not in given}, **given)
 
 
+@pytest.mark.slow
 @given(values(Config))
 def test_a_config_comes_back_from_json(config):
     again = Config().replace(**json.loads(json.dumps(config.to_dict())))
@@ -285,6 +286,7 @@ def test_flatten_joins_keys_with_dots():
 # --- Config files ---
 
 
+@pytest.mark.slow
 def test_load_finds_every_config_by_name_and_by_path():
     assert config_names() == sorted(file.stem for file in CONFIGS.glob("*.py")) != []
     for name in config_names():

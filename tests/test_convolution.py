@@ -66,6 +66,7 @@ def arrays(batch: int, height: int, width: int, channels: int, features: int, si
     return rng.normal(size=(batch, height, width, channels)), rng.normal(size=(size, size, channels, features))
 
 
+@pytest.mark.slow
 @dear
 @given(
     batch=st.integers(1, 5),
@@ -165,6 +166,7 @@ def test_no_network_of_configs_has_a_slow_operation(name):
         assert slow_operations(lowered_gradient(load(name))) == []
 
 
+@pytest.mark.slow
 def test_nor_has_one_on_images_of_64_pixels():
     """The maps of a ResNet-34 in a network of fewer blocks."""
     config = load("imagenet_resnet34").replace(model={"name": "resnet10"}, data={"image_size": 64})

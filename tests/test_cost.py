@@ -121,6 +121,7 @@ def test_the_ways_of_platforms_count_as_the_convolution(kernel, stride):
         assert_same(kernel[3], (3, 3, 1, kernel[3]))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_a_convolution_and_its_gradients_are_counted_as_xla_counts_them(data):
     """On a CPU XLA counts programs as they are written, where a convolution is one operation."""
@@ -228,6 +229,7 @@ def test_the_doctor_counts_the_images_that_are_to_lie_on_the_devices(monkeypatch
         rehearsal.step(both)
 
 
+@pytest.mark.slow
 def test_a_program_does_what_the_jitted_step_does_and_donates_the_state():
     setup = setup_of(4, SmallNet(batch_norm=True))
     program, step = Program(step_of(setup)), step_of(setup)

@@ -117,6 +117,7 @@ def test_loss_that_falls_a_hundredfold_is_drawn_on_a_logarithmic_axis() -> None:
     assert [scale(0.001), scale(0.1), scale(0.0), scale(-1.0)] == ["log", "linear", "linear", "linear"]
 
 
+@pytest.mark.slow
 def test_the_picture_of_a_resumed_run_is_whole(tmp_path: Path) -> None:
     pictures = []
     for name, stops in (("whole", (TOTAL,)), ("resumed", (6, TOTAL))):

@@ -162,6 +162,7 @@ def test_restarts_out_of_order_or_eight_too_few():
     assert not passes(bytes(swapped))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subsampling", [1, 2])
 def test_random_bytes_in_subsampled_cmyk(subsampling: int):
     """No strict decoder reads these files; see `_by_altering`."""

@@ -69,6 +69,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExampleTable, di
     return table, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOST)
 def test_every_reader_refuses_it_by_name(refusals, tmp_path: Path, kind: str):
     (table, said), row = refusals, [*LOST].index(kind)
@@ -84,6 +85,7 @@ def test_readers_refuse_nothing_else(refusals):
     assert all(sorted(faults) == [*range(len(LOST))] for faults in refusals[1].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", few(("1 KiB repeated",), *(kind for kind in LOST if kind != "1 KiB repeated")))
 def test_it_ends_what_reads_it_in_one_line(table: ExampleTable, tmp_path: Path, capfd, kind: str):
     Path(table.name(BAD)).write_bytes(LOST[kind])
@@ -105,6 +107,7 @@ def test_it_ends_what_reads_it_in_one_line(table: ExampleTable, tmp_path: Path, 
     assert len(faults) == 1 and faults[0].startswith(f"{table.name(BAD)}: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", few(("no palette",), "1 KiB repeated"))
 def test_another_of_its_class_substitutes_it(table: ExampleTable, kind: str):
     Path(table.name(BAD)).write_bytes(LOST[kind])

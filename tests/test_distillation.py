@@ -65,6 +65,7 @@ def step_in_float64(devices: int, loss, share=0.7, pad=1):
     return jax.device_get(params), jax.device_get(after.params), sums.means()["loss"], teacher
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", few(((1.0, 4.0, 0.5, 2.0, 3.0),), None))
 def test_a_step_is_the_same_on_any_number_of_devices(weights):
     with jax.enable_x64(True):

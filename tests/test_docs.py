@@ -270,6 +270,7 @@ def test_the_recipe_of_the_readme_runs(tmp_path):
     assert (config.model.name, config.model.width, str(config.train.duration)) == ("resnet50", 128, "120 epochs")
 
 
+@pytest.mark.slow
 def test_the_complete_recipe_brings_what_each_hook_promises(tmp_path):
     """Each hook on its own; that a run uses them is the matter of the recipe file's own tests."""
     source = page_block("docs/extending.md", "get_listeners(config")

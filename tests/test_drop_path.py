@@ -196,6 +196,7 @@ def test_evaluation_has_all_branches_and_training_needs_keys(network):
         logits(dropping, train=True)
 
 
+@pytest.mark.slow
 def test_a_rate_is_part_of_what_tells_a_run_from_another():
     table = random_table(8, image=16)
     small = functools.partial(ViT, ViTSize(8, 1, 1, 8), CLASSES)

@@ -73,6 +73,7 @@ def of_layers(options):
     return prepared(STEEP, epochs=6, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"rate_factors": "weight=0.5"}, {"unfreeze": "weight=1 steps"}], ids=["plain", "factors", "thawing"]
 )

@@ -110,6 +110,7 @@ def test_the_words_that_the_suggestion_repeats(words, left):
     assert words_without(words, ["--steps", "--out", "--lowest", "--optimizer.learning-rate"]) == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "devices"), [("recipe.py", "1"), ("hook.py", "4")])
 def test_a_recipe_is_tested_and_nothing_but_the_picture_is_written(place, monkeypatch, capfd, recipe, devices):
     """Also where its warm-up is longer than the test, and where it brings an optimizer of its own."""
@@ -127,6 +128,7 @@ def test_a_recipe_is_tested_and_nothing_but_the_picture_is_written(place, monkey
     assert 1e-6 <= float(given[-1]) <= 10
 
 
+@pytest.mark.slow
 def test_with_a_reference_batch_the_key_is_for_that_batch(place, monkeypatch, capfd):
     words = ("--steps", "20", "--out", "r.png", "--optimizer.reference-batch", "80", "--highest", "1")
     code, out, _ = find(place, monkeypatch, capfd, "recipe.py", *words)
@@ -134,6 +136,7 @@ def test_with_a_reference_batch_the_key_is_for_that_batch(place, monkeypatch, ca
     assert code == 0 and float(command.split()[-1]) == pytest.approx(10 * float(said.split()[-1]), rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_it_with_what_there_is(place, monkeypatch, capfd):
     words = ("--steps", "20", "--out", "n.png", "--highest", "1e6", "--lowest", "1e-3", "--optimizer.momentum", "0.99")
     code, out, _ = find(place, monkeypatch, capfd, "recipe.py", *words)

@@ -65,6 +65,7 @@ HEAD = ("all but layer2,fc", {"layer2_0", "fc"})
 STEM = ("conv1,layer1.0", {"bn1", "layer2_0", "fc"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("freeze", "trained", "devices", "accumulate"),
     [(*HEAD, 1, 1), (*STEM, 3, 2)]
@@ -80,6 +81,7 @@ def test_frozen_layers_keep_every_bit(freeze, trained, devices, accumulate):
     assert changed_between(before, after) == moved
 
 
+@pytest.mark.slow
 def test_frozen_parameters_have_no_place_in_the_optimizer_and_no_gradient():
     setup = made({"model": {"freeze": "all but layer2,fc"}})
     moving = [path for path in arrays(setup.state) if path.startswith(("params/layer2", "params/fc"))]
@@ -170,6 +172,7 @@ def test_a_frozen_norm_of_any_module_evaluates(network):
     assert {path.split("/")[-2] for path in changed_between(before, arrays(train(setup, FOUR_STEPS)))} == {"fc"}
 
 
+@pytest.mark.slow
 def test_rates_by_layer():
     factors = ("layer1=0.5", "layer1_0.conv2=0", "fc=10")
     setup = made({"optimizer": {"rate_factors": factors}}, optimizer=sgd(0.5, momentum=0.9))
@@ -185,6 +188,7 @@ def test_rates_by_layer():
         assert np.allclose(moved, factor * plainly, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rates_that_decay_by_layer():
     setup = made({"optimizer": {"layer_decay": 0.5}}, optimizer=sgd(1.0))
     ones = jax.tree.map(jnp.ones_like, setup.state.params)

@@ -160,6 +160,7 @@ def trained(net, devices: int, gradients: Gradients, settings: ObjectiveConfig |
         return after.params, after.model_state, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("net", "devices", "gradients"),
     [
@@ -178,6 +179,7 @@ def test_n_devices_equal_one(net, devices, gradients):
     assert 0.3 < min(each["pseudo_labels"] for each in one[2]) < 1
 
 
+@pytest.mark.slow
 def test_without_weight_it_is_the_supervised_objective():
     without = dataclasses.replace(SETTINGS, unlabelled_weight=0.0)
     params, _, means = trained(KEYED, 2, Gradients(), without)
@@ -186,6 +188,7 @@ def test_without_weight_it_is_the_supervised_objective():
     assert [each["loss"] for each in means] == pytest.approx([each["loss"] for each in supervised], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_random_keys_of_examples_are_those_of_all_views():
     one, several = trained(KEYED, 1, Gradients()), trained(KEYED, 2, Gradients())
     assert largest_difference(one, several) < 1e-9
@@ -223,6 +226,7 @@ def whole():
     return setup, *run(setup, val=VAL)
 
 
+@pytest.mark.slow
 def test_what_is_logged_and_what_is_validated(whole):
     _, state, history = whole
     assert int(state.step) == 8
@@ -266,6 +270,7 @@ def test_labels_of_the_second_source_never_reach_the_step(whole):
     assert largest_difference(other, whole[1]) > 1e-4
 
 
+@pytest.mark.slow
 def test_images_on_the_devices_give_the_same_steps(whole):
     setup = made(data=DataConfig(augment=AugmentConfig(flip=False), cache="device"))
     state, history = run(setup)

@@ -219,6 +219,7 @@ def softmax_regression():
     return init, apply
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not holds_idx(REAL), reason="the part of Fashion-MNIST is not there (JAXDDP_FASHION_MNIST)")
 def test_fashion_mnist_is_read_and_learned():
     train, val = read_idx(REAL, "train"), read_idx(REAL, "val")

@@ -51,6 +51,7 @@ WAYS = [(*way, unrolled) for way in ((1, 2, 1), (1, 8, 1), (2, 4, 1), (3, 2, 3))
 TELLING = {(2, 4, 1, False), (3, 2, 3, True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "accumulate", "buckets", "unrolled"), [each if each in TELLING else rarely(*each) for each in WAYS]
 )
@@ -62,6 +63,7 @@ def test_microbatches_equal_the_big_batch(devices, accumulate, buckets, unrolled
         assert largest_difference(found, expected) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unrolled", few((False,), True))
 def test_a_microbatch_is_normalized_as_a_device_s_slice_is(unrolled):
     """Batch norm sees a microbatch, and running statistics take the mean, as they do over devices."""
@@ -85,6 +87,7 @@ def test_accumulation_has_one_collective(unrolled):
     assert text.count("stablehlo.all_reduce") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unrolled", [pytest.param(False, marks=pytest.mark.ci), True])
 def test_memory_falls_with_the_number_of_microbatches(unrolled):
     """That of activations, which are nearly all that this step needs beside its arguments."""
@@ -194,6 +197,7 @@ def test_a_batch_that_the_microbatches_cannot_share_is_one_line():
         prepare_training(model, table, 2, sgd(0.1), 8, acumulate=2)
 
 
+@pytest.mark.slow
 def test_a_run_may_be_resumed_with_another_number_of_microbatches(tmp_path):
     """It is how a batch is computed, as the number of devices is."""
 

@@ -148,6 +148,7 @@ def test_it_is_jax_s_resize_rounded(dtype, height, width, side):
     assert (found[0] == 0).all() and (found[1] == white).all()
 
 
+@pytest.mark.slow
 def test_what_lies_half_way_between_two_levels_goes_up_whatever_its_last_bits_are():
     """From 24 pixels to 18 a weight is 1/2, 3/11 or 7/11, so that float32 gives such a mean on either side."""
     images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
@@ -258,6 +259,7 @@ def grown():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 def test_each_step_has_its_side_and_says_so(grown, cache):
     recorder = grown[cache].recorder
@@ -279,6 +281,7 @@ def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(grown):
     assert recorder.ends[0].used.flops_per_step == sum(each) // STEPS
 
 
+@pytest.mark.slow
 def test_what_lies_on_the_devices_is_trained_on_as_what_is_streamed(grown):
     """Bit for bit, and where several steps are one dispatch, too."""
     records = {record.step: record.metrics for record in grown["none"].recorder.steps}
@@ -339,6 +342,7 @@ def test_a_run_that_does_not_grow_has_no_side_and_says_nothing():
     assert "image_size" not in step_row(StepRecord(1, 0.1, {"loss": 1.0}, None, 1.0, 0.0))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_once_it_has_grown_is_said_before_the_first_step(monkeypatch):
     setup = setup_of(devices=1, net=SmallNet(width=16))
     program, chunks = setup.program()
@@ -504,6 +508,7 @@ def get_model(config, num_classes):
 """
 
 
+@pytest.mark.slow
 def test_a_share_of_a_run_whose_length_was_changed_since_is_refused():
     data = DataConfig(**{**GROWING, "grow_end": "80%"})
     setup = jaxddp.prepare_training(statistics_model(), TABLE, 2, sgd(0.05), 4, epochs=2, data=data)

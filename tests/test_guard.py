@@ -152,6 +152,7 @@ def test_an_interrupted_row_of_bad_steps_goes_on_counting(tmp_path):
             train(made(table), changes, checkpoints=checkpoints, resume_step=4)
 
 
+@pytest.mark.slow
 def test_a_run_may_be_resumed_with_the_guard_or_without_it(tmp_path):
     """It has no place in the state, so checkpoints of older releases are as good."""
 

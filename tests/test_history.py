@@ -35,6 +35,7 @@ def history(workdir) -> History:
     return history
 
 
+@pytest.mark.slow
 def test_all_rows_as_one_table_in_the_order_of_logging(history, workdir):
     frame = history.to_frame()
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

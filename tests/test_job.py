@@ -170,6 +170,7 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_processes_compute_as_one_and_say_how_they_were_found(tmp_path):
     # Proxies in the environment do not matter.
     dead = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY")}
@@ -318,6 +319,7 @@ def test_processes_with_unequal_devices_are_named(tmp_path):
         assert "devices: process 1 has 2 devices and process 0 has 1; give each as many" in line
 
 
+@pytest.mark.slow
 def test_a_preempted_script_leaves_in_order(tmp_path):
     script = SCRIPT.replace("{error}", "Preempted").replace("{where}", "True")
     assert Group(tmp_path, script).ends() == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2

@@ -105,6 +105,7 @@ def words(tmp_path) -> list[str]:
     return ["train", RECIPE, "--data.path", str(data), "--train.duration", "3 steps", "--parallel.devices", "1"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_the_loggers_files_costs_a_line_for_each(words, tmp_path, capfd, caplog, monkeypatch):
     replace = files.replace
 
@@ -125,6 +126,7 @@ def test_a_disk_that_refuses_the_loggers_files_costs_a_line_for_each(words, tmp_
     assert '"status": "done"' in (tmp_path / "run" / "result.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_the_runs_own_record_ends_the_run(words, tmp_path, capfd, monkeypatch):
     def refused(path: Path, data: bytes) -> None:
         raise InputError(f"{path}: cannot be written (No space left on device); free some space there")
@@ -151,6 +153,7 @@ def test_a_logger_whose_library_is_missing_is_one_line_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_from_python_loggers_need_a_work_directory(tmp_path):
     setup = shared(jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4))
     with pytest.raises(InputError, match=r"log_to='curves': .* written into the work directory; give workdir too"):
@@ -204,6 +207,7 @@ def test_without_a_listener_that_wants_them_nothing_is_predicted():
     assert setup_of(linear_model(), sgd(0.1)).run(listeners=[Recorder(4)]).predictor is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["none", "device"])
 def test_gray_images_of_16_bits_are_predicted_and_drawn(cache):
     rng = np.random.default_rng(0)
@@ -267,6 +271,7 @@ def test_what_a_run_is_made_of_has_dotted_names():
     assert expected.items() <= found.items()
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_loggers_what_config_json_says(tmp_path):
     class Started:
         def start(self, run):

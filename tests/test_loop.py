@@ -56,6 +56,7 @@ def uninterrupted():
     return run(setup_of(), plan_of(log="1 step"))
 
 
+@pytest.mark.slow
 def test_moments_come_in_the_order_that_fit_documents(tmp_path, monkeypatch):
     # Listeners hear of every batch of a validation, of which none stands for all.
     # Nothing public says how often it reports.
@@ -124,6 +125,7 @@ def test_training_learns():
     assert recorder.evaluations[-1].metrics["top1"] > 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", (1, 5, 7, pytest.param(13, marks=pytest.mark.exhaustive)))
 def test_interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit(tmp_path, stop):
     whole, told = uninterrupted()
@@ -191,6 +193,7 @@ def test_resumed_on_another_number_of_devices_agrees_to_tolerance(tmp_path):
         assert largest_difference(resumed.params, whole.params) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", (1, pytest.param(6, marks=pytest.mark.exhaustive), 11))
 def test_a_run_that_turns_non_finite_leaves_only_good_checkpoints(tmp_path, bad):
     checkpoints = Checkpoints(tmp_path / "c", keep=100)
@@ -374,6 +377,7 @@ def test_batches_that_miss_an_example_are_found_out():
         short(setup.state)
 
 
+@pytest.mark.slow
 def test_the_schedule_of_the_notebook_multiplies_the_updates():
     recorder, known = Recorder(), Recorder()
     half = train(

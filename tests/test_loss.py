@@ -101,6 +101,7 @@ def test_what_is_no_loss_of_examples_is_refused_in_one_line(loss, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.25, 4), min_size=CLASSES, max_size=CLASSES))
 @dear
 def test_class_weights_that_are_normalized_within_the_batch_are_never_taken_for_a_mean(weights):
@@ -127,6 +128,7 @@ def parts64(loss, devices: int):
     return objective, topology, optimizer, topology.replicate(jax.device_get(state))
 
 
+@pytest.mark.slow
 def test_a_weighted_loss_is_that_of_the_whole_batch_on_any_number_of_devices():
     """Against the normalized loss of the global batch in one piece, with padding that falls on the last devices."""
     batch = random_batch(24, masked=5)
@@ -151,6 +153,7 @@ def test_a_weighted_loss_is_that_of_the_whole_batch_on_any_number_of_devices():
             assert largest_difference(jax.device_get(after.params), expected) < 1e-9
 
 
+@pytest.mark.slow
 def test_evaluation_divides_by_the_weights_and_counts_the_examples():
     batch = random_batch(24, masked=5)
     with jax.enable_x64(True):

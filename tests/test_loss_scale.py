@@ -45,6 +45,7 @@ def made(devices: int = 2, model: Any = HALF, **scale: Any):
     )
 
 
+@pytest.mark.slow
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.sampled_from([1.0, 2.0**126, 2.0**-125]))
 def test_the_rule_is_flax_s(finite, interval, initial):
     ours, state = LossScale(1, initial, growth_interval=interval), object()
@@ -65,6 +66,7 @@ def test_it_is_the_mean_loss_that_is_multiplied():
     assert scale.loss_scale(scale.init(None, None)) == 0.5
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_a_power_of_two_changes_no_bit():
     model = one_block("float32")
     states = [train(made(2, model, **scale), {"train": {"duration": "4 steps"}}) for scale in ({}, {"initial": 1024.0})]
@@ -131,6 +133,7 @@ def test_what_is_too_small_for_float16_is_kept_by_the_scale():
     assert found[0] == 0 < found[1]
 
 
+@pytest.mark.slow
 def test_from_the_terminal_and_from_python(tmp_path, capsys):
     data = write_arrays(tmp_path / "data.npz", random_table(32, image=16), random_table(8, image=16, seed=1))
     work = tmp_path / "run"

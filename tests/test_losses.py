@@ -115,6 +115,7 @@ def test_balanced_weights_are_those_of_scikit_learn():
     assert class_weights(config_of(), COUNTS) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("cross_entropy", "nll", "bce"))
 def test_evaluation_is_weighted_and_not_smoothed(name):
     training, evaluation = configured_losses(config_of(name=name, class_weights="balanced"), COUNTS)
@@ -170,6 +171,7 @@ def step_in_float64(loss, devices: int, batch):
     return jax.device_get(after.params), sums.means(), measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", (cross_entropy, binary_cross_entropy))
 def test_weighted_and_smoothed_on_any_number_of_devices(make):
     batch = random_batch(24, masked=5)

@@ -142,6 +142,7 @@ def test_ctrl_c_on_one_machine_ends_those_that_wait(machine, place):
     assert (first.end(), second.end()) == (130, 130)
 
 
+@pytest.mark.slow
 def test_launchers_that_do_not_fit_are_turned_away_and_end_nothing(machine, place):
     options = f"nodes='2', restarts=5, {place}"
     first = machine(SAVING, f"{options}, nr=0")

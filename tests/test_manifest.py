@@ -73,6 +73,7 @@ def arrays(step: Path) -> Path:
 # What is found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", few((200,), 1000))
 def test_a_thousand_of_a_thousand_damages_are_found(place, count):
     """Bits, lengths and files of a whole directory of checkpoints, with its manifests and what lies beside them."""
@@ -323,6 +324,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DAMAGES)
 def test_a_damaged_checkpoint_is_one_line(case, data, workdir, python, tmp_path, capfd):
     damage, expected = DAMAGES[case]
@@ -348,6 +350,7 @@ def test_a_damaged_checkpoint_is_one_line(case, data, workdir, python, tmp_path,
     assert expected in str(raised.value) and "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_the_newest_whole_checkpoint_is_resumed_and_the_others_are_set_aside(data, workdir, capfd, caplog):
     place = workdir / "checkpoints"
 

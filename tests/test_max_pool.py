@@ -24,6 +24,7 @@ def value_and_gradient(pool, windows, images, weights):
     return value, *back(weights)
 
 
+@pytest.mark.slow
 @dear
 @given(
     st.tuples(st.integers(1, 9), st.integers(1, 9)),

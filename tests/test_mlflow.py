@@ -35,6 +35,7 @@ def store(tmp_path_factory) -> Iterator[Path]:
         forget_mlflow()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_running_again(tmp_path):
     logger = MLflow(tmp_path)
     logger.start(RunStart(0, 9, 8, 9, 1, 1))

@@ -116,6 +116,7 @@ def test_a_step_of_mixed_images_is_the_same_on_any_number_of_devices():
         assert largest_difference(others, params) < 1e-9 and theirs == pytest.approx(means, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_measures_what_scikit_learn_would():
     found = {}
     for devices, cache in [(1, "none"), (4, "device")]:

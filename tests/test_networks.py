@@ -112,6 +112,7 @@ def test_logits_are_float32_at_least_and_parameters_stay_so(name, dtype):
     assert (logits.shape, logits.dtype) == ((2, CLASSES), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [False, True])
 def test_gelu_and_its_derivative_are_exact(wide):
     with jax.enable_x64(wide):
@@ -182,6 +183,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_initial_logits_are_small_and_differ_between_images(name):
     """A network of which a piece begins with zeros, or with far too large numbers, would not learn."""

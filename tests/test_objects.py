@@ -463,6 +463,7 @@ def test_a_store_that_comes_back_too_late_is_named_all_the_same(proxy, tree):
     assert message(Unreachable, batches, with_store(train_solutions(tree), Late(ROOT, SHORT))) == "too late"
 
 
+@pytest.mark.slow
 def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):
     server.upload(tree, "s3://bucket/gone")
     table = train_solutions("s3://bucket/gone")
@@ -523,6 +524,7 @@ def fetching() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")}
 
 
+@pytest.mark.slow
 def test_what_an_evaluation_fetches_with_ends_with_it(proxy, store, tree):
     table, before = with_store(train_solutions(tree), store), fetching()
     for _ in range(3):
@@ -575,6 +577,7 @@ def test_a_store_travels_without_its_keys(proxy, store):
 # The cache
 
 
+@pytest.mark.slow
 def test_the_second_epoch_asks_for_nothing(proxy, from_disk, tmp_path):
     """Three batches are an epoch, and the fourth is of the next."""
     proxy.calm()
@@ -607,6 +610,7 @@ print(hashlib.sha256(b"".join(images)).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_cache(proxy, tree, tmp_path):
     command = [sys.executable, "-c", READER, ROOT, str(tmp_path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

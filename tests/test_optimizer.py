@@ -40,6 +40,7 @@ def test_cosine_ends_at_zero():
     assert float(schedule(100)) == float(schedule(10**6)) == 0
 
 
+@pytest.mark.slow
 def test_one_cycle_is_that_of_optax_behind_its_rise():
     """With the warm-up that makes it the policy of the paper."""
     found = rates(200, 60, PEAK, schedule="one_cycle")
@@ -141,6 +142,7 @@ def test_the_training_script_decays_kernels_alone():
     assert {name for name, update in updates.items() if update.any()} == {"kernel"}
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_vit_are_not_decayed():
     model = MODELS.get("vit_ti16")(Config(), 10)
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)

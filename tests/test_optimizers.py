@@ -48,6 +48,7 @@ def test_lars_is_optax_with_kernels_decayed_and_scaled(float64):
     assert_equal(updated(config, 5), by_optax(optimizer, 5))
 
 
+@pytest.mark.slow
 def test_muon_s_kernels_move_as_far_as_adam_s_arrays():
     """In the root of the mean square, by which one rate suits both."""
     optimizer = OPTIMIZERS.get("muon")(config_of(name="muon", weight_decay=0.0, nesterov=False), lambda step: 1.0)
@@ -144,6 +145,7 @@ def averaging():
     return made(optimizer, 2, config=config)
 
 
+@pytest.mark.slow
 def test_evaluation_measures_the_average_which_joins_by_itself(averaging):
     setup, state = averaging, again(averaging).state
     assert [type(part) for part in setup.recipe.parts] == [ScheduleFreeAverage]
@@ -183,6 +185,7 @@ def scaled_inside(factor):
 PLAIN = contrib.schedule_free_adamw(rate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outside", "factor"),
     [

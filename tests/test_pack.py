@@ -60,6 +60,7 @@ def test_each_image_is_its_original_resized(tables, packed: Path):
         assert np.abs(small - np.asarray(large.convert("L"), float)).mean() < 2
 
 
+@pytest.mark.slow
 def test_the_graph_reads_the_records_that_python_reads(packed: Path):
     table = read_packed(packed, "train")
     order = SampleOrder(len(table), 5, seed=1)

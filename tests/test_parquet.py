@@ -184,6 +184,7 @@ def test_what_is_wrong_with_the_columns_is_one_line(tmp_path: Path):
         assert check(open_splits(data(file, **half))).num_faults == 1
 
 
+@pytest.mark.slow
 def test_a_null_image_ends_training_with_its_line_or_is_substituted(tmp_path: Path):
     cells = [{"bytes": encoded(number), "path": None} for number in range(5)]
     for split in ("train", "val"):

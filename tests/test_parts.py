@@ -83,6 +83,7 @@ def test_the_average_is_that_of_the_parameters_and_evaluation_measures_it():
     assert setup.evaluator(VAL)(state) == setup.evaluator(VAL)(swapped) != setup.evaluator(VAL)(state.replace(parts={}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", few((7,), 6))
 def test_lookahead_draws_training_back_to_slow_weights(steps):
     """Against its definition, batch statistics included; the last step of the run ends on the slow weights."""
@@ -112,6 +113,7 @@ def test_a_lookahead_without_a_period_is_refused():
         Lookahead(0, lambda step: 0.5, 10)
 
 
+@pytest.mark.slow
 def test_the_parts_leave_the_training_itself_alone():
     plain, without = run(made())
     state, records = run(made(parts=AVERAGE))
@@ -119,6 +121,7 @@ def test_the_parts_leave_the_training_itself_alone():
     assert [r.metrics["loss"] for r in records.steps] == [r.metrics["loss"] for r in without.steps]
 
 
+@pytest.mark.slow
 def test_a_step_reports_scalars_beside_its_metrics():
     setup = made(parts=(GradientNorm(),), net=linear_model())
     _, records = run(setup)

@@ -66,6 +66,7 @@ def wide_luma(rgb: np.ndarray) -> np.ndarray:
     return np.floor(mean + 0.5).astype(np.uint16)[..., None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file_gives_the_image_in_every_format(kind: str):
     rgb = picture(SIZE, SIZE, 3)

@@ -30,6 +30,7 @@ def setup_of(precision: str) -> RunSetup:
     return runs.setup_of(network, sgd(0.05, 0.9), TABLE, devices=2, config=config, batch_size=BATCH, data=AS_THEY_ARE)
 
 
+@pytest.mark.slow
 def test_parameters_statistics_and_loss_are_float32_and_convolutions_are_not():
     setup = setup_of("bfloat16")
     step = setup.step()
@@ -72,6 +73,7 @@ def config(tmp_path: Path) -> Config:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("platform", "asked", "taken"),
     [

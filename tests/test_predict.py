@@ -86,6 +86,7 @@ def last_line(capfd) -> str:
 # --- What is answered ---
 
 
+@pytest.mark.slow
 def test_the_answers_are_those_of_evaluation(workdir, pictures, tmp_path, capfd):
     out = tmp_path / "answers.csv"
     assert main(["predict", str(workdir), str(pictures / "val"), "--out", str(out), "--step", "latest"]) == 0
@@ -104,6 +105,7 @@ def share_of(row: dict[str, str], wanted: str) -> float:
     return next(float(row[share]) for share, name in names.items() if name == wanted)
 
 
+@pytest.mark.slow
 def test_each_image_is_answered_once_and_in_order(whole, pictures):
     rows = rows_of(whole)
     images = sorted(path.relative_to(pictures / "val").as_posix() for path in (pictures / "val").rglob("*.jpg"))
@@ -113,12 +115,14 @@ def test_each_image_is_answered_once_and_in_order(whole, pictures):
     assert {row["error"] for row in rows} == {""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((3,), 2, 8))
 def test_any_number_of_devices_writes_the_same_bytes(workdir, pictures, whole, devices, tmp_path):
     run = restore_run(workdir, "best", Topology.create(devices))
     assert written(run, [pictures / "val"], tmp_path / "out.csv") == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answered", [64, 128, 150])
 def test_an_interrupted_prediction_goes_on(run, pictures, whole, answered, tmp_path):
     def stop(done: int, errors: int) -> None:
@@ -151,6 +155,7 @@ def test_one_prediction_at_a_time_writes_a_file(run, pictures, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_images_that_are_lost_on_the_way_end_it_and_what_was_answered_stays(run, pictures, whole, tmp_path):
     folder, away, out = tmp_path / "val", tmp_path / "away", tmp_path / "out.csv"
     shutil.copytree(pictures / "val", folder)
@@ -282,6 +287,7 @@ def test_where_nothing_can_be_used_every_row_says_so(run, tmp_path):
     assert [row["id"] for row in rows] == ["a.png", "b.png", "c.png"] and all(row["error"] for row in rows)
 
 
+@pytest.mark.slow
 def test_errors_are_the_same_on_any_number_of_devices(workdir, run, spoiled, tmp_path):
     eight = restore_run(workdir, "best", Topology.create(8))
     assert written(eight, [spoiled], tmp_path / "a.csv") == written(run, [spoiled], tmp_path / "b.csv")
@@ -299,6 +305,7 @@ def test_a_listed_image_that_is_missing_is_a_row(run, pictures, tmp_path, capfd)
 # --- Forms of answers ---
 
 
+@pytest.mark.slow
 def test_every_format_holds_the_same(run, pictures, spoiled, tmp_path):
     out = {form: written(run, [spoiled], tmp_path / f"out.{form}", form=form, top=2) for form in FORMS}
     rows = rows_of(out["csv"])
@@ -352,6 +359,7 @@ def test_an_output_that_is_not_finite_is_an_error(run):
 # --- From Python ---
 
 
+@pytest.mark.slow
 def test_a_run_predicts_arrays_and_files_alike(run, pictures):
     files = sorted((pictures / "val" / "b").iterdir())[:3]
     found = run.predict(files)
@@ -426,6 +434,7 @@ def test_a_mistake_gets_its_line(workdir, pictures, arguments, line, tmp_path, m
     assert last_line(capfd).startswith("jaxddp: " + line.format(**known))
 
 
+@pytest.mark.slow
 def test_a_run_that_came_from_python_is_given_its_model(tmp_path):
     table, val = random_table(16, image=8), random_table(6, seed=1, image=8)
     setup = jaxddp.prepare_training(linear_model(), table, 2, sgd(0.1), 4, epochs=2)

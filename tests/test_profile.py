@@ -106,6 +106,7 @@ def test_the_device_is_idle_where_a_trace_begins_and_ends(tmp_path, monkeypatch)
     assert seen == [1, 2, "state 2 is there", "start", 3, 4, "state 4 is there", "stop", 5, 6]
 
 
+@pytest.mark.slow
 def test_the_trace_holds_exactly_those_steps(tmp_path):
     expected = run(plan_of(profile=None), tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -114,6 +115,7 @@ def test_the_trace_holds_exactly_those_steps(tmp_path):
     assert largest_difference(state, expected) == 0
 
 
+@pytest.mark.slow
 def test_steps_that_are_dispatched_together_are_one_annotation(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxddp.experiment.setup.LONGEST_CHUNK", 2)
     expected = run(plan_of(24, None), tmp_path, cache="device")
@@ -123,6 +125,7 @@ def test_steps_that_are_dispatched_together_are_one_annotation(tmp_path, monkeyp
     assert largest_difference(state, expected) == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_traces_steps_of_its_own(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
     run(plan_of(5, None), tmp_path, checkpoints=checkpoints)
@@ -131,6 +134,7 @@ def test_a_run_that_resumes_traces_steps_of_its_own(tmp_path):
     assert traced_steps(tmp_path) == [9, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "traced"), [(3, [2, 3]), (2, [2]), (1, [])])
 def test_a_short_run_traces_what_there_is(tmp_path, steps, traced):
     run(plan_of(steps, "10 steps"), tmp_path / "profile")
@@ -139,6 +143,7 @@ def test_a_short_run_traces_what_there_is(tmp_path, steps, traced):
         assert traced_steps(tmp_path / "profile") == traced
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_writes_what_it_traced_and_frees_the_profiler(tmp_path):
     # Update number 4 spoils the parameters; step 5 is the first to see it, and the figures are fetched there.
     with pytest.raises(NonFiniteError, match="^step 5"):
@@ -154,6 +159,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
         run(plan_of(), tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_a_trace_that_cannot_be_written_is_one_line_and_hides_nothing(tmp_path, monkeypatch):
     stop = jax.profiler.stop_trace
 
@@ -244,6 +250,7 @@ def test_the_opening_says_what_is_traced():
     assert opening(None) == "40 steps (6.4 epochs)"
 
 
+@pytest.mark.slow
 def test_at_the_terminal_a_trace_lies_in_the_work_directory_and_is_no_part_of_the_recipe(tmp_path, capfd):
     data, workdir = tmp_path / "set.npz", tmp_path / "w"
     write_arrays(data, random_table(39, image=16), random_table(11, seed=1, image=16))

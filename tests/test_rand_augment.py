@@ -148,6 +148,7 @@ def test_at_the_largest_magnitude(run):
     assert np.abs(run("brightness", noise, -10.0) - 0.1 * noise).max() <= 0.51
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["equalize", "autocontrast"]), st.lists(st.integers(0, 255), min_size=600, max_size=600), st.data()
 )
@@ -209,6 +210,7 @@ def drawn(keys: jax.Array, image: np.ndarray, layers: int) -> np.ndarray:
     return np.array(jax.jit(jax.vmap(lambda key: rand_augment(key, jnp.array(image), layers, 7.0)))(keys))
 
 
+@pytest.mark.slow
 def test_each_operation_and_each_direction_is_drawn_with_equal_chance(run):
     image, number = IMAGES["narrow"], 2800
     directed = (*WARPS, *BLENDS)

@@ -59,6 +59,7 @@ def refused(arguments: list[str], capfd) -> str:
     return error.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_recipe_brings_all_its_objects_and_the_run_keeps_them(folder, data, capfd):
     write(folder)
     assert main(["train", "mine.py", "--data.path", data, "--optimizer.learning-rate", "0.02", *ONE]) == 0
@@ -82,6 +83,7 @@ def test_a_recipe_brings_all_its_objects_and_the_run_keeps_them(folder, data, ca
     assert lines(run)[-1]["step"] == 11
 
 
+@pytest.mark.slow
 def test_the_augmentation_of_a_recipe_is_shown_and_the_doctor_takes_its_step(folder, data, capfd):
     write(folder)
     assert main(["data", "show", "mine.py", "--data.path", data, "--out", "show.png"]) == 0
@@ -90,6 +92,7 @@ def test_the_augmentation_of_a_recipe_is_shown_and_the_doctor_takes_its_step(fol
     assert (folder / "show.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_changed_recipe_is_refused_on_resume_and_a_moved_one_is_not(folder, data, capfd):
     write(folder)
     words = ["--data.path", data, "--workdir", "w", *ONE]
@@ -107,6 +110,7 @@ def test_a_changed_recipe_is_refused_on_resume_and_a_moved_one_is_not(folder, da
     assert lines(folder / "w") == whole
 
 
+@pytest.mark.slow
 def test_a_recipe_finds_another_beside_itself_and_inherits_its_hooks(folder, monkeypatch):
     (folder / "recipes").mkdir()
     write(folder / "recipes", "base.py")
@@ -125,6 +129,7 @@ def test_a_recipe_finds_another_beside_itself_and_inherits_its_hooks(folder, mon
     assert load("recipes/child.py") == recipe.config
 
 
+@pytest.mark.slow
 def test_the_digest_follows_the_files_and_nothing_else(folder):
     path = write(folder)
     first = read_recipe(path)
@@ -197,6 +202,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "message"), BAD, ids=[message[:40] for _, message in BAD])
 def test_what_a_hook_may_not_be_is_one_line(source, message, folder, data, capfd):
     write(folder, source=source)
@@ -207,18 +213,21 @@ def test_what_a_hook_may_not_be_is_one_line(source, message, folder, data, capfd
     assert any(part in line for part in late) == Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_weights_of_classes_beside_a_loss_of_ones_own_are_refused(folder, data, capfd):
     write(folder, source=WHOLE)
     line = refused(["train", "mine.py", "--data.path", data, "--loss.class-weights", "balanced"], capfd)
     assert "loss.class_weights=balanced: " in line and "get_loss gives a loss, which has its own weights; leave" in line
 
 
+@pytest.mark.slow
 def test_a_helper_that_was_imported_is_no_hook(folder):
     (folder / "helpers.py").write_text("def get_numbers():\n    return 3\n")
     write(folder, source=CONFIG + "from helpers import get_numbers\n")
     assert read_recipe("mine.py").hooks == {}
 
 
+@pytest.mark.slow
 def test_a_name_without_its_ending_is_answered_with_the_file(folder):
     write(folder)
     with pytest.raises(InputError, match="config 'mine' does not exist; did you mean the file 'mine.py'"):
@@ -232,6 +241,7 @@ def test_a_name_without_its_ending_is_answered_with_the_file(folder):
         read_recipe("deep/child.py")
 
 
+@pytest.mark.slow
 def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
     """Of what a user's recipe loads by name, the package's own file stays where it is."""
     built_in = read_recipe("cifar10_fast_sgd")
@@ -244,6 +254,7 @@ def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
     assert [*recipe.files()] == ["mine.py"] and recipe.root == folder
 
 
+@pytest.mark.slow
 def test_a_run_whose_copy_is_gone_says_so(folder, data, capfd):
     write(folder)
     assert main(["train", "mine.py", "--data.path", data, "--train.duration", "1 step", *ONE]) == 0

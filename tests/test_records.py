@@ -180,6 +180,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_damaged_record_is_named(table: ExampleTable, kind: str):
     """By the store and by the stream, where the damage may lie in a part of the record that is no image."""

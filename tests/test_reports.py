@@ -78,6 +78,7 @@ def test_every_metric_of_every_run_is_drawn_as_it_was_logged(tmp_path):
             assert drawn[f"{place} validation"] == pytest.approx([row[one] for row in validated], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_of_many_points_none_of_the_peaks_is_lost(tmp_path):
     place = write_run(tmp_path / "long")
     losses = np.random.default_rng(0).random(10 * MOST_POINTS)
@@ -441,6 +442,7 @@ def test_where_a_library_is_missing_a_line_says_how_to_get_it(tmp_path, capfd, m
     assert capfd.readouterr().err == "jaxddp: report: plotly is not installed; pip install 'jaxddp[report]'\n"
 
 
+@pytest.mark.slow
 def test_files_alone_are_read_without_jax(tmp_path):
     place, out = write_run(tmp_path / "run"), tmp_path / "r.html"
     program = "import sys; from jaxddp.cli import main; main(sys.argv[1:]); print('jax' in sys.modules)"

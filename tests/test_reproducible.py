@@ -30,6 +30,7 @@ DEVICES = (1, 2, 4, 8)
 TABLE = random_table(64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "accumulate", "batch_size", "cache"),
     [

@@ -59,6 +59,7 @@ CONVOLUTION = SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
 LINEAR = linear_model()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("net", "devices", "length"),
     [(LINEAR, 1, 4), rarely(LINEAR, 2, 4), rarely(LINEAR, 4, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)],
@@ -92,6 +93,7 @@ def test_a_step_in_the_loop_has_one_collective():
         assert text.count("stablehlo.all_reduce") == 1
 
 
+@pytest.mark.slow
 def test_xla_knows_how_often_the_loop_of_a_full_chunk_turns_and_a_step_alone_has_none():
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(LINEAR, 2)
@@ -139,6 +141,7 @@ def run(cache: str, plan: dict, *, net=None, optimizer=None, devices: int = 4, s
 SYNC = SmallNet(batch_norm=True, sync="data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "devices"), [rarely(LINEAR, 1), rarely(LINEAR, 2), (LINEAR, 4), (SYNC, 4)])
 def test_a_run_is_the_one_from_a_stream(net, devices):
     state, recorder = run("device", plan_of(), devices=devices, net=net)
@@ -167,6 +170,7 @@ def test_every_example_once_an_epoch():
     assert (np.asarray(state.params["seen"]) * batch_size).tolist() == [epochs] * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 1))
 def test_full_chunks_and_single_steps_are_single_steps_bit_for_bit(devices, monkeypatch):
     runs, dispatched = [], []
@@ -193,6 +197,7 @@ def test_each_program_is_compiled_when_it_is_first_needed_and_costs_what_a_step_
     assert seven == eighth > 0
 
 
+@pytest.mark.slow
 def test_compiling_is_no_training_time(monkeypatch):
     """On a clock that ticks at each look, and that each compilation moves far."""
     now = [0.0]
@@ -238,6 +243,7 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(whole_run, tmp_path
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", few((16,), 5))
 def test_a_loss_that_is_not_finite_is_named_by_its_own_step(bad):
     # Update number `bad` spoils the parameters, so the step after it is the first to see them, within a chunk.
@@ -364,6 +370,7 @@ def test_validation_asks_between_two_dispatches_and_can_be_left_there():
     assert seen == [184, 368, 552, 560, 561]
 
 
+@pytest.mark.slow
 def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monkeypatch):
     table, val = train_solutions(root), val_solutions(root)
     data = DataConfig(image_size=16, resize=18, crop="whole", cache="device")
@@ -393,6 +400,7 @@ def images_of(table, data: DataConfig, devices: int):
     return Feed(table, SampleOrder(len(table), 1, 0), data, Topology.create(devices)).images
 
 
+@pytest.mark.slow
 def test_the_notebook_keeps_the_set_on_the_devices(monkeypatch):
     loads = []
     place = feed.place_images
@@ -462,6 +470,7 @@ def test_crops_that_are_drawn_while_decoding_are_refused(root, tmp_path, capfd):
     assert 'data.cache="device" with data.crop="random_area"' in message and 'set data.crop to "whole"' in message
 
 
+@pytest.mark.slow
 def test_files_lie_there_as_the_stream_decodes_them(tmp_path):
     table = train_solutions(write_tree(tmp_path / "tree", classes=3, images=4, size=(20, 31)))
     data = DataConfig(image_size=16, crop="whole")
@@ -478,6 +487,7 @@ def test_more_than_a_batch_is_put_together_in_order():
     np.testing.assert_array_equal(images[:600], table.images)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(linear, tmp_path, capfd):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     device = ("--data.cache", "device")

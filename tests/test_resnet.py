@@ -176,6 +176,7 @@ def test_stems(stem, kernel, sides):
     assert logits.shape == (2, 10)
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_narrow_and_keeps_wide():
     rng = np.random.default_rng(0)
     images = rng.standard_normal((8, 8, 8, 3), np.float32)
@@ -219,6 +220,7 @@ def test_sync_batch_norm_on_four_devices_equals_one_device():
     assert not np.allclose(logits_apart, one_device[0], rtol=1e-3), "local batch norm must differ"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WEIGHT_INITS)
 def test_weight_initializers(name):
     stem_and_head = ResNet(Architecture((), BASIC), num_classes=1000, kernel_init=WEIGHT_INITS[name])

@@ -40,6 +40,7 @@ def line(capsys, *arguments) -> str:
     return said.removeprefix("jaxddp: ")
 
 
+@pytest.mark.slow
 def test_what_is_there_stays(digits, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in digits.rglob("*")}
     assert jaxddp.write_sample("digits", digits) == digits

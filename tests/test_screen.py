@@ -126,6 +126,7 @@ drive(progress(), start=2)
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "TERM": "xterm-256color"}
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
     command = [sys.executable, "-c", WATCHED]
     done = subprocess.run(command, capture_output=True, check=True, env={**ENVIRONMENT, "FORCE_COLOR": "1"})
@@ -136,6 +137,7 @@ def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
     assert text.splitlines()[-1] == "done at step 10 after 1:30  val loss 0.2718 top-1 58.82%"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
     read, write = os.pipe()
     os.close(read)
@@ -145,6 +147,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
     child = pexpect.spawn(sys.executable, ["-c", WATCHED], dimensions=(24, 120), encoding="utf-8", env=ENVIRONMENT)
     child.expect(pexpect.EOF, timeout=60)
@@ -223,6 +226,7 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
     assert isinstance(screen.progress(Terminal()), PlainLines)
 
 
+@pytest.mark.slow
 def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None:
     program = f"""
         import sys

@@ -61,6 +61,7 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listener)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cache", "devices"), [("none", 4), ("device", 1), rarely("none", 1), rarely("device", 4)])
 def test_a_second_seed_compiles_nothing_and_gives_the_numbers_of_a_fresh_run(cache, devices, compilations):
     first = prepared(0, cache, devices)
@@ -92,6 +93,7 @@ def test_order_key_config_and_state_are_those_of_the_seed():
         first.with_seed(-1)
 
 
+@pytest.mark.slow
 def test_a_step_for_a_loop_of_ones_own_draws_what_a_run_draws():
     augment = AugmentConfig(pad=1, erase=0.5)
     moved = prepared(3, augment=augment).with_seed(4)
@@ -158,6 +160,7 @@ def test_the_third_seed_of_a_process_is_the_first_of_another_bit_for_bit(cache):
     assert trained(5, 6, 2) == trained(2)
 
 
+@pytest.mark.slow
 def test_a_notebook_trains_several_seeds_and_decodes_and_compiles_once(tmp_path, monkeypatch, compilations):
     loads, place = [], feed.place_images
     monkeypatch.setattr(feed, "place_images", lambda *given: loads.append(given) or place(*given))

@@ -65,6 +65,7 @@ def was_made(test: SelfTest) -> bool:
 # --- What is right passes ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((3,), 2, 8))
 @pytest.mark.parametrize("model", [LINEAR, PLAIN, SmallNet(batch_norm=True), SmallNet(batch_norm=True, sync="data")])
 def test_right_gradients_pass(model, devices):
@@ -83,6 +84,7 @@ def test_gradients_in_bfloat16_pass():
     assert made_test(LINEAR)._tolerance == self_test._TOLERANCE["float32"]
 
 
+@pytest.mark.slow
 def test_a_network_in_bfloat16_passes_with_its_own_tolerance():
     class Halved(nn.Module):
         @nn.compact
@@ -97,6 +99,7 @@ def test_images_on_the_devices_pass():
     assert was_made(made_test(LINEAR, data=dataclasses.replace(AS_THEY_ARE, cache="device")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((8,), 2))
 @pytest.mark.parametrize("changes", [{"parallel": {"reproducible": True}}, {"train": {"accumulate": 2}}])
 def test_other_ways_to_the_gradient_pass(changes, devices):
@@ -123,11 +126,13 @@ class OfTheBatch(nn.Module):
         return nn.Dense(CLASSES)(jnp.tanh(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", [None, "data"])
 def test_what_normalizes_by_the_batch_even_in_evaluation_passes(sync):
     assert was_made(made_test(OfTheBatch(sync)))
 
 
+@pytest.mark.slow
 def test_a_loss_with_weights_passes_where_slices_differ_in_weight():
     weights = jnp.arange(1.0, CLASSES + 1)
 
@@ -198,6 +203,7 @@ def test_any_other_factor_is_found(monkeypatch):
     assert "is 1.01 times that of one device for the same examples. A device's share" in line()
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_over_devices_alone_is_found(monkeypatch):
     broken(monkeypatch, lambda device: jnp.where(device == 1, jnp.nan, 1.0))
     assert "is not that of one device" in line()
@@ -239,6 +245,7 @@ def with_gradient_by_hand(backward):
     return init, apply
 
 
+@pytest.mark.slow
 def test_a_gradient_by_hand_that_forgets_the_sum_over_devices_is_found():
     assert "a gradient by hand in the model or the loss leaves out a sum over the devices" in line(
         with_gradient_by_hand(_forgets)
@@ -282,6 +289,7 @@ def test_auto_tests_small_networks():
     assert was_made(made_test(LINEAR, changes=AUTO))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["MOST_PARAMETERS", "MOST_OPERATIONS"])
 def test_auto_leaves_out_what_takes_long_to_compile(without_cast, monkeypatch, limit):
     monkeypatch.setattr(self_test, limit, 0)
@@ -332,6 +340,7 @@ def test_a_run_is_tested_once(monkeypatch):
     assert tests == [0]
 
 
+@pytest.mark.slow
 def test_no_step_is_taken_and_a_resumed_run_tests_too(tmp_path, monkeypatch):
     """From Python, through a work directory; the fault comes between two runs."""
     setup = prepare_training(LINEAR, TABLE, 4, sgd(0.1), 4, epochs=1)

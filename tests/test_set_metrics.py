@@ -52,6 +52,7 @@ def answers(draw, several=False):
     return logits, draw(arrays.arrays(np.int32, shape, elements=st.integers(0, most))), mask
 
 
+@pytest.mark.slow
 @given(answers())
 def test_one_label_as_scikit_learn(given_set):
     found, (logits, labels, mask) = of_set(*given_set), given_set
@@ -126,6 +127,7 @@ def setups():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ways", few((((4, 8, False), (4, 64, True)),), ((1, 8, False), (4, 12, True), (4, 64, False))), ids=str
 )

@@ -112,6 +112,7 @@ def plain(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Con
         return config, drawn(patched, config, place / "show.png")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augment", AUGMENTED, ids=lambda augment: next(iter(augment)))
 def test_every_augmentation_is_seen(
     plain: tuple[Config, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, augment: dict
@@ -124,6 +125,7 @@ def test_every_augmentation_is_seen(
     assert lines == ({3} if {"mixup", "cutmix"} & set(augment) else {2})
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_by_its_own_config(config: Config, tmp_path: Path, capfd):
     written = tmp_path / "config.json"
     written.write_text(json.dumps({**config.to_dict(), "fingerprint": {"train": "x", "val": "y"}}))

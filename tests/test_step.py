@@ -79,6 +79,7 @@ def is_telling(devices: int, size: int, masked: int) -> bool:
     return devices == 8 or (devices in (2, 3) and size == 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "size", "masked"), [each if is_telling(*each) else rarely(*each) for each in CASES]
 )
@@ -90,6 +91,7 @@ def test_gradients_equal_plain_grad(devices, size, masked):
     assert round(float(sums.values[0, 1])) == size - masked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((5,), 7))
 def test_gradients_of_odd_sizes(devices):
     size = 3 * devices
@@ -97,6 +99,7 @@ def test_gradients_of_odd_sizes(devices):
     assert largest_difference(gradient, plain_gradient(PLAIN, size, 2)) < 1e-9
 
 
+@pytest.mark.slow
 @given(st.lists(st.booleans(), min_size=12, max_size=12).filter(any), st.sampled_from((2, 3, 4)))
 def test_gradients_under_any_mask(mask, devices):
     with jax.enable_x64(True):
@@ -110,6 +113,7 @@ def test_gradients_under_any_mask(mask, devices):
         assert np.abs(gradient["weight"] - pixels.T @ error / sum(mask)).max() < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((3, 8), 2, 4))
 def test_synchronized_batch_norm_equals_one_device(devices):
     net, batch = SmallNet(batch_norm=True, sync="data", dtype=jnp.float64), random_batch(24)
@@ -120,6 +124,7 @@ def test_synchronized_batch_norm_equals_one_device(devices):
     assert largest_difference(state_one.model_state, state_many.model_state) < 1e-9
 
 
+@pytest.mark.slow
 def test_local_batch_norm_differs_and_its_statistics_are_the_average():
     net, batch = SmallNet(batch_norm=True, dtype=jnp.float64), random_batch(24)
     halves = [jax.tree.map(itemgetter(part), batch) for part in (slice(0, 12), slice(12, 24))]
@@ -179,6 +184,7 @@ def assert_same(one: Course, many: Course, tolerance: float) -> None:
     assert largest_difference(one.state.model_state, many.state.model_state) < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 2, 8))
 @pytest.mark.parametrize(("net", "image"), [(ghost(2), 6), (ghost(3, "cpu"), 6), (ghost_airbench(), 10)])
 def test_with_ghost_batch_norm_any_number_of_devices_is_one(net, image, devices):
@@ -188,6 +194,7 @@ def test_with_ghost_batch_norm_any_number_of_devices_is_one(net, image, devices)
     assert_same(one, many, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 1))
 def test_a_group_that_is_a_device_s_slice_is_local_batch_norm(devices):
     local, grouped, apart = (course(ghost(group), devices, size=16, image=6) for group in (None, 16 // devices, 2))
@@ -195,6 +202,7 @@ def test_a_group_that_is_a_device_s_slice_is_local_batch_norm(devices):
     assert largest_difference(local.gradient, apart.gradient) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 2, 8))
 @pytest.mark.parametrize(
     ("dtype", "steps", "tolerance"),
@@ -226,6 +234,7 @@ def test_the_state_is_consumed_and_counts_its_steps():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((3,), 1, 8))
 def test_evaluation_counts_only_what_is_not_padding(devices):
     objective, topology = objective_of(SmallNet(batch_norm=True, dtype=jnp.float64)), topology_of(devices)

@@ -134,6 +134,7 @@ def whole(setup, tmp_path_factory):
     return state, directory
 
 
+@pytest.mark.slow
 def test_the_rate_of_any_optimizer_follows_the_plateau(whole):
     """Against a loop of plain steps whose updates are halved after the second validation without gain."""
     state, directory = whole
@@ -162,6 +163,7 @@ KILLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", KILLS)
 def test_killed_at_any_moment_and_resumed_it_is_the_run_that_was_not(moment, setup, whole, tmp_path, monkeypatch):
     kind, step = KILLS[moment]
@@ -261,6 +263,7 @@ def test_what_has_nothing_to_go_by_is_one_line_before_the_run(options, call, mes
         jaxddp.train(softmax_cross_entropy, made, listeners=(), **call)
 
 
+@pytest.mark.slow
 def test_what_an_evaluator_does_not_measure_is_said_at_the_first_validation(tmp_path):
     made = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, best="val f2")
     with pytest.raises(InputError, match="best='val f2' is not measured; did you mean 'val f1'"):
@@ -312,6 +315,7 @@ def stopped(terminal):
     return [*terminal, *words], Path(terminal[-1])
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_told_everywhere(stopped, capfd):
     words, workdir = stopped
     said = json.loads((workdir / "result.json").read_text())
@@ -330,6 +334,7 @@ def test_a_stopped_run_is_told_everywhere(stopped, capfd):
     assert line.split()[0] == str(best) and f"val_ema loss {averaged[best]:.4g}" in line
 
 
+@pytest.mark.slow
 def test_eval_prints_both_and_finds_the_best(stopped, capfd):
     _, workdir = stopped
     assert main(["eval", str(workdir / "config.json"), "--step", "best"]) == 0
@@ -352,6 +357,7 @@ def test_the_rate_that_is_logged_follows_the_plateau(stopped):
     assert {step: rates[step] for step in expected} == pytest.approx(expected) and rates[25] == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_what_a_terminal_cannot_mean_is_one_line(terminal, capfd):
     cases = {
         "train.stop_after=2: nothing is validated": ["--train.stop-after", "2", "--eval.every", "0 steps"],
@@ -363,6 +369,7 @@ def test_what_a_terminal_cannot_mean_is_one_line(terminal, capfd):
         assert message in fails(["train", *terminal[:-1], "/nowhere/run", *words], capfd)
 
 
+@pytest.mark.slow
 def test_what_a_resumed_run_may_change(stopped, capfd):
     words, workdir = stopped
     goal, other = Validations(workdir / "checkpoints", None).goal, ["--checkpoint.best", "val loss"]

@@ -38,6 +38,7 @@ def test_a_file_without_any_is_itself(data: bytes):
     assert without_stray_bytes(data, 0) is data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [BEHIND, BETWEEN])
 def test_nothing_is_printed_of_them_in_any_epoch(tmp_path: Path, capfd, data: bytes):
     table = train_solutions(write_tree(tmp_path / "tree", classes=2, images=2, val=2, size=20))

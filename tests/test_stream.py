@@ -80,6 +80,7 @@ def appearances(batches: list[Batch]) -> dict[tuple[int, int], bytes]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", few((3,), 2))
 def test_hosts_together_make_the_batches_of_one_host(table: ExampleTable, epochs: list[Batch], count: int):
     order = SampleOrder(NUM_EXAMPLES, 6, SEED)
@@ -105,6 +106,7 @@ def test_to_start_at_a_step_is_to_skip_to_it(table: ExampleTable, epochs: list[B
     assert train_batches(table, steps=range(3, 3)) == []
 
 
+@pytest.mark.slow
 def test_pixels_follow_seed_epoch_and_row_alone(
     table: ExampleTable, epochs: list[Batch], monkeypatch: pytest.MonkeyPatch
 ):
@@ -146,6 +148,7 @@ def test_what_lies_before_the_start_is_not_read(tmp_path: Path):
 
 
 # The last batch is padded, in a part of the hosts or in all; and none is.
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "count"), [(4, 2), (16, 4), (11, 1), rarely(4, 1), rarely(4, 4), rarely(1, 1)])
 def test_evaluation_counts_every_example_once(table: ExampleTable, batch_size: int, count: int):
     order = EvalOrder(NUM_EXAMPLES, batch_size)
@@ -182,6 +185,7 @@ def reference_window(size: tuple[int, int], share: Area, rng: random.Random) -> 
 
 
 # Wide and tall; long, where most draws do not fit; and of so few pixels that rounding tells.
+@pytest.mark.slow
 @pytest.mark.parametrize("size", few(((375, 500), (100, 1000), (7, 5)), (500, 375), (64, 64)))
 def test_crops_are_distributed_as_defined(size: tuple[int, int]):
     drawn = windows(size, DATA.crop_area)
@@ -214,6 +218,7 @@ def test_crop_bounds_are_kept(monkeypatch: pytest.MonkeyPatch):
     assert set(drawn[:, 2]) == set(drawn[:, 3]) == {round(math.sqrt(0.5 * 400 * 300))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 def test_decoding_a_window_is_decoding_and_slicing(tmp_path: Path, subsampling: int, form: str):
@@ -288,6 +293,7 @@ def test_large_windows_are_decoded_at_a_fraction(tmp_path: Path, scale: int):
         assert np.abs(quick - exact).mean() < 0.5 * np.abs(np.roll(exact, 1, axis=1) - exact)[:, 1:].mean() + 1
 
 
+@pytest.mark.slow
 def test_whole_images_of_the_right_size_are_left_as_they_are(tmp_path: Path):
     table = write_table(tmp_path, [encode(waves(row, SIZE, SIZE)) for row in range(3)])
     order = SampleOrder(3, 3, seed=0)
@@ -362,6 +368,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("phase", ["train", "eval"])
 def test_a_bad_image_is_named_in_one_line(refused: dict[str, dict[str, str]], kind: str, phase: str):
@@ -370,6 +377,7 @@ def test_a_bad_image_is_named_in_one_line(refused: dict[str, dict[str, str]], ki
 
 
 # Found by the graph that opens files, by what looks at whole files, and by a decoder.
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["missing", "cut", "png without pixels"])
 @pytest.mark.parametrize("phase", ["train", "eval"])
 def test_a_bad_image_ends_the_stream_after_the_batches_before_it(tmp_path: Path, kind: str, phase: str):

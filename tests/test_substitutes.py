@@ -136,6 +136,7 @@ def test_the_log_names_each_bad_file_once_and_its_substitute(spoiled, read):
     assert line.endswith(f"its substitute is {table.name(13)}")
 
 
+@pytest.mark.slow
 def test_a_class_without_a_sound_image_ends_the_stream(tmp_path: Path):
     names = write(tmp_path, dict.fromkeys(rows_of_class(1), b""))
     with pytest.raises(InputError) as caught:
@@ -176,6 +177,7 @@ def damaged_below(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     return root, names
 
 
+@pytest.mark.slow
 def test_a_crop_above_the_damage_decodes_and_would_train(damaged_below):
     root, names = damaged_below
     file = root / names[4]
@@ -184,6 +186,7 @@ def test_a_crop_above_the_damage_decodes_and_would_train(damaged_below):
     assert np.abs(top - waves(4, 400, 40)[:40]).mean() < 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 3])
 def test_a_crop_above_the_damage_is_refused_all_the_same(damaged_below, start: int, monkeypatch):
     root, names = damaged_below

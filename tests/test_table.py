@@ -453,6 +453,7 @@ def test_check_images_knows_missing_folders(linked):
 # Size
 
 
+@pytest.mark.slow
 def test_memory_a_row_is_bounded(files):
     """600 MB for 1,281,167 rows is 491 bytes a row; what one row takes does not depend on how many there are."""
     rows = 50_000

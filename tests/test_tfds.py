@@ -179,6 +179,7 @@ def test_png_pixels_are_those_that_went_in(prepared: Path, file_format: str, nam
     table.check(DataConfig())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", few(("tfrecord",), "array_record"))
 def test_jpeg_files_are_those_that_went_in(prepared: Path, file_format: str):
     """Encoded as they were; and decoded as PIL does where nothing else happens to them."""
@@ -217,6 +218,7 @@ def test_ids_are_those_of_the_library(prepared: Path):
         assert len(rows) == 23 and rows == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_many_threads_read_what_one_reads(prepared: Path, file_format: str):
     table = read_tfds("tiny_photos", "train", prepared / file_format)
@@ -408,6 +410,7 @@ def test_a_shard_cut_between_two_records_is_named(prepared: Path, tmp_path: Path
     assert fault("tiny_gray", "train", tmp_path).startswith(f"{shard}: 2 records, where the set's description has 8")
 
 
+@pytest.mark.slow
 def test_a_shard_lost_while_training_gets_one_line(copy: Path):
     read_tfds("tiny_gray", "train", copy)
     # Opened again, since to index an ArrayRecord file is to hold it open, and so to read on from what is gone.

@@ -66,6 +66,7 @@ def visit(table: ExampleTable) -> list[int]:
     return rows.tolist()
 
 
+@pytest.mark.slow
 def test_a_second_run_verifies_nothing_and_sees_the_same(root: Path, verifications: list[int]):
     first = read(train_solutions(root))
     assert len(verifications) == N
@@ -101,6 +102,7 @@ def test_a_changed_file_is_verified_again(root: Path, change: str):
     assert visit(train_solutions(root)) == [3]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_damaged_later_never_trains(root: Path):
     table = train_solutions(root)
     read(table)
@@ -110,6 +112,7 @@ def test_a_file_that_is_damaged_later_never_trains(root: Path):
         read(train_solutions(root))
 
 
+@pytest.mark.slow
 def test_damage_that_changes_no_time_is_forgotten_once_it_is_found(
     root: Path, tmp_path: Path, verifications: list[int]
 ):
@@ -127,6 +130,7 @@ def test_damage_that_changes_no_time_is_forgotten_once_it_is_found(
         read(train_solutions(root))
 
 
+@pytest.mark.slow
 def test_a_bad_image_is_met_again_by_the_next_run(root: Path, verifications: list[int]):
     file = Path(train_solutions(root).name(3))
     file.write_bytes(file.read_bytes()[:-60] + b"\xff\xd9")
@@ -173,6 +177,7 @@ def raise_no_home(path: Path) -> Path:
     raise RuntimeError("Could not determine home directory.")
 
 
+@pytest.mark.slow
 def test_each_process_keeps_its_share(root: Path, verifications: list[int]):
     for index in range(2):
         read(train_solutions(root), Shard(index, 2))
@@ -181,6 +186,7 @@ def test_each_process_keeps_its_share(root: Path, verifications: list[int]):
     assert len(verifications) == N
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_dropped_keeps_what_it_read(root: Path, verifications: list[int]):
     table = train_solutions(root)
     table.check(DATA)
@@ -205,6 +211,7 @@ def test_it_is_kept_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatc
     batches.close()
 
 
+@pytest.mark.slow
 def test_evaluation_and_sets_on_the_devices_know_it(root: Path, verifications: list[int]):
     read(train_solutions(root))
     table = train_solutions(root)
@@ -214,6 +221,7 @@ def test_evaluation_and_sets_on_the_devices_know_it(root: Path, verifications: l
     assert len(verifications) == N
 
 
+@pytest.mark.slow
 def test_packed_sets_are_known_by_their_shards(root: Path, tmp_path: Path, verifications: list[int]):
     pack({"train": train_solutions(root)}, tmp_path / "packed", Packing())
     first = read(read_packed(tmp_path / "packed", "train"))

@@ -51,6 +51,7 @@ def setup(views: str, devices: int = 2):
     return setup_of(SmallNet(), sgd(0.1), devices=devices, config=config, data=AS_THEY_ARE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resident", [False, True])
 def test_evaluation_measures_the_views_and_training_does_not(resident):
     plain, mirrored = setup("one"), setup("mirror_translate")

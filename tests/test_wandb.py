@@ -28,6 +28,7 @@ def anew() -> Iterator[None]:
     wandb.teardown()
 
 
+@pytest.mark.slow
 def test_a_run_from_step_0_begins_another_and_the_environment_has_its_say(anew, tmp_path, monkeypatch, capfd):
     ids = []
     monkeypatch.setenv("WANDB_PROJECT", "flowers")

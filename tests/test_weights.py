@@ -38,6 +38,7 @@ def state_dict_of(model, image_shape=(64, 64, 3), naming=0):
     return weights({name: each.shape for name, each in published(zeros, namings_of(model)[naming]).items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: small_resnet(), lambda: adapt(SmallNet())], ids=["published", "own names"])
 def test_what_is_exported_comes_back_bit_for_bit(tmp_path, make):
     setup = setup_of(make(), optax.adamw(0.01), random_table(20), devices=2)
@@ -152,6 +153,7 @@ def test_what_wraps_a_state_dict_is_taken_off(tmp_path):
     assert "conv1.weight" in read(tmp_path / "w.safetensors")
 
 
+@pytest.mark.slow
 def test_a_run_gives_the_weights_of_its_checkpoint(tmp_path, caplog):
     table = random_table(24)
     setup = prepare_training(SmallNet(), table, 2, optax.adamw(0.1), 4, epochs=3)

@@ -70,6 +70,7 @@ def trained(source: Source, data: DataConfig) -> list[float]:
     return [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(state.params)]
 
 
+@pytest.mark.slow
 def test_files_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tmp_path: Path):
     source = table(1)
     for row, label in enumerate(source.labels):
@@ -84,6 +85,7 @@ def test_files_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tmp
     assert found["none"] == found["device"]
 
 
+@pytest.mark.slow
 def test_arrays_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tmp_path: Path):
     source = table(5)
     arrays = {"images": source.images, "labels": source.labels}
@@ -97,6 +99,7 @@ def test_arrays_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tm
     assert found != trained(ArrayTable(source.images & 0xFF00, source.labels, source.class_names), PLAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "augment", [{"pad": 2, "cutout": 3}, {"pad": 2, "border": "reflect", "erase": 1.0, "flip": True}]
 )
@@ -151,6 +154,7 @@ def test_what_does_not_fit_the_pixels_is_one_line():
         ArrayTable(np.zeros((1, 2, 2, 1), ">u2"), np.zeros(1, int), ("a",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
 def test_check_and_pictures_take_any_channels_and_bits(channels: int):
     source = table(channels)

@@ -81,6 +81,7 @@ def test_an_option_is_tried_once_a_process(monkeypatch):
     assert compiler_options(words) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["none", "device"])
 def test_a_run_compiles_its_step_with_them(cache):
     """With a network without convolutions, images on the device are several steps in one program."""

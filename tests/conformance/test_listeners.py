@@ -189,6 +189,7 @@ def same(found: Series, expected: Series, *, again: bool = False) -> None:
     assert found.keys() == expected.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_NUMBERS)
 def test_it_holds_the_scalars_of_a_run(name: str, tmp_path: Path) -> None:
     told(KINDS[name].make(tmp_path))
@@ -272,6 +273,7 @@ def test_tensorboard_adds_a_file_or_begins_anew_and_leaves_the_files_of_others(t
     assert (tmp_path / "notes.txt").exists()
 
 
+@pytest.mark.slow
 def test_no_figure_stays_in_memory(tmp_path: Path) -> None:
     """Their parts refer to each other; a collection of all objects comes seldom in a long run."""
     images, probabilities = np.zeros((2, 4, 4, 3), np.uint8), np.full((2, 5), 0.2)
@@ -308,6 +310,7 @@ def resumed(store: Path) -> Path:
     return store / "runs" / "first"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_LIBRARY)
 def test_metrics_are_those_of_metrics_jsonl(name: str, resumed: Path) -> None:
     expected = of_jsonl(resumed)

@@ -124,6 +124,7 @@ STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
 """By optimizer and variant what a config says of it, and the parameters after some steps by its formula."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STEPS_BY_HAND)
 def test_its_steps_are_those_by_hand(case):
     words, expected = STEPS_BY_HAND[case]
@@ -152,6 +153,7 @@ def test_weight_decay_touches_kernels_only(name):
         assert shrunk.all(), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_the_decay_of_a_group_stands_for_the_config_s(name):
     """A decay of all kernels by groups is the config's, another changes its own group alone."""
@@ -219,12 +221,14 @@ OF_WHOLE_ARRAYS = ("lamb", "lars", "muon")
 OTHERS = [name for name in OPTIMIZERS.names() if name not in OF_WHOLE_ARRAYS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((1,), 2, 8))
 @pytest.mark.parametrize("name", few(OF_WHOLE_ARRAYS, *OTHERS))
 def test_any_number_of_devices_equals_one(name, devices):
     assert largest_difference(whole(name, devices)[1], whole(name, 4)[1]) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, name):
     with Checkpoints(tmp_path / "c") as checkpoints:
