@@ -46,7 +46,8 @@ def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
     assert done.returncode == 1 and done.stdout.endswith(" s in all, exit code 1\n"), done.stderr
     printed = done.stdout[done.stdout.index("| file |") :]
     files, tests, fixtures = (rows_of(printed, title) for title in ("file", "test", "fixture"))
-    assert list(files) == ["test_tiny.py", "all 1"] and files["test_tiny.py"][0] == "3"
+    # Pytest names a file from the folder that it takes for the root.
+    assert [(Path(name).name, row[0]) for name, row in files.items()] == [("test_tiny.py", "3"), ("all 1", "1")]
     # Two of the three, and all of them together.
     assert len(tests) == 3 and tests["all 3"][0] == "3"
     assert [name for name in fixtures if "compiled (function)" in name]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.data import random_table, write_arrays
-from support.processes import Launched, Program, environment, lines, losses
+from support.processes import Launched, Program, environment, is_checkpointed, lines, losses
 from support.recipes import NETWORK, WHOLE
 
 # tests/test_recipe_file.py shows each hook, and test_restarts.py that a kill changes no bit.
@@ -69,7 +69,7 @@ def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, sta
     killed, alone = tmp_path / "killed", tmp_path / "alone"
     # Killed by kill -9 between two checkpoints, as soon as there is one; the same command resumes.
     run = start(Launched, tmp_path / "a", 2, words(folder, killed), "--grace", "2")
-    run.wait_until(lambda: len(lines(killed)) >= 25)
+    run.wait_until(lambda: len(lines(killed)) >= 25 and is_checkpointed(killed))
     os.kill(run.worker(1), signal.SIGKILL)
     assert run.end() == 128 + signal.SIGKILL
     assert len(lines(killed)) < TOTAL

@@ -15,6 +15,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from jaxddp.training.manifest import INDEX
+
 REPOSITORY = Path(__file__).parents[2]
 HANGING = 150
 """Seconds after which a wait has no end: ten times what the slowest takes on an idle machine of two cores."""
@@ -146,6 +148,12 @@ def result(workdir: Path) -> dict:
 
 def checkpoint_steps(workdir: Path) -> list[int]:
     return sorted(int(folder.name) for folder in (workdir / "checkpoints").iterdir() if folder.name.isdecimal())
+
+
+def is_checkpointed(workdir: Path) -> bool:
+    """Whether a first checkpoint is whole: steps go on while it is written, and on a busy machine many of them."""
+    index = workdir / "checkpoints" / INDEX
+    return index.is_file() and bool(json.loads(index.read_text())["steps"])
 
 
 def brief_words(data: Path, workdir: Path, *more: str) -> list[str]:
