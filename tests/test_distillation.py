@@ -222,6 +222,8 @@ def run(words, capfd) -> tuple[int, str]:
     return code, capfd.readouterr().err.strip().splitlines()[-1:]
 
 
+# The API's tests above have the same teacher.
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
     file = write_arrays(tmp_path / "set.npz", random_table(30), random_table(9, seed=1))

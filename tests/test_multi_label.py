@@ -219,6 +219,8 @@ def write_listing(root: Path, name: str, size: int, seed: int, damaged: int = -1
     (root / f"{name}.csv").write_text("\n".join(lines) + "\n")
 
 
+# The tests above have its parts.
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
     write_listing(tmp_path, "train", 24, 0, damaged=5)

@@ -401,6 +401,8 @@ def test_training_on_arrays_imports_nothing_that_it_does_not_use(on_arrays):
     assert "the logger tensorboard failed at step 1 (ModuleNotFoundError: import of tensorflow halted" in warm["said"]
 
 
+# What imports TensorFlow at all is told by the tests above.
+@pytest.mark.ci
 @pytest.mark.slow
 def test_training_on_files_imports_tensorflow_without_keras(tmp_path):
     root = write_tree(tmp_path / "tree", classes=2, images=4, val=4, size=10)

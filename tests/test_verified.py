@@ -276,9 +276,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(root: Path, tmp_path: Path, monk
         log={"every": "1 step", "to": ("jsonl",)},
     )
     whole = train_config(config, tmp_path / "whole")
-    # The stream reads ahead: of the next epochs too, before it knows what this one finds.
+    # Each once, or more often: the stream may read the next epoch before it knows what this one finds.
     first = len(verifications)
-    assert first >= N + 4
+    assert first >= N
     train_config(config.replace(train={"duration": "1 step"}), tmp_path / "parts")
     resumed = train_config(config, tmp_path / "parts", resume="must")
     assert len(verifications) == first

@@ -39,6 +39,8 @@ def test_where_no_image_can_be_used_two_processes_say_so(reference, start, tmp_p
     assert (row.startswith("bad.png,,") and row.endswith("give an image in one of these formats")) or "bad.png" in row
 
 
+# tests/test_predict.py has the answers of one process.
+@pytest.mark.ci
 def test_two_processes_write_the_bytes_that_one_writes(reference, pictures, start, tmp_path):
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     start(Launched, tmp_path, 2, ["predict", str(reference), str(pictures), "--out", str(two)]).ends_well()

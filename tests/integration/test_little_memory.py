@@ -50,6 +50,8 @@ def training(arrays, start, tmp_path):
     return run
 
 
+# tests/test_memory.py has the line.
+@pytest.mark.ci
 def test_a_step_that_one_process_has_no_memory_for_ends_both_before_it_with_the_same_line(training, tmp_path):
     launched = training(LITTLE)
     lines = [launched.last_of(rank) for rank in (0, 1)]

@@ -51,6 +51,8 @@ def command(arrays, tmp_path):
     return made
 
 
+# tests/test_replicas.py shows it on the devices of one process.
+@pytest.mark.ci
 def test_a_bit_that_flips_in_one_process_ends_both(command, start, tmp_path):
     words = [*ENDLESS, "--checkpoint.every", "8 steps", "--parallel.check-replicas", "5 steps"]
     run = start(Launched, tmp_path, 2, command(A_BIT, *words))

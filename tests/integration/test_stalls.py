@@ -127,6 +127,8 @@ def test_a_process_that_holds_pythons_lock_is_silent(stalled):
     assert run.last_of(0).startswith("jaxddp: process 1 gave no sign of life for 3 s")
 
 
+# tests/test_progress.py shows the watch itself.
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("where", "how"), [("save", "in_a_file"), pytest.param("validation", "in_a_loop", marks=pytest.mark.exhaustive)]
 )
