@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.launches import HANGING, LAUNCHER, Ran, plain_environment, program, wait_for
+from support.launches import HANGING, LAUNCHER, Ran, Started, plain_environment, program, wait_for
 
 from jaxddp.cluster import starter, worker_group
 
@@ -33,35 +32,12 @@ def run(capfd, tmp_path):
     return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
 
 
-class Launcher:
-    """A launcher in a process of its own, whose two children have said `ready`."""
+class Launcher(Started):
+    """A launcher whose two children have said `ready`."""
 
     def __init__(self, folder: Path, text: str, options: str = "processes=2"):
-        self.paths = folder / "out", folder / "err"
-        with self.paths[0].open("wb") as out, self.paths[1].open("wb") as err:
-            self.process = subprocess.Popen(standalone(folder, text, options), stdout=out, stderr=err)
+        super().__init__(folder, standalone(folder, text, options))
         self.wait_until(lambda: self.out.count("ready") == 2)
-
-    @property
-    def out(self) -> str:
-        return self.paths[0].read_text()
-
-    @property
-    def err(self) -> str:
-        return self.paths[1].read_text()
-
-    def wait_until(self, happened: Callable[[], bool]) -> None:
-        give_up = time.monotonic() + HANGING
-        while not happened():
-            assert self.process.poll() is None and time.monotonic() < give_up, self.err
-            time.sleep(0.01)
-
-    def send(self, number: signal.Signals) -> "Launcher":
-        self.process.send_signal(number)
-        return self
-
-    def end(self) -> int:
-        return self.process.wait(timeout=HANGING)
 
 
 def standalone(folder: Path, text: str, options: str = "processes=2") -> list[str]:

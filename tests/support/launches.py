@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -92,21 +93,13 @@ for name, value in os.environ.items():
 """
 
 
-class Machine:
-    """A launcher in a process of its own."""
+class Started:
+    """A launcher in a process of its own, whose output goes to files."""
 
-    def __init__(self, folder: Path, text: str, options: str, config: str = "None"):
-        folder.mkdir(exist_ok=True)
+    def __init__(self, folder: Path, command: list[str]):
         self.paths = folder / "out", folder / "err"
-        options = f"processes=1, grace=2, save_grace=1, logs=Path({str(folder / 'logs')!r}), {options}"
-        code = (
-            f"{LAUNCHER}\nfrom jaxddp.config import Config\n"
-            f"from jaxddp.errors import JaxddpError\n"
-            f"try:\n    sys.exit(launch(Launch({options}), {program(text)!r}, {config}))\n"
-            f"except JaxddpError as error:\n    print(error, file=sys.stderr)\n    sys.exit(error.exit_code)\n"
-        )
         with self.paths[0].open("wb") as out, self.paths[1].open("wb") as err:
-            self.process = subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=err)
+            self.process = subprocess.Popen(command, stdout=out, stderr=err)
 
     @property
     def out(self) -> str:
@@ -122,12 +115,7 @@ class Machine:
             assert self.process.poll() is None and time.monotonic() < give_up, self.out + self.err
             time.sleep(0.02)
 
-    def said(self, *lines: str) -> "Machine":
-        """Wait for all of these."""
-        self.wait_until(lambda: all(line in self.out + self.err for line in lines))
-        return self
-
-    def send(self, number: signal.Signals) -> "Machine":
+    def send(self, number: signal.Signals) -> Self:
         self.process.send_signal(number)
         return self
 
@@ -136,6 +124,26 @@ class Machine:
             return self.process.wait(HANGING)
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running:\n{self.out}{self.err}")
+
+
+class Machine(Started):
+    """One launcher of several."""
+
+    def __init__(self, folder: Path, text: str, options: str, config: str = "None"):
+        folder.mkdir(exist_ok=True)
+        options = f"processes=1, grace=2, save_grace=1, logs=Path({str(folder / 'logs')!r}), {options}"
+        code = (
+            f"{LAUNCHER}\nfrom jaxddp.config import Config\n"
+            f"from jaxddp.errors import JaxddpError\n"
+            f"try:\n    sys.exit(launch(Launch({options}), {program(text)!r}, {config}))\n"
+            f"except JaxddpError as error:\n    print(error, file=sys.stderr)\n    sys.exit(error.exit_code)\n"
+        )
+        super().__init__(folder, [sys.executable, "-c", code])
+
+    def said(self, *lines: str) -> "Machine":
+        """Wait for all of these."""
+        self.wait_until(lambda: all(line in self.out + self.err for line in lines))
+        return self
 
 
 @contextlib.contextmanager
