@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from jaxddp.data.batch import Batch
-from jaxddp.data.images.decode import REFUSED, SOUND, decodes, looked_at
-from jaxddp.data.images.pixel_format import PixelFormat
+from jaxddp.data.images.decode import REFUSED, SOUND, decodes
+from jaxddp.data.images.graph import Pixels, pixel_graph
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import example_keys
 from jaxddp.data.omissions import Omissions
@@ -52,10 +52,7 @@ class Pipeline:
     table: ExampleTable
     order: Order
     """Its seed is also that of the keys from which crops are drawn."""
-    image_size: int
-    pixels: PixelFormat
-    load: Callable[[Any, Any], Any]
-    """From an encoded image, a string scalar, and a key, int64[2], to pixels [S, S, C], in TensorFlow ops."""
+    pixels: Pixels
     steps: range
     shard: Shard
     substitutes: Substitutes | Omissions | None = None
@@ -65,18 +62,9 @@ class Pipeline:
     def batches(self) -> Generator[Batch]:
         """The shard's batches. The work begins at once, in the background."""
         check_order(self.table, self.order, self.shard)
-        if self.image_size < 1:
-            raise InputError(f"image size {self.image_size}: use at least 1 pixel")
-        in_graph = self.table.store.in_graph()
-        places = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)][: 2 if in_graph else 1]
-        key, look = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool)
-
-        # Traced once: tracing again at each start would take longer than reading the batch.
-        @tf.function(input_signature=(key, look, *places), autograph=False)
-        def load(key: Any, look: Any, *place: Any) -> Any:
-            image = in_graph(*place) if in_graph else place[0]
-            image, verdict = looked_at(image, look)
-            return tf.cond(verdict == REFUSED, self._black, lambda: self.load(image, key)), verdict
+        if self.pixels.image_size < 1:
+            raise InputError(f"image size {self.pixels.image_size}: use at least 1 pixel")
+        load = pixel_graph(self.table.store.in_graph(), self.pixels)
 
         def start(step: int) -> Images:
             return self._images(load, self.steps[self.steps.index(step) :])
@@ -147,7 +135,8 @@ class Pipeline:
         """The pixels of a batch's real examples; None after bad images were found and substituted."""
         rows = self._images_of(batch)[1]
         if not len(rows):
-            return np.zeros((0, *self._shape), self.pixels.dtype)
+            side, pixels = self.pixels.image_size, self.pixels.format
+            return np.zeros((0, side, side, pixels.channels), pixels.dtype)
         try:
             pixels, verdicts = next(images, _ENDED)
         # TensorFlow raises the second when it cannot decode the bytes of a file or a path for its own message.
@@ -180,13 +169,6 @@ class Pipeline:
         if not found:
             raise failure
 
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        return self.image_size, self.image_size, self.pixels.channels
-
-    def _black(self) -> Any:
-        return tf.zeros(self._shape, self.pixels.dtype)
-
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
         """The batch with its pixels, zeros where it is padded."""
         padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), pixels.dtype)
@@ -209,7 +191,7 @@ class Pipeline:
                 continue
             try:
                 verify(data)
-                decodes(data, self.pixels)
+                decodes(data, self.pixels.format)
             except InputError as error:
                 yield row, f"{self.table.name(row)}: {error}"
 

@@ -4,8 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 
@@ -156,13 +155,12 @@ class ExampleTable:
         Each file is read to its last pixel the first time that a process meets it, unless `verified` knows it. The
         iterator raises `Unreachable` where the store gave no answer within its deadline.
         """
-        from jaxddp.data.images.decode import train_image
+        from jaxddp.data.images.graph import TrainPixels
         from jaxddp.data.images.windows import crop_area
         from jaxddp.data.pipeline import Pipeline
 
-        pixels = PixelFormat.of(data)
-        load = partial(train_image, area=crop_area(data), image_size=data.image_size, pixels=pixels)
-        return Pipeline(self, order, data.image_size, pixels, load, steps, shard, substitutes).batches()
+        pixels = TrainPixels(data.image_size, PixelFormat.of(data), crop_area(data))
+        return Pipeline(self, order, pixels, steps, shard, substitutes).batches()
 
     def eval_batches(
         self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, omissions: Omissions | None = None
@@ -173,21 +171,17 @@ class ExampleTable:
         that take them: then `substituted` is 1 where an image is another's. To replace one in a measurement would make
         the metrics those of another data set. Raises: as `train_batches` and `check_evaluation`.
         """
-        from jaxddp.data.images.decode import eval_image
+        from jaxddp.data.images.graph import EvalPixels
         from jaxddp.data.pipeline import Pipeline
 
         self.check_evaluation(data)
-        pixels = PixelFormat.of(data)
-
-        def load(encoded: Any, _: Any) -> Any:
-            return eval_image(encoded, data.image_size, data.resize, pixels)
-
-        steps = range(order.num_batches)
-        return Pipeline(self, order, data.image_size, pixels, load, steps, shard, omissions).batches()
+        pixels = EvalPixels(data.image_size, PixelFormat.of(data), data.resize)
+        return Pipeline(self, order, pixels, range(order.num_batches), shard, omissions).batches()
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where in the store the images of int[n] rows are: paths, bytes 'S'[n], and offsets, int64[n]."""
-        return self.path[rows], np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
+        """Where the images of int[n] rows are, for a store's graph: files, bytes 'S'[n], and offsets, int64[n]."""
+        files = np.strings.add(os.path.join(os.fsencode(self.store.root or ""), b""), self.path[rows])
+        return files, np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
 
     def rows(self, rows: np.ndarray) -> "ExampleTable":
         """The examples of int[n] rows, in that order."""

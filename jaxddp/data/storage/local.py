@@ -35,10 +35,7 @@ class LocalFiles:
             return files.read(name)
 
     def in_graph(self) -> Callable[[Any, Any], Any]:
-        from jaxddp.data.tensorflow_cpu import tf
-
-        top = os.path.join(os.fsencode(self.root), b"")
-        return lambda path, offset: tf.io.read_file(top + path)
+        return _file
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         """As every store's, and images that are no regular file or outside the root. No path may be there twice."""
@@ -52,6 +49,12 @@ def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
     This costs one listing for each folder, which tells links from files without another system call.
     """
     return _faults(root, paths, _leaving)
+
+
+def _file(path: Any, offset: Any) -> Any:
+    from jaxddp.data.tensorflow_cpu import tf
+
+    return tf.io.read_file(path)
 
 
 def _faults(root: Path, paths: np.ndarray, look: Callable[..., Iterator[Fault]]) -> list[Fault]:

@@ -4,6 +4,7 @@ In a TFRecord file a record is its length (8 bytes, little-endian), a checksum o
 it (4), and is found by the byte where it begins. In an ArrayRecord file it is found by its number.
 """
 
+import functools
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -51,8 +52,7 @@ class RecordFiles:
             raise InputError(f"{name}: holds no single value of the feature {self.feature!r}; {AGAIN}") from None
 
     def in_graph(self) -> Callable[[Any, Any], Any]:
-        top = os.fsencode(self.root) + b"/"
-        return lambda path, offset: _record_image(top + path, offset, self.feature)
+        return _reader(self.feature)
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
         """The offset and an integer feature of each record of a file, int64[length] each. Raises: InputError."""
@@ -119,6 +119,11 @@ def record_offsets(file: Path) -> np.ndarray:
             offsets.append(offset)
             offset = _end(records, offset, file)
     return np.array(offsets, np.int64)
+
+
+@functools.cache
+def _reader(feature: str) -> Callable[[Any, Any], Any]:
+    return lambda file, offset: _record_image(file, offset, feature)
 
 
 def _record_image(file: Any, offset: Any, feature: str) -> Any:

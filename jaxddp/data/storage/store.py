@@ -34,9 +34,10 @@ class Store(Protocol):
         ...
 
     def in_graph(self) -> Callable[[Any, Any], Any] | None:
-        """TensorFlow ops from path and offset to the encoded image, which are faster than `read`.
+        """TensorFlow ops from a file below the `root` and an offset to the encoded image, faster than `read`.
 
-        A string and an int64 scalar to a string scalar; None where threads have to fetch the images with `read`.
+        A string and an int64 scalar to a string scalar; None where threads have to fetch the images with `read`. Stores
+        that read alike have the same function: a graph that calls it is traced once.
         """
         ...
 
