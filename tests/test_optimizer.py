@@ -163,3 +163,9 @@ def test_the_schedule_of_a_config_drives_its_optimizer():
     rise = sum((i + 1) / 4 for i in range(4))
     fall = sum((1 + math.cos(math.pi * i / 16)) / 2 for i in range(16))
     assert float(weight[0, 0]) == pytest.approx(-0.1 * (rise + fall), rel=1e-6)
+
+
+def test_step_falls_once_for_each_share_however_short_the_run():
+    """Two shares that fall on one step."""
+    found = rates(3, 0, PEAK, schedule="step", step_at=(0.6, 0.7), step_factor=0.5)
+    np.testing.assert_allclose(found, [PEAK, PEAK, PEAK / 4], rtol=1e-6)
