@@ -52,6 +52,8 @@ def unset(monkeypatch, tmp_path):
     yield tmp_path / "kept" / PROGRAMS
     for name, value in before.items():
         jax.config.update(name, value)
+    # JAX takes its folder when it first compiles: the tests that follow keep their programs in theirs.
+    jax_cache.reset_cache()
 
 
 @pytest.mark.parametrize(
@@ -152,8 +154,7 @@ def not_first(unset, monkeypatch):
     private_names.say_lost.cache_clear()
     # JAX takes its folder when it first compiles, which may be long ago.
     jax_cache.reset_cache()
-    yield monkeypatch
-    jax_cache.reset_cache()
+    return monkeypatch
 
 
 def test_another_process_keeps_what_it_compiles(not_first, unset):
