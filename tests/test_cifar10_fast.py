@@ -220,6 +220,7 @@ def test_another_network_is_one_line(data, capfd):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_resumed_is_uninterrupted_bit_for_bit(data, tmp_path):
     """Lookahead's slow weights included; what Muon keeps is resumed in `conformance/test_optimizers.py`."""
     words = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}

@@ -76,13 +76,17 @@ def is_own(node: ast.expr) -> bool:
 
 
 FILES = {file: file.read_text() for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))}
-OWN = {name for source in FILES.values() for name in defined(source) if is_private(name)}
+
+
+@functools.cache
+def own() -> set[str]:
+    return {name for source in FILES.values() for name in defined(source) if is_private(name)}
 
 
 def used(path: str, source: str) -> set[str]:
     """What a module uses of libraries that is not promised."""
     asked = UNDOCUMENTED if path.startswith("jaxddp/") else set()
-    known = OF_PYTHON.union(OWN, defined(source))
+    known = OF_PYTHON.union(own(), defined(source))
 
     def unpromised(name: str) -> bool:
         return (is_private(name) and name not in known) or name in asked or name == "experimental"

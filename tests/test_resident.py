@@ -436,6 +436,7 @@ def linear(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, linear, tmp_path, capfd):
     class Kill(Recorder):
         def step(self, record):

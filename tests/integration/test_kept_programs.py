@@ -38,6 +38,7 @@ def counts(start, folder: Path, script: Path) -> list[dict[str, int]]:
     return [json.loads(re.findall(r"^\{.*\}$", log, re.MULTILINE)[-1]) for log in logs]
 
 
+@pytest.mark.ci
 def test_a_second_start_of_two_processes_compiles_nothing(start, tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "kept"))
     script = tmp_path / "script.py"
