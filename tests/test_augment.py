@@ -194,6 +194,7 @@ def test_the_order_is_crop_cutout_normalize_erase():
     assert all((image == black).all(-1).sum() >= 4 for image in warped)
 
 
+@pytest.mark.slow
 def test_augmentation_belongs_to_the_example_and_not_to_its_place():
     batch = random_batch(32, image=12)
     shuffled = np.random.default_rng(1).permutation(32)

@@ -165,6 +165,7 @@ def test_the_best_by_an_evaluator_of_the_average_is_found_by_readers(trained):
     np.testing.assert_allclose(shown.last.probabilities, probabilities.max(-1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_images_on_the_devices_are_measured_alike(trained):
     _, _, history, *_ = trained
     data = dataclasses.replace(TABLE.default_data(), cache="device")

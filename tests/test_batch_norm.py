@@ -198,6 +198,7 @@ def test_gradients_of_parameters_have_their_dtype(param_dtype):
     assert {leaf.dtype for leaf in jax.tree.leaves((stats, params))} == {jnp.dtype(param_dtype)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
 def test_the_gradient_can_be_differentiated(relu, has_residual):
     with jax.enable_x64(True):

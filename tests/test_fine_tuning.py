@@ -93,6 +93,7 @@ def test_frozen_parameters_have_no_place_in_the_optimizer_and_no_gradient():
     )
 
 
+@pytest.mark.slow
 def test_a_linear_probe_is_the_regression_on_features():
     """Its loss goes down by its own gradient, that of the head on what the frozen network gives in evaluation."""
     data = DataConfig(augment=AugmentConfig(flip=False))
@@ -223,6 +224,7 @@ def test_layers_are_trained_from_their_step_on(tmp_path):
     assert {path.split("/")[1] for path in statistics} == {"bn1", "layer1_0"}
 
 
+@pytest.mark.slow
 def test_groups_are_what_freeze_and_rate_factors_say():
     """The same bits, of parameters and statistics; what is frozen has no place in the optimizer."""
     keys = {"model": {"freeze": "norm"}, "optimizer": {"rate_factors": ["fc=10", "conv=0.5"]}}

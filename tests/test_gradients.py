@@ -212,6 +212,7 @@ def test_a_run_may_be_resumed_with_another_number_of_microbatches(tmp_path):
     assert largest_difference(jax.device_get(resumed.params), jax.device_get(whole.params)) < 1e-5
 
 
+@pytest.mark.slow
 def test_sets_on_the_devices_are_accumulated_over_too():
     data, changes = dataclasses.replace(AS_THEY_ARE, cache="device"), {"duration": "6 steps"}
     found = []

@@ -216,6 +216,7 @@ def test_the_first_step_that_is_not_finite_is_named_and_not_the_one_that_was_log
         run(setup_of(net=linear_model(), optimizer=exploding(11)), plan_of(30, log="20 steps"))
 
 
+@pytest.mark.slow
 def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     setup, checkpoints = setup_of(), Checkpoints(tmp_path / "c", keep=2)
     for step, top1 in enumerate((None, 0.9, 0.3, 0.2, None, 0.4), start=1):

@@ -166,6 +166,7 @@ def test_evaluation_divides_by_the_weights_and_counts_the_examples():
         assert sums.count() == 19
 
 
+@pytest.mark.slow
 def test_a_weighted_run_is_the_same_on_one_device_and_on_four():
     losses = []
     for devices in (1, 4):

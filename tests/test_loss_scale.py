@@ -95,6 +95,7 @@ def test_a_step_that_overflows_changes_nothing_and_the_scale_falls(devices):
     assert falls[:3] == [True] * 3 and not all(falls) and any(b > a for a, b in itertools.pairwise(scales))
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_given_comes_after_the_guard_and_falls():
     """Before it, the guard would undo each fall, and skip all steps to the end of the run."""
     given = [LossScale(16, 2.0**30), ParameterAverage(0.9)]

@@ -183,6 +183,7 @@ def test_weighted_and_smoothed_on_any_number_of_devices(make):
         assert others[1] == pytest.approx(trained, abs=1e-9) and others[2] == pytest.approx(measured, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_recipe_counts_its_training_data():
     config = config_of(class_weights="balanced").replace(
         model={"name": "resnet10", "width": 2}, data={"image_size": 16, "crop": "whole"}, train={"batch_size": 8}

@@ -45,6 +45,7 @@ def test_it_is_flax_s_where_pixels_tie_too(sides, windows, seed, dtype):
         np.testing.assert_array_equal(own, other)
 
 
+@pytest.mark.slow
 def test_of_a_tie_the_first_pixel_has_the_gradient():
     images = jnp.zeros((1, 4, 4, 1)).at[0, 0, :2, 0].set(1.0)
     gradient = jax.grad(lambda x: max_pool(x)[0, 0, 0, 0])(images)[0, :, :, 0]

@@ -241,6 +241,7 @@ def test_what_lies_on_the_devices_as_an_argument_is_not_in_the_way(monkeypatch):
                 train(again, changes())
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_ends_before_its_first_step_with_one_line(tmp_path, monkeypatch, capfd):
     data = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, image=16))
     monkeypatch.setattr(Topology, "free_memory", lambda _: 10_000)

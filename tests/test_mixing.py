@@ -74,6 +74,7 @@ def test_cutmix_takes_a_box_of_the_neighbour():
     assert 0.1 < mixing.weight.mean() < 0.9
 
 
+@pytest.mark.slow
 def test_where_both_are_given_a_pair_takes_one():
     big = random_batch(400, image=12)
     images, mixing = inputs_of(big, "both")
@@ -104,6 +105,7 @@ def test_lambda_is_beta_distributed(alpha):
     assert abs(drawn.var() - variance) < 0.1 * variance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("height", "width"), [(20, 48), rarely(32, 32)])
 def test_a_cutmix_box_has_the_sides_of_its_lambda_and_any_centre(height, width):
     keys = jax.random.split(jax.random.key(1), 3000)

@@ -478,7 +478,8 @@ def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):
 
 def test_what_is_not_there(proxy, store):
     assert message(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or remove its row"
-    assert len(proxy.requests) == 1
+    # Threads of a stream that was closed may still ask for its images, at a port that is this test's now.
+    assert sum(path.endswith("/no.JPEG") for path in proxy.requests) == 1
     store = Objects.open("s3://buckets/imagenet", SHORT)
     assert "s3://buckets/imagenet/a: no such bucket; check AWS_ACCESS_KEY_ID" in message(InputError, store.read, b"a")
     assert "s3://buckets/imagenet/: " in message(InputError, store.faults, np.array([b"a"]))

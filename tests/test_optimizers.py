@@ -79,6 +79,7 @@ def test_what_schedule_free_cannot_do_is_one_line(change, message):
         OPTIMIZERS.get("schedule_free")(config_of(name="schedule_free", **change), rate)
 
 
+@pytest.mark.slow
 def test_the_longest_layer_that_begins_a_name_decides(float64):
     config = config_of(name="adamw", weight_decay=0.4, groups=["head:decay=0.1", "head.kernel:decay=0.2"])
     assert_equal(updated(config, 2)["head"], updated(config_of(name="adamw", weight_decay=0.2), 2)["head"])

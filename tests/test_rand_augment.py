@@ -224,6 +224,7 @@ def test_each_operation_and_each_direction_is_drawn_with_equal_chance(run):
         assert abs(count - number * share) < 4.5 * math.sqrt(number * share * (1 - share)), name
 
 
+@pytest.mark.slow
 def test_layers_follow_each_other_and_are_drawn_apart(run):
     image = IMAGES["narrow"]
     steps = [(name, sign * 7.0) for name in OPERATIONS for sign in (-1, 1)]

@@ -263,6 +263,7 @@ def test_a_run_whose_copy_is_gone_says_so(folder, data, capfd):
     assert "recipe/mine.py: the run's copy of its recipe is missing; restore it" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_whose_copy_was_changed_says_so(folder):
     (folder / "recipe").mkdir()
     recipe = read_recipe(write(folder / "recipe"))

@@ -56,6 +56,7 @@ NAMES = ("metrics.jsonl", "config.json", ".lock")
 TELLING = {("metrics.jsonl", "a link to a FIFO"), ("config.json", "a device"), (".lock", "a socket")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -76,6 +76,7 @@ def test_a_resnet_has_the_same_bits_as_xla_compiles_it_for_users():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_without_it_the_bits_differ():
     """Otherwise the tests above would show nothing."""
     found = []
@@ -86,6 +87,7 @@ def test_without_it_the_bits_differ():
     assert largest_difference(*(jax.device_get(state.params) for state in found)) < 1e-5
 
 
+@pytest.mark.slow
 def test_it_computes_the_same_mean():
     """Beside 8 devices that are normalized by themselves: but for the order of a sum it is the same step."""
     found = []

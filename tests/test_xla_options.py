@@ -148,6 +148,7 @@ def test_a_config_s_options_are_those_of_its_run(tmp_path):
     assert runs.experiment_of(config.replace(parallel={"xla_options": ()})).resources.compiler_options == {}
 
 
+@pytest.mark.slow
 def test_the_terminal_refuses_an_option_before_it_opens_the_data(tmp_path, capsys):
     words = ["train", "digits", "--data.path", str(tmp_path / "missing"), "--workdir", str(tmp_path / "run"), *SMALL]
     words += ["--parallel.xla-options", "xla_backend_optimization_level=1", "xla_no_such=1", "--seed", "1"]
