@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from jaxddp.errors import InputError, JaxddpError, with_notes
 from jaxddp.recipe_file import config_names
-from jaxddp.wording import choices
+from jaxddp.wording import choices, on_screen
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end(line: str, code: int, error: BaseException) -> int:
-    line = with_notes(line, error)
+    line = on_screen(with_notes(line, error))
     # A process that has not come as far as this module has joined no job.
     if "jaxddp.job.membership" in sys.modules:
         from jaxddp.job.membership import abandon

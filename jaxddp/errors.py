@@ -3,17 +3,22 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from jaxddp.wording import on_screen
+
 THEN = "then"
 """How the notes begin that the terminal shows behind an error: what else went wrong because of it."""
 
 
 class JaxddpError(Exception):
-    """Base of the errors that the terminal shows as one line; the process ends with `exit_code`."""
+    """Base of the errors that the terminal shows as one line; the process ends with `exit_code`.
+
+    A message may hold what files, variables and other machines say: it is kept as `on_screen` shows it.
+    """
 
     exit_code = 1
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        super().__init__(on_screen(" ".join(message.split())))
 
 
 class InputError(JaxddpError, ValueError):

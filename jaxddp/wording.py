@@ -1,10 +1,27 @@
 """The parts that error messages share: a value or a size shown on one line, and the nearest right name."""
 
+import re
 import reprlib
+import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import takewhile
+from typing import TypeVar
 
+T = TypeVar("T")
 _LONGEST = 80
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""With which formulas begin, in wide letters too."""
+_POINTS = 8
+"""How many code points of a name are written out."""
+_DIFFERENT = ("<font>", "<super>", "<sub>", "<circle>", "<square>", "<fraction>")
+"""Kinds of Unicode's compatibility decompositions that show: an H in double strokes is another sign than an H."""
+# Beside Unicode's format and control characters: joiners, fillers and variation selectors.
+_HIDDEN = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""But for joiners, which make signs of several."""
 _PLAIN = (str, bytes, int, float, bool, list, tuple, dict, set, type(None))
 
 _shortened = reprlib.Repr()
@@ -14,6 +31,21 @@ _shortened.maxstring = _shortened.maxother = _LONGEST
 def show(value: object) -> str:
     """`repr(value)`, cut to 80 characters: what a file holds may be long, or hold control characters."""
     return _cut(repr(value))
+
+
+def on_screen(text: str) -> str:
+    """Text from outside as a terminal shows it without obeying it: control characters, marks that hide or turn what
+    follows, and bytes that are not UTF-8 are written as `\\x1b`.
+    """
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def as_text(cell: T) -> T | str:
+    """A cell that spreadsheets take for text or a number: with an apostrophe before what they would take for a formula.
+
+    See OWASP, "CSV injection".
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def refusal(name: str, value: object, advice: str) -> str:
@@ -46,9 +78,38 @@ def first_line(error: BaseException) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`, did you mean 'x'?` where one of the known names is near, else an empty string."""
+    known = list(known)
+    same = next((one for one in known if one != name and appearance(one) == appearance(name)), None)
+    if same is not None and not (name + same).isascii():
+        there, here = code_points(same, name)
+        return f", did you mean {same!r} ({there}, where this is {here})?"
     # Matching takes quadratic time, and no name that anybody meant to write is this long.
-    close = get_close_matches(name, list(known), n=1) if len(name) <= _LONGEST else []
+    close = get_close_matches(name, known, n=1) if len(name) <= _LONGEST else []
     return f", did you mean {close[0]!r}?" if close else ""
+
+
+def appearance(name: str) -> str:
+    """What a reader sees of a name: two names of one appearance cannot be told apart.
+
+    It is in Unicode's normal form C, without characters that show nothing, ligatures and wide letters are written as
+    plain ones, and each run of blanks is one space, with none at the ends. Upper and lower case differ.
+    """
+    if not (name.isascii() and name.isprintable()):
+        seen = (one for one in unicodedata.normalize("NFC", name) if one.isspace() or not _is_hidden(one))
+        name = unicodedata.normalize("NFC", "".join(map(_compatible, seen)))
+    return " ".join(name.split())
+
+
+def code_points(name: str, other: str) -> tuple[str, str]:
+    """How two names are written, each as `U+0061 U+200B`; of long ones the part where they begin to differ."""
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name, other, strict=False)))
+    first = max(same - 1, 0) if max(len(name), len(other)) > _POINTS else 0
+
+    def written(text: str) -> str:
+        points = " ".join(f"U+{ord(one):04X}" for one in text[first : first + _POINTS])
+        return f"{'…' * (first > 0)}{points}{'…' * (len(text) > first + _POINTS)}"
+
+    return written(name), written(other)
 
 
 def size(num_bytes: float) -> str:
@@ -64,6 +125,15 @@ def choices(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'? there are: w, x, y`, for names few enough to list."""
     known = sorted(known)
     return f"{nearest(name, known)} there are: {', '.join(known)}".lstrip(", ")
+
+
+def _is_hidden(one: str) -> bool:
+    return unicodedata.category(one) in ("Cf", "Cc") or _HIDDEN.match(one) is not None
+
+
+def _compatible(one: str) -> str:
+    kind = unicodedata.decomposition(one).partition(" ")[0]
+    return unicodedata.normalize("NFKC", one) if kind.startswith("<") and kind not in _DIFFERENT else one
 
 
 def _cut(text: str) -> str:

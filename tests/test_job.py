@@ -93,6 +93,10 @@ def test_pmi_and_kubernetes():
         ({**JOB, "JAX_NUM_PROCESSES": "four"}, "JAX_NUM_PROCESSES='four': expected a whole number from 1"),
         ({**JOB, "JAX_COORDINATOR_ADDRESS": "host0"}, "JAX_COORDINATOR_ADDRESS='host0': expected HOST:PORT"),
         ({**JOB, "JAX_COORDINATOR_ADDRESS": "h:99999"}, "expected HOST:PORT"),
+        (
+            {**JOB, "JAX_COORDINATOR_ADDRESS": "h\x1b[31m:1"},
+            r"JAX_COORDINATOR_ADDRESS='h\\x1b\[31m:1': expected HOST:PORT",
+        ),
         ({**JOB, "JAX_LOCAL_DEVICE_IDS": "0,x"}, "JAX_LOCAL_DEVICE_IDS='x': expected a whole number"),
     ],
 )

@@ -16,10 +16,16 @@ import pytest
 from nbclient import NotebookClient
 from support.listeners import BATCH, TOTAL, drive, evaluation_record, run_start, step_record
 
+from jaxddp.commands.screen import print_table
+from jaxddp.errors import InputError
+from jaxddp.job.environment import Job
+from jaxddp.job.messages import LENGTH, Hello, decode, encode
+from jaxddp.job.rendezvous import Roll
 from jaxddp.training.events import RunEnd, Used
 from jaxddp.training.listeners import display as screen
 from jaxddp.training.listeners import lines
 from jaxddp.training.listeners.display import PlainLines
+from jaxddp.wording import on_screen
 
 USED = Used(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 
@@ -30,6 +36,22 @@ def test_the_screen_shows_a_utilization_where_there_is_one_and_the_memory_at_the
     assert (
         lines.closing(RunEnd("done", 9, 61.0, used=USED)) == "done at step 9 after 1:01  MFU 41.2%  peak memory 12 GB"
     )
+
+
+def test_what_comes_from_outside_is_shown_and_not_obeyed(capsys) -> None:
+    odd = "a\x1b[31mb\x07\u202ec\udcff\x9b d\u00e9\u200d"
+    shown = r"a\x1b[31mb\x07\u202ec\udcff\x9b d" + "\u00e9\u200d"
+    assert on_screen(odd) == shown == str(InputError(odd))
+    print_table(["name"], [[odd], [(odd, "green")]])
+    assert capsys.readouterr().out.count(shown) == 2
+
+
+def test_a_stranger_s_name_of_its_host_is_shown_and_not_obeyed() -> None:
+    roll = Roll(Job("127.0.0.1:1", 2, 0), {"jax": "1"}, "first")
+    hello = decode(encode(Hello(5, 2, "", "evil\x1b[2J", {}, "", ""))[LENGTH:])
+    assert isinstance(hello, Hello)
+    refusal = roll.mismatch(hello)
+    assert refusal is not None and r"JAX_PROCESS_ID=5 on evil\x1b[2J: " in refusal.reason
 
 
 def test_durations() -> None:

@@ -16,7 +16,7 @@ from jaxddp.commands.screen import Row, print_table
 from jaxddp.errors import InputError
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
 from jaxddp.training.validations import VALIDATION_FILE, Validations
-from jaxddp.wording import size
+from jaxddp.wording import on_screen, size
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def run(arguments: list[str]) -> int:
     else:
         print(f"{place}: holds no checkpoints")
     for aside in sorted(place.glob(f"*{ASIDE}")):
-        print(f"set aside: {aside} ({size(_bytes(aside))})")
-    print(*beside, sep="\n", end="\n" if beside else "")
+        print(on_screen(f"set aside: {aside} ({size(_bytes(aside))})"))
+    print(*map(on_screen, beside), sep="\n", end="\n" if beside else "")
     return int(options.verify and (bool(beside) or any(damaged for damaged, _ in listed)))
 
 

@@ -13,6 +13,7 @@ from jaxddp.commands.screen import print_table
 from jaxddp.errors import InputError
 from jaxddp.reports.overview import run_table, runs_below
 from jaxddp.reports.run_files import read_runs
+from jaxddp.wording import on_screen
 
 
 @dataclass(frozen=True)
@@ -35,5 +36,5 @@ def run(arguments: list[str]) -> int:
     runs = read_runs(found)
     table = run_table(runs)
     print_table([column.title for column in table.columns], [[cell.text for cell in row] for row in table.rows])
-    print(*(f"{run.name}: {fault}\n" for run in runs for fault in run.faults), sep="", end="")
+    print(*(on_screen(f"{run.name}: {fault}") + "\n" for run in runs for fault in run.faults), sep="", end="")
     return 0

@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Iterable, Sequence
 
+from jaxddp.wording import on_screen
+
 Row = Sequence[str | tuple[str, str]]
 """Each cell is a text, or one with its style."""
 
@@ -17,6 +19,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
     table = Table(*columns, box=box.SIMPLE)
     table.columns[-1].overflow = "fold"
     for row in rows:
-        table.add_row(*map(Text.assemble, row))
+        cells = (on_screen(cell) if isinstance(cell, str) else (on_screen(cell[0]), cell[1]) for cell in row)
+        table.add_row(*map(Text.assemble, cells))
     # A file, or the prefix of a launcher, has no width that a row would have to keep to.
     Console(width=None if sys.stdout.isatty() else 1000).print(table)

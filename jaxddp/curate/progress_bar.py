@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from rich import progress
 from rich.console import Console
 
+from jaxddp.wording import on_screen
+
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -47,4 +49,4 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
     def fault(self, line: str) -> None:
         """Which image cannot be used, and why."""
-        print(line, flush=True)
+        print(on_screen(line), flush=True)

@@ -103,7 +103,7 @@ def _local_devices(environ: Environ, starters: Sequence[Starter]) -> Found | Non
             continue
         # A scheduler that shows each process one device has already assigned it.
         chosen = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
-        shared = re.match(r"\d+", environ.get(starter.locals or "", ""))
+        shared = re.match("[0-9]+", environ.get(starter.locals or "", ""))
         return None if chosen or shared is None or shared[0] == "1" else local
     return None
 

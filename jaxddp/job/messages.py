@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from jaxddp.job.progress import OUTSIDE
 from jaxddp.ranges import Range
+from jaxddp.wording import on_screen
 
 PROTOCOL = "jaxddp-5"
 LENGTH = 4
@@ -120,6 +121,8 @@ class Answer:
 
 
 Message = Challenge | Hello | Welcome | Refusal | Alive | Done | Left | Lost | Value | Answer
+_SHOWN = {"host", "reason", "phase"}
+"""Fields that come to a screen."""
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 
 
@@ -144,6 +147,8 @@ def decode(content: bytes) -> Message:
     for name, hint in types.items():
         if not _suits(plain[name], hint):
             raise Strange(f"{kind.__name__}.{name} is not as expected")
+    for name in _SHOWN & plain.keys():
+        plain[name] = on_screen(plain[name])
     return kind(**plain)
 
 

@@ -6,11 +6,13 @@ coordinator, which takes an address and no socket, it is not (`free_address`).
 
 import errno
 import os
+import re
 import socket
 
 from jaxddp.errors import InputError
 
 LOOPBACK = "127.0.0.1"
+_PORT = re.compile("[0-9]{1,5}")
 WAITING = 4096
 """Connections that may wait to be accepted: those of all processes of the largest job at once."""
 
@@ -18,7 +20,7 @@ WAITING = 4096
 def split_address(address: str) -> tuple[str, int]:
     """("host0", 1234) of `host0:1234`; an IPv6 address is in brackets. Raises: InputError."""
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
+    if not (colon and host.strip() and host.isprintable() and _PORT.fullmatch(port) and 1 <= int(port) <= 65535):
         raise InputError("expected HOST:PORT with a port from 1 to 65535, as in host0:1234")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

@@ -23,6 +23,7 @@ import jaxddp.job.progress as progress
 from jaxddp.job.connection import Connection
 from jaxddp.job.messages import Alive, Done, Left, Lost, Message
 from jaxddp.job.progress import Standing
+from jaxddp.wording import on_screen
 
 LONGER = "if it takes that long, raise parallel.stall_timeout"
 
@@ -220,7 +221,7 @@ def end_now(line: str, code: int) -> None:
     """Write the line as the last of stderr, and end the process without running exit handlers."""
     _in_time(sys.stdout.flush)
     # In one piece: mpirun mixes what several processes write.
-    _in_time(lambda: (sys.stderr.write(f"jaxddp: {line}\n"), sys.stderr.flush()))
+    _in_time(lambda: (sys.stderr.write(f"jaxddp: {on_screen(line)}\n"), sys.stderr.flush()))
     os._exit(code)
 
 

@@ -16,6 +16,7 @@ from jaxddp.training.extras import need
 from jaxddp.training.listeners.run_id import keep_id, kept_id
 from jaxddp.training.provenance import provenance
 from jaxddp.training.shown import SHOWN, images_to_show
+from jaxddp.wording import on_screen
 
 _FILE = "mlflow.json"
 _STATUSES = {
@@ -82,7 +83,7 @@ class MLflow(Listener):
             self._client.update_run(known, status="RUNNING")
         self._id = known
         # A URI may hold a password.
-        print(f"mlflow: run {known} at {re.sub(r'//[^/]*@', '//', self._client.tracking_uri)}")
+        print(on_screen(f"mlflow: run {known} at {re.sub(r'//[^/]*@', '//', self._client.tracking_uri)}"))
         self._tell_params({name: str(value) for name, value in made_of.items()})
 
     def step(self, record: StepRecord) -> None:

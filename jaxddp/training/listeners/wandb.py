@@ -18,6 +18,7 @@ from jaxddp.training.extras import need
 from jaxddp.training.listeners.run_id import keep_id, kept_id
 from jaxddp.training.provenance import provenance
 from jaxddp.training.shown import SHOWN, Shown, drawable, images_to_show
+from jaxddp.wording import on_screen
 
 _FILE = "wandb.json"
 _EXIT_CODES = {"done": 0, "stopped": 0, "failed": 1, "preempted": 75, "interrupted": 130}
@@ -68,7 +69,7 @@ class WandB(Listener):
         if self._run.offline:
             print(f"wandb: offline; to send it: wandb sync {Path(self._run.dir).parent}")
         else:
-            print(f"wandb: {self._run.url or 'disabled'}")
+            print(on_screen(f"wandb: {self._run.url or 'disabled'}"))
 
     def step(self, record: StepRecord) -> None:
         row = rows.step_row(record)
