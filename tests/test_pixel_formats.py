@@ -209,6 +209,19 @@ def test_damage_inside_of_a_compressed_file_is_refused():
         verify(bytes(data))
 
 
+def test_what_libtiff_finds_is_the_fault_and_is_not_written_to_the_screen(capfd):
+    """Pillow takes damaged fax codes for an image."""
+    data = encode(picture(64, 64) > 128, "TIFF", compression="group4")
+    verify(data)
+    cut = bytearray(data)
+    cut[120:160] = bytes(byte ^ 0xA5 for byte in cut[120:160])
+    for damaged in (bytes(cut), bytes(cut)):
+        with pytest.raises(InputError, match="^damaged: libtiff: Fax4Decode: "):
+            verify(damaged)
+    verify(data)
+    assert capfd.readouterr() == ("", "")
+
+
 def pages(kind: str) -> bytes:
     stream, image = io.BytesIO(), Image.fromarray(picture(4, 4, 3))
     image.save(stream, kind, save_all=True, append_images=[Image.fromarray(picture(4, 4, 3) // 2)])
@@ -228,7 +241,7 @@ def float_tiff() -> bytes:
         (lambda: b"BM" + bytes(60), "damaged: "),
         (lambda: b"II*\0" + bytes(60), "damaged: "),
         (lambda: b"RIFF\x10\0\0\0WEBPVP8 ", "damaged: "),
-        (lambda: b"GIF89a", "none of JPEG, PNG, WebP, TIFF and BMP but a GIF; convert it or remove its row"),
+        (lambda: b"GIF89a", "none of JPEG, PNG, WebP, TIFF and BMP but a GIF; convert it or leave it out"),
         (
             lambda: rgb16_tiff(np.zeros((1, 1, 3), np.uint16)).replace(*HUGE),
             "more pixels than the limit of 100,000,000",

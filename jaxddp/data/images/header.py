@@ -16,7 +16,7 @@ from jaxddp.errors import InputError
 MAX_PIXELS = 100_000_000
 """The largest image that is decoded: a file of a few kilobytes can ask for gigabytes of memory."""
 
-RULES = 2
+RULES = 3
 """The version of what `verify` asks of a file: raise it when that becomes stricter, so that none counts as verified."""
 
 JPEG_START = b"\xff\xd8\xff"
@@ -24,7 +24,7 @@ JPEG_END = b"\xff\xd9"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 
-AGAIN = "download it again or remove its row"
+AGAIN = "download it again or leave it out"
 
 DHT, EOI, SOS, DRI = 0xC4, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -92,10 +92,10 @@ def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> Image
         header, end = pillow_header(data, kind), None
     else:
         what = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
-        raise InputError(f"none of JPEG, PNG, WebP, TIFF and BMP but {what}; convert it or remove its row")
+        raise InputError(f"none of JPEG, PNG, WebP, TIFF and BMP but {what}; convert it or leave it out")
     if header.height * header.width > MAX_PIXELS:
         size = f"{header.width}x{header.height} pixels"
-        raise InputError(f"{size}, more than the limit of {MAX_PIXELS:,}; shrink it or remove its row")
+        raise InputError(f"{size}, more than the limit of {MAX_PIXELS:,}; shrink it or leave it out")
     if end is not None:
         raise InputError(f"cut short: no {end} at the end; {AGAIN}")
     if not header.height or not header.width:

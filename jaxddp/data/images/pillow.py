@@ -1,8 +1,10 @@
 """WebP, TIFF and BMP, which TensorFlow decodes in part or not at all, through Pillow."""
 
+import ctypes
 import io
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from PIL import Image
@@ -68,15 +70,46 @@ def _checked_bits(image: Image.Image) -> int:
 @contextmanager
 def _opened(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
     """A Pillow image, read when it is asked for. Turns whatever Pillow raises in the block into an `InputError`."""
+    _told.lines = []
     try:
         with Image.open(io.BytesIO(data), formats=(kind.upper(),)) as image:
             yield image
+        if _told.lines:
+            raise InputError(f"damaged: {_told.lines[0]}; {AGAIN}")
     except InputError:
         raise
     except Image.DecompressionBombError:
-        raise InputError(f"more pixels than the limit of {MAX_PIXELS:,}; shrink it or remove its row") from None
+        raise InputError(f"more pixels than the limit of {MAX_PIXELS:,}; shrink it or leave it out") from None
     except Image.UnidentifiedImageError:
         raise InputError(f"damaged: no header of a {kind.upper()} file; {AGAIN}") from None
     # A damaged header leads its readers astray in any way.
     except Exception as error:
-        raise InputError(f"damaged: {error or type(error).__name__}; {AGAIN}") from None
+        reason = next(iter(_told.lines), None) or error or type(error).__name__
+        raise InputError(f"damaged: {reason}; {AGAIN}") from None
+
+
+_told = threading.local()
+"""`lines`, what libtiff found wrong in the file that a thread reads: of some damage Pillow says nothing."""
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
+def _tell(module: bytes | None, form: bytes | None, values: int | None) -> None:
+    # Without the values, whose type differs between machines.
+    # Pillow calls every file tempfile.tif.
+    where = b"" if module is None or b"." in module else module
+    words = [b"libtiff", where, (form or b"").partition(b"%")[0].strip()]
+    getattr(_told, "lines", []).append(": ".join(word.decode(errors="replace") for word in words if word))
+
+
+def _hear_libtiff() -> None:
+    """Have libtiff tell its errors here; it would write them to stderr, as its warnings, naming no file."""
+    # What a library of Python's links is found through it.
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(Image.core.__file__)
+        for name, handler in (("TIFFSetErrorHandler", _tell), ("TIFFSetWarningHandler", None)):
+            take = getattr(library, name)
+            take.argtypes, take.restype = [ctypes.c_void_p], ctypes.c_void_p
+            take(ctypes.cast(handler, ctypes.c_void_p) if handler else None)
+
+
+_hear_libtiff()
