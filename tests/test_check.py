@@ -3,15 +3,20 @@
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
+import os
 import signal
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from support.forms import pictures, put, write_packed, write_parquet
 from support.ilsvrc import IMAGES, synset, write_tree
 from support.images import EOI, before_scan, encode, picture, segment
 
@@ -127,9 +132,10 @@ def test_the_command_names_each_bad_file_in_one_line_and_ends_with_1(spoiled, tm
             assert line.startswith(f"{file}: {FAULTS[kind][1]}")
     summary = "\n".join(lines[len(FAULTS) :])
     assert str(root) not in summary
-    assert f"train: 24 images (16 jpeg, 2 png), {len(FAULTS)} cannot be used" in summary
+    assert f"train: 24 rows (16 jpeg, 2 png), {len(FAULTS)} cannot be used" in summary
     assert "train: note: CMYK: 1" in summary
-    assert "val: 4 images (4 jpeg), 0 cannot be used" in summary
+    assert "train: mend or replace the images that cannot be used, or take their rows out of the table" in summary
+    assert "val: 4 rows (4 jpeg), 0 cannot be used" in summary
     assert lines[-1] == f"manifest: {manifest}"
 
 
@@ -157,6 +163,122 @@ def test_the_manifest_holds_every_image(spoiled, tmp_path, capfd):
     assert [name.name for name in tmp_path.iterdir()] == ["m.jsonl"]
 
 
+def check_all(root: Path, tmp_path: Path, capfd, *options: str) -> tuple[list[str], dict]:
+    """The lines of a check that finds faults, without those of the summary, and the first line of its manifest."""
+    code, lines, error = run([root, "--manifest", tmp_path / "m.jsonl", *options], capfd)
+    assert (code, error) == (1, "")
+    head = json.loads((tmp_path / "m.jsonl").read_text().splitlines()[0])
+    assert f"faults of what lists the images: {len(head['refused'])}; mend them, as runs end at the first" in lines
+    return lines, head
+
+
+def test_one_run_tells_every_fault_of_a_folder(tmp_path, capfd):
+    root = tmp_path / "set"
+    for split, label, name in itertools.product(("train", "val"), ("ant", "bee"), ("a", "b")):
+        put(root / split / label / f"{name}.jpg", WHOLE)
+    train = root / "train"
+    in_list = {
+        "ant/c.gif": "an image of a kind that is not read; convert it to PNG, or remove it",
+        "ant/out.png": "a symbolic link leads out of the data set",
+        "ant/loop": "a symbolic link leads into a folder above itself",
+        "bee/b.jpg": "another image has the same name but for the suffix",
+        "stray.png": "an image outside the class folders (1 in all) has no class",
+        "none": "no image in this class's folder",
+    }
+    (train / "ant/c.gif").write_bytes(b"GIF89a")
+    (train / "ant/out.png").symlink_to("/etc/hostname")
+    (train / "ant/loop").symlink_to(".")
+    (train / "bee/b.png").write_bytes(WHOLE)
+    (train / "stray.png").write_bytes(WHOLE)
+    (train / "none").mkdir()
+    (train / "ant" / os.fsdecode(b"\xff.png")).write_bytes(WHOLE)
+    put(root / "val/cat/a.jpg", WHOLE)
+    in_files = {
+        "empty.jpg": ("empty file", lambda file: file.touch()),
+        "cut.jpg": ("cut short: no end-of-image marker", lambda file: file.write_bytes(WHOLE[:-100])),
+        "text.jpg": ("none of JPEG, PNG, WebP, TIFF and BMP but", lambda file: file.write_bytes(b"no image")),
+        "fifo.jpg": ("cannot be read (a FIFO, not a regular file)", os.mkfifo),
+        "gone.jpg": ("missing image", lambda file: file.symlink_to("nowhere.jpg")),
+        "self.jpg": ("cannot be read (Too many levels of symbolic links)", lambda file: file.symlink_to("self.jpg")),
+    }
+    for name, (_, make) in in_files.items():
+        make(train / "bee" / name)
+    lines, head = check_all(root, tmp_path, capfd)
+    for name, fault in in_list.items():
+        assert [line for line in lines if line.startswith(f"{train / name}: {fault}")], name
+    for name, (fault, _) in in_files.items():
+        assert [line for line in lines if line.startswith(f"{train}/bee/{name}: {fault}")], name
+    assert f"{train}/ant: the name b'\\xff.png' is not UTF-8; rename it" in lines
+    assert [line for line in lines if line.startswith(f"{root}/val/cat: a class that {train} does not have")]
+    assert len(head["refused"]) == len(in_list) + 2 == len({*head["refused"]})
+    assert head["splits"]["train"] | {"examples": 10, "faults": 6, "made_of": "file"} == head["splits"]["train"]
+    assert "train: 10 files (4 jpeg), 6 cannot be used" in lines
+    assert "train: mend or replace the images that cannot be used, or take the files out of the folder" in lines
+    assert not [line for line in lines if "row" in line]
+
+
+def test_one_run_tells_every_fault_of_a_list(tmp_path, capfd):
+    root = tmp_path / "set"
+    for name in "abc":
+        put(root / f"{name}.jpg", WHOLE)
+    (root / "out.jpg").symlink_to("/etc/hostname")
+    rows = ["a.jpg,ant", "b.jpg", "b.jpg,", "/b.jpg,ant", "a.jpg,ant", "out.jpg,ant", "no.jpg,ant", "c.jpg,an\u200bt"]
+    (root / "train.csv").write_bytes("\n".join(["path,label", *rows, "b.jpg,"]).encode() + b"\xff\nb.jpg,bee\n")
+    (root / "val.csv").write_text("path,label\na.jpg,ant\nb.jpg,cat\n")
+    lines, head = check_all(root, tmp_path, capfd)
+    for number, fault in {
+        3: "1 of 2 fields",
+        4: "label '' has an empty name",
+        5: "path '/b.jpg' is not below the file's folder",
+        6: "'a.jpg' is listed on line 2 already",
+        7: "a symbolic link leads out of the data set",
+        9: "'an\\u200bt' (U+0061 U+006E U+200B U+0074) looks like 'ant' (U+0061 U+006E U+0074)",
+        10: "not UTF-8",
+    }.items():
+        assert [line for line in lines if line.startswith(f"{root}/train.csv:{number}: {fault}")], number
+    assert [line for line in lines if line.startswith(f"{root}/val.csv:3: no row of train.csv has the label 'cat'")]
+    assert f"{root}/no.jpg: missing image; download it or leave it out" in lines
+    assert len(head["refused"]) == 8 and "train: 4 rows (3 jpeg), 1 cannot be used" in lines
+
+
+def test_one_run_tells_every_fault_of_solution_files(tmp_path, capfd):
+    root = write_tree(tmp_path / "set", classes=2, images=3, val=2)
+    with (root / "LOC_synset_mapping.txt").open("a") as file:
+        file.write(f"{synset(0)} again\n.. up\n")
+    with (root / "LOC_train_solution.csv").open("a") as file:
+        file.write(f"a,n0\n../b,{synset(0)} 1 2 3 4\n{synset(0)}_0,{synset(0)} 1 2 3 4\nc,n0 1 2 3 4\n")
+    lines, head = check_all(root, tmp_path, capfd)
+    starts = (
+        "LOC_synset_mapping.txt:3: dupl",
+        "LOC_synset_mapping.txt:4: synset '..'",
+        "LOC_train_solution.csv:8: Pred",
+    )
+    starts += tuple(f"LOC_train_solution.csv:{line}" for line in (9, 10, 11))
+    assert all([line for line in lines if line.startswith(f"{root}/{start}")] for start in starts)
+    assert len(head["refused"]) == len(starts) and "train: 6 rows (6 jpeg), 0 cannot be used" in lines
+
+
+@pytest.mark.slow
+def test_one_run_tells_every_fault_of_parquet_and_of_records(tmp_path, capfd):
+    parquet = write_parquet(tmp_path / "parquet", pictures())
+    (file,) = (parquet / "data").glob("train-*")
+    table = pq.read_table(file)
+    labels = pa.array([7, None, *table.column("label").to_pylist()[2:]])
+    pq.write_table(table.set_column(1, "label", labels), file)
+    lines, head = check_all(parquet, tmp_path, capfd)
+    assert {line.partition(":")[0] for line in head["refused"]} == {f"{file}, row 0", f"{file}, row 1"}
+    assert "train: 8 rows (8 png), 0 cannot be used" in lines
+    records = write_packed(tmp_path / "packed")
+    index = json.loads((records / "packed.json").read_text())
+    index["splits"]["train"]["files"]["train-00001.tfrecord"] = 9
+    (records / "packed.json").write_text(json.dumps(index))
+    lines, head = check_all(records, tmp_path, capfd)
+    assert head["refused"] == [
+        f"{records}/train-00001.tfrecord: no such file; copy it again, or pack the data set again"
+    ]
+    assert "train: 9 records (9 jpeg), 0 cannot be used" in lines
+
+
 def test_the_report_is_the_same_on_any_number_of_threads(spoiled):
     root, _ = spoiled
     tables = {"train": train_solutions(root), "val": val_solutions(root)}
@@ -173,9 +295,9 @@ def test_a_clean_tree_is_clean(tmp_path, capfd, monkeypatch):
     code, lines, error = run([root], capfd)
     assert (code, error) == (0, "")
     assert lines == [
-        "train: 12 images (12 jpeg), 0 cannot be used",
+        "train: 12 rows (12 jpeg), 0 cannot be used",
         "train: 3 classes, images a class 4 to 4, median 4",
-        "val: 5 images (5 jpeg), 0 cannot be used",
+        "val: 5 rows (5 jpeg), 0 cannot be used",
         "val: 3 classes, images a class 1 to 2, median 2",
         f"manifest: {tmp_path / 'set.manifest.jsonl'}",
     ]

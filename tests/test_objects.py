@@ -304,7 +304,7 @@ def test_a_web_server_will_do(proxy, tree, tmp_path):
             seen.clear()
             lost.check(DATA)
             assert seen == [], "a web server lists nothing, so nothing is to be asked"
-            assert message(InputError, lost.read, 0) == f"{url}/no.JPEG: missing image; upload it or remove its row"
+            assert message(InputError, lost.read, 0) == f"{url}/no.JPEG: missing image; upload it or leave it out"
             text = message(InputError, train_solutions, f"{url}/ILSVRC")
             assert text == f"{url}/ILSVRC/LOC_synset_mapping.txt: no such file; check the URL"
         finally:
@@ -477,7 +477,7 @@ def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):
 
 
 def test_what_is_not_there(proxy, store):
-    assert message(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or remove its row"
+    assert message(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or leave it out"
     # Threads of a stream that was closed may still ask for its images, at a port that is this test's now.
     assert sum(path.endswith("/no.JPEG") for path in proxy.requests) == 1
     store = Objects.open("s3://buckets/imagenet", SHORT)

@@ -131,7 +131,7 @@ def test_the_log_names_each_bad_file_once_and_its_substitute(spoiled, read):
     (line,) = (line for line in lines if line.startswith(table.name(10)))
     assert (
         "cut short: no end-of-image marker" in line
-        and "; download it again or remove its row; its substitute is " in line
+        and "; download it again or leave it out; its substitute is " in line
     )
     assert line.endswith(f"its substitute is {table.name(13)}")
 
@@ -199,7 +199,7 @@ def test_a_crop_above_the_damage_is_refused_all_the_same(damaged_below, start: i
     with pytest.raises(InputError) as caught:
         list(table_of(root, names).train_batches(order, DATA, steps))
     assert str(caught.value).startswith(f"{root / names[4]}: damaged: ")
-    assert str(caught.value).endswith("; download it again or remove its row")
+    assert str(caught.value).endswith("; download it again or leave it out")
     table = table_of(root, names)
     for batch in table.train_batches(order, DATA, steps, substitutes=Substitutes(table)):
         assert batch.substituted.tolist() == (batch.row == 4).tolist()

@@ -452,3 +452,11 @@ def test_reading_is_quiet_and_needs_no_network_and_no_gpu(prepared: Path):
     command = [sys.executable, "-c", textwrap.dedent(program), str(prepared)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_two_classes_that_look_alike_are_named(copy: Path):
+    (labels,) = copy.rglob("label.labels.txt")
+    one, *_, last = labels.read_text().splitlines()
+    labels.write_text(labels.read_text().replace(last, f"{one}\u200b"))
+    points = " ".join(f"U+{ord(sign):04X}" for sign in f"{one}\u200b")
+    assert f": the names of label: '{one}\\u200b' ({points}) looks like '{one}' (" in fault("tiny_gray", "train", copy)

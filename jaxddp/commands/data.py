@@ -12,9 +12,10 @@ from jaxddp.errors import InputError
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import config_names
 from jaxddp.sections.examples import DataConfig, HeldOut
-from jaxddp.wording import choices
+from jaxddp.wording import choices, on_screen
 
 if TYPE_CHECKING:
+    from jaxddp.data.faults import Refuse
     from jaxddp.data.source import Source
 
 
@@ -36,7 +37,7 @@ class DataPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Check(DataPlace):
-    """Read every image of a data set once: one line for each that cannot be used, a summary, and a manifest."""
+    """Read a data set once: a line for each row, file or record that cannot be used, a summary, and a manifest."""
 
     manifest: Path | None = None
     """The file of JSON lines about every image; PATH's name with .manifest.jsonl, here, unless given."""
@@ -93,12 +94,20 @@ def _check(arguments: list[str]) -> int:
     from jaxddp.curate.image_manifest import manifest_place, write_manifest
     from jaxddp.curate.progress_bar import ProgressBar
 
-    tables = _open(options)
+    # By their lines: what both splits need is read for each.
+    refused: dict[str, None] = {}
+
+    def refuse(fault: str) -> None:
+        if (line := str(InputError(fault))) not in refused:
+            refused[line] = None
+            print(line, flush=True)
+
+    tables = _open(options, refuse)
     place = manifest_place(Path(options.path), options.manifest)
     with ProgressBar(sum(map(len, tables.values()))) as display:
-        report = check(tables, threads=options.threads, progress=display)
+        report = check(tables, refused=[*refused], threads=options.threads, progress=display)
     write_manifest(report, place)
-    print(*report.lines(), f"manifest: {place}", sep="\n")
+    print(*map(on_screen, [*report.lines(), f"manifest: {place}"]), sep="\n")
     return int(report.num_faults > 0)
 
 
@@ -137,8 +146,9 @@ def _sample(arguments: list[str]) -> int:
     return 0
 
 
-def _open(options: DataPlace) -> "dict[str, Source]":
+def _open(options: DataPlace, refuse: "Refuse | None" = None) -> "dict[str, Source]":
+    from jaxddp.data.faults import at_once
     from jaxddp.data.opening import open_splits
 
     given = {key: getattr(options, key) for key in ("path", "data_dir", "train", "val", "val_share")}
-    return open_splits(DataConfig(**given))
+    return open_splits(DataConfig(**given), refuse or at_once)

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
@@ -25,7 +25,11 @@ T = TypeVar("T")
 
 
 def check(
-    sources: Mapping[str, Source], *, threads: int | None = None, progress: ProgressBar | None = None
+    sources: Mapping[str, Source],
+    *,
+    refused: Sequence[str] = (),
+    threads: int | None = None,
+    progress: ProgressBar | None = None,
 ) -> CheckReport:
     """Reads every image of every split once, and compares them all.
 
@@ -34,6 +38,7 @@ def check(
 
     Args:
         sources: the splits by name, such as train and val, in the order in which duplicates are assigned.
+        refused: what their opening refused, which goes into the report.
         threads: by default twice the cores, since some of them wait for the disk; at least 8.
 
     Raises `InputError` for no split.
@@ -57,7 +62,7 @@ def check(
                         if look.fault is not None:
                             progress.fault(f"{split.name_of(row)}: {look.fault}")
                         progress.advance(looked, faults)
-    return CheckReport(splits)
+    return CheckReport(splits, refused)
 
 
 @contextmanager

@@ -33,11 +33,12 @@ def manifest_place(root: Path, wanted: Path | None) -> Path:
 def write_manifest(report: CheckReport, place: Path) -> None:
     """Writes the manifest whole, or not at all. Raises: InputError.
 
-    The first line holds `manifest`, the version of the format, and `splits`, the summary of each. The others are the
-    images in the order of the rows; a value is null where there is none.
+    The first line holds `manifest`, the version of the format, `splits`, the summary of each, and `refused`, a line for
+    each fault of what lists the images. The others are the images in the order of the rows; a value is null where there
+    is none.
     """
     images = (_image(split, row) for split in report.splits for row in range(len(split.source)))
-    lines = chain([{"manifest": VERSION, "splits": report.summary()}], images)
+    lines = chain([{"manifest": VERSION, "splits": report.summary(), "refused": report.refused}], images)
     replace(place, (json.dumps(line).encode() + b"\n" for line in lines))
 
 

@@ -18,6 +18,12 @@ WARNINGS = (CONTRADICTION, LEAK)
 _COLUMNS = np.dtype(
     [("sha256", "V32"), ("bytes", "i8"), ("height", "i4"), ("width", "i4"), ("kind", "S5"), ("mode", "S8")]
 )
+_ADVICE = {
+    "row": "take their rows out of the table",
+    "file": "take the files out of the folder",
+    "record": "write the records again without them",
+}
+"""What becomes of images that cannot be mended, by what the data set is made of."""
 _NAMED = 3
 """How many classes a line names."""
 
@@ -62,6 +68,11 @@ class CheckedSplit:
         return ";".join(self.source.class_ids[each] for each in own) or None
 
     @property
+    def made_of(self) -> str:
+        """What an image is in its data set: a row, a file or a record."""
+        return getattr(self.source, "made_of", "image")
+
+    @property
     def per_class(self) -> np.ndarray:
         """Images a class, int64[K], faulty ones among them."""
         return class_counts(self.source)
@@ -71,10 +82,13 @@ class CheckReport:
     """Splits in which every row was looked at, with a note on each image of the same content as an earlier one.
 
     A `duplicate` lies in the same split and class; a `contradiction` is of another class; a `leak` of another split.
+
+    Attributes:
+        refused: what the data set lists and no split has, as lines that say why.
     """
 
-    def __init__(self, splits: Sequence[CheckedSplit]):
-        self.splits = tuple(splits)
+    def __init__(self, splits: Sequence[CheckedSplit], refused: Sequence[str] = ()):
+        self.splits, self.refused = tuple(splits), tuple(refused)
         for split, row, first_split, first_row in _repeats(splits):
             found, before = split.class_of(row), first_split.class_of(first_row)
             where = f"the same content as {first_split.name_of(first_row)}"
@@ -87,7 +101,7 @@ class CheckReport:
 
     @property
     def num_faults(self) -> int:
-        return sum(len(split.faults) for split in self.splits)
+        return len(self.refused) + sum(len(split.faults) for split in self.splits)
 
     def summary(self) -> dict[str, Any]:
         """What is known of each split, in JSON's types."""
@@ -95,7 +109,12 @@ class CheckReport:
 
     def lines(self) -> list[str]:
         """The summary for people, some lines a split."""
-        return [line for name, found in self.summary().items() for line in _lines(name, found)]
+        lines = [line for name, found in self.summary().items() for line in _lines(name, found)]
+        if self.refused:
+            lines.insert(
+                0, f"faults of what lists the images: {len(self.refused):,}; mend them, as runs end at the first"
+            )
+        return lines
 
 
 def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, CheckedSplit, int]]:
@@ -119,6 +138,7 @@ def _summary(split: CheckedSplit) -> dict[str, Any]:
     per_class = split.per_class
     found: dict[str, Any] = {
         "examples": len(split.source),
+        "made_of": split.made_of,
         "fingerprint": split.source.fingerprint,
         "bytes": int(split.columns["bytes"].sum()),
         "faults": len(split.faults),
@@ -147,7 +167,12 @@ def _lacking(first: CheckedSplit, split: CheckedSplit) -> dict[str, Any]:
 
 def _lines(name: str, found: dict[str, Any]) -> list[str]:
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in found["kinds"].items())
-    lines = [f"{name}: {found['examples']:,} images ({kinds or 'none readable'}), {found['faults']:,} cannot be used"]
+    made_of = f"{found['made_of']}s"
+    lines = [
+        f"{name}: {found['examples']:,} {made_of} ({kinds or 'none readable'}), {found['faults']:,} cannot be used"
+    ]
+    if found["faults"] and (advice := _ADVICE.get(found["made_of"])):
+        lines.append(f"{name}: mend or replace the images that cannot be used, or {advice}")
     if balance := found.get("images_a_class"):
         spread = f"{balance['least']:,} to {balance['most']:,}, median {balance['median']:,g}"
         lines.append(f"{name}: {found['classes']:,} classes, images a class {spread}")

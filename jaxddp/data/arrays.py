@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.faults import check_apart
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.source import Record, check_order, columns
 from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes, label_codes, selected
@@ -39,6 +40,7 @@ class ArrayTable:
     class_names: tuple[str, ...]
 
     verified = None
+    made_of = "image"
 
     def __post_init__(self) -> None:
         for name, values in (("images", self.images), ("labels", self.labels)):
@@ -182,12 +184,13 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def check_class_names(names: Any) -> None:
-    """Raises `InputError` where class names are not several texts."""
+    """Raises `InputError` where class names are not several texts, or two that differ look alike."""
     if not isinstance(names, Collection) or isinstance(names, str | set | frozenset):
         raise InputError(refusal("class_names", names, "give a list of the classes' names"))
     for name in names:
         if not isinstance(name, str):
             raise InputError(refusal("class_names", names, f"give text for each class, and not {show(name)}"))
+    check_apart(names, lambda name: "class_names")
 
 
 def check_images(images: np.ndarray) -> None:

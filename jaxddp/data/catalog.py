@@ -10,11 +10,13 @@ classes = "0:200"
 import os
 import re
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import jaxddp.files as files
+from jaxddp.data.faults import check_apart
 from jaxddp.data.storage.home import is_address
 from jaxddp.errors import InputError
 from jaxddp.wording import nearest, show
@@ -37,10 +39,13 @@ def resolve(name: str) -> DatasetEntry:
     """Looks a data set up by its heading, in the file that JAXDDP_DATASETS names, else ./datasets.toml.
 
     Raises:
-        InputError: a catalog that is missing or not TOML, an unknown name or key, or a value that is not a string.
+        InputError: a catalog that is missing or not TOML, headings that look alike, an unknown name or key, or a value
+            that is not a string.
     """
     catalog = Path(os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).expanduser().absolute()
-    tables = _load(catalog)
+    text = _read(catalog)
+    tables = _parsed(catalog, text)
+    check_apart(tables, lambda name: f"{catalog}:{_line(text, name)}")
     if name not in tables:
         known = ", ".join(tables) or "none"
         raise InputError(f"{catalog}: no data set {show(name)}{nearest(name, tables)}; it knows: {known}")
@@ -54,17 +59,31 @@ def resolve(name: str) -> DatasetEntry:
     return DatasetEntry(**table | {"path": path})
 
 
-def _load(catalog: Path) -> dict[str, Any]:
+def _read(catalog: Path) -> str:
     missing = f"no such file; write it, name another in {CATALOG_VARIABLE}, or give a path instead of a name"
     try:
         with files.reading(catalog, "give a readable TOML file", missing=missing):
-            return tomllib.loads(files.read(catalog).decode("utf-8-sig"))
+            return files.read(catalog).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{catalog}: not UTF-8; save the file as UTF-8") from None
+
+
+def _parsed(catalog: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"at line (\d+)", str(error))
         where = f"{catalog}:{line[1]}" if line else f"{catalog}"
         raise InputError(f"{where}: not TOML: {error}; correct it") from None
+
+
+def _line(text: str, name: str) -> int:
+    """The line of a data set's heading."""
+    for number, line in enumerate(text.splitlines(), 1):
+        with suppress(tomllib.TOMLDecodeError):
+            if line.lstrip().startswith("[") and name in tomllib.loads(line):
+                return number
+    return 1
 
 
 def _check_keys(table: dict[str, Any], where: str) -> None:

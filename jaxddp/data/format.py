@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jaxddp.config import DataConfig
+from jaxddp.data.faults import Refuse, at_once
 from jaxddp.data.source import Source, Split
 from jaxddp.data.storage.home import is_address
 
@@ -22,6 +23,8 @@ class Place:
     """A path of this machine, a URL, or NAME:REST such as tfds:cifar10."""
     data: DataConfig
     """The config, completed by what datasets.toml says."""
+    refuse: Refuse = at_once
+    """What is told of single rows and files that cannot be used, by the formats that can go on without them."""
 
     @property
     def local(self) -> Path | None:
@@ -60,7 +63,7 @@ class Format(Protocol):
         """The examples of a split, of the classes `place.data.classes`. No image of a file is opened.
 
         Raises:
-            InputError: whatever is wrong with the data; names file and line.
+            InputError: whatever is wrong with the data, and is not refused; names file and line.
         """
         ...
 
@@ -72,9 +75,12 @@ class LocalFormat:
     description: str
     holds: Callable[[Path], bool | Match]
     """Whether a path holds one, wholly where it says no more."""
-    read: Callable[[Path, Split], Source]
+    read: Callable[..., Source]
+    """Of a path and a `Split`; and of a `Refuse`, if it `goes_on`."""
     is_divided: Callable[[Path], bool] = lambda path: True
     """Whether a path has a validation split of its own, as `Format.divided`."""
+    goes_on: bool = False
+    """Whether `read` goes on without single rows and files that cannot be used, where what it tells of them returns."""
 
     def match(self, place: Place) -> Match:
         held = place.local is not None and self.holds(place.local)
@@ -85,4 +91,5 @@ class LocalFormat:
 
     def open(self, place: Place, split: Split) -> Source:
         assert place.local is not None
-        return self.read(place.local, split).select(place.data.classes)
+        told = [place.refuse] if self.goes_on else []
+        return self.read(place.local, split, *told).select(place.data.classes)

@@ -9,7 +9,7 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.data.formats.csv_listing import read_paths
-from jaxddp.data.formats.folders import is_image_name
+from jaxddp.data.formats.folders import is_folder, is_image_name
 from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
 from jaxddp.data.storage.home import is_url, nearest_beside, permitted
 from jaxddp.data.storage.local import LocalFiles
@@ -74,17 +74,10 @@ def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
         name = os.path.join(folder, entry.name)
         if entry.name.startswith("."):
             continue
-        if _is_folder(entry):
+        if is_folder(entry):
             yield from _below(top, name, (*above, here))
         elif is_image_name(entry.name):
             yield name
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False  # A link to itself: what it is called decides.
 
 
 def _table(images: list[tuple[str, str]]) -> ExampleTable:

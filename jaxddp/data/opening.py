@@ -8,6 +8,7 @@ from typing import cast
 
 from jaxddp.config import DataConfig
 from jaxddp.data import catalog
+from jaxddp.data.faults import Refuse, at_once
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.held_out import held_out
 from jaxddp.data.inputs import open_inputs
@@ -30,13 +31,15 @@ def open_tables(data: DataConfig) -> tuple[Source, Source]:
 
 
 @permitted()
-def open_splits(data: DataConfig) -> dict[str, Source]:
+def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, Source]:
     """The sources of "train" and "val", with the selected classes; images are not checked.
+
+    A row or a file that cannot be used is an error, unless `refuse` takes it: then the others are read without it.
 
     Raises `InputError` for neither a path nor a name, both, no validation split and no `data.val_share` that makes one,
     both of these, or whatever is wrong with the data.
     """
-    place = _place(data)
+    place = dataclasses.replace(_place(data), refuse=refuse)
     known, where = _format_of(place), place.local or place.address
     if known.divided(place):
         if data.val_share is not None:

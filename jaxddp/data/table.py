@@ -2,9 +2,10 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class ExampleTable:
     """int64[N], where in its file an image's record is, for stores whose files hold many."""
     label_sets: LabelSets | None = None
     """The classes of each example, where some are of several, whose label is then -1."""
+    made_of: Literal["row", "file", "record"] = "row"
+    """What an example is: a row of a table, a file of a folder, a record of a file."""
 
     pixel_shape = None
 
@@ -189,6 +192,15 @@ class ExampleTable:
         sets = None if self.label_sets is None else self.label_sets.rows(rows)
         columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
         return replace(self, **columns, offset=offset, label_sets=sets)
+
+    def without(self, rows: Sequence[int]) -> "ExampleTable":
+        """All examples but those of some rows. Raises: InputError; none is left."""
+        if not rows:
+            return self
+        left = np.delete(np.arange(len(self)), rows)
+        if not len(left):
+            raise InputError(f"{self.name(0)}: neither this nor any other {self.made_of} can be used; mend one of them")
+        return self.rows(left)
 
     def without_labels(self) -> "ExampleTable":
         nowhere = np.full(len(self), -1, np.int32)

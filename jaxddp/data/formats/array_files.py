@@ -3,7 +3,7 @@
 import gzip
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
@@ -12,7 +12,9 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.data.arrays import ArrayTable, check_images, check_labels
+from jaxddp.data.faults import check_apart
 from jaxddp.errors import InputError
+from jaxddp.wording import show
 
 _CHUNK = 1 << 20
 _MOST_NUMBERED = 100_000
@@ -71,7 +73,18 @@ def read_names(file: Path) -> tuple[str, ...]:
             raise InputError("empty; write one class name a line")
         if "" in names:
             raise InputError(f"line {names.index('') + 1} is blank; write one class name a line, in the labels' order")
-        return tuple(names)
+    check_names(names, lambda place: f"{file}:{place + 1}")
+    return tuple(names)
+
+
+def check_names(names: Sequence[str], where: Callable[[int], str]) -> None:
+    """Raises `InputError` where two names of a file are equal or look alike; `where` is the place of the n-th."""
+    check_apart(names, lambda name: where(names.index(name)))
+    first: dict[str, int] = {}
+    for place, name in enumerate(names):
+        if first.setdefault(name, place) != place:
+            there = where(first[name])
+            raise InputError(f"{where(place)}: {show(name)} is the name in {there}, too; give each class its own name")
 
 
 def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:

@@ -11,12 +11,13 @@ alone has no validation split, which `data.val_share` makes.
 
 import csv
 import re
-from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 import jaxddp.files as files
+from jaxddp.data.faults import Refuse, at_once, check_apart
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.csv_text import csv_rows
 from jaxddp.data.formats.folders import has_validation_folder
@@ -37,60 +38,67 @@ _FILES: dict[Split, str] = {"train": "train.csv", "val": "val.csv"}
 _PATH = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,1000}")
 
 
-def read_csv(file: Path, split: Split = "train") -> ExampleTable:
+def read_csv(file: Path, split: Split = "train", refuse: Refuse = at_once) -> ExampleTable:
     """Reads the images of a file, or as "val" those of val.csv beside it. No image is opened.
 
-    Ids are the paths as they are written. Where a row has several labels, the table has `label_sets`.
+    Ids are the paths as they are written. Where a row has several labels, the table has `label_sets`. Refused is, by
+    file and line, a row without a path or a label, with a path that is listed twice or leads out of the folder, or with
+    a label that looks like another one, or of val.csv one that the training file does not have.
 
     Raises:
-        InputError: names file and line of a row without a path or a label, a path that is listed twice or leads out of
-            the folder, a label of val.csv that the training file does not have.
+        InputError: no such file or column; no row is left.
     """
     home = open_root(file.parent, file.name)
-    train = _listing(home.file(file.name))
-    own = train if split == "train" else _listing(home.file(_FILES[split]))
-    names = tuple(sorted({label for cell in train.labels for label in cell}))
-    return _table(home, own, names)
+    train = _listing(home.file(file.name), refuse)
+    lines = {label: row.line for row in reversed(train.rows) for label in row.labels}
+    names = sorted(lines)
+    check_apart(sorted(names, key=lines.__getitem__), lambda name: f"{train.file}:{lines[name]}", refuse)
+    own = train if split == "train" else _listing(home.file(_FILES[split]), refuse)
+    return _table(home, own, tuple(names), refuse)
 
 
 def read_paths(file: Path) -> ExampleTable:
-    """Reads the column `path` alone: images whose labels are -1, and no classes. Raises: as `read_csv`."""
+    """Reads the column `path` alone: images whose labels are -1, and no classes.
+
+    Raises: InputError; as what `read_csv` refuses.
+    """
     home = open_root(file.parent, file.name)
     listed = home.file(file.name)
-    rows = [(_encoded(path, f"{listed}:{line}"), line) for line, path in csv_rows(listed, _COLUMNS[:1])]
-    if not rows:
-        raise InputError(f"{listed}: no rows below the header; give each image a row")
-    _refuse_repeated(listed, rows, "remove one of the two")
-    paths = np.array([path for path, _ in rows])
+    rows = [_Row(line, _encoded(path, f"{listed}:{line}"), []) for line, path in csv_rows(listed, _COLUMNS[:1])]
+    paths = np.array([row.path for row in _each_once(listed, rows, "remove one of the two", at_once)])
     return ExampleTable(home.store, paths, paths, np.full(len(paths), -1, np.int32), (), (), ())
 
 
-class _Listing:
-    """The rows of a file as columns: `file`, `paths` bytes 'S'[N], `labels` of each row, `line` int64[N]."""
-
-    def __init__(self, file: TextFile):
-        rows = [(path, _labels(cell, f"{file}:{line}"), line) for line, path, cell in csv_rows(file, _COLUMNS)]
-        if not rows:
-            raise InputError(f"{file}: no rows below the header; give each image a row")
-        paths, self.labels, lines = zip(*rows, strict=True)
-        self.file, self.line = file, np.array(lines, np.int64)
-        self.paths = np.array([_encoded(path, f"{file}:{line}") for path, line in zip(paths, lines, strict=True)])
+class _Row(NamedTuple):
+    line: int
+    path: bytes
+    labels: list[str]
 
 
-def _listing(file: TextFile) -> _Listing:
-    listing = _Listing(file)
-    rows = zip(listing.paths.tolist(), listing.line.tolist(), strict=True)
-    _refuse_repeated(file, rows, f"write its labels into one row, separated by {SEPARATOR!r}")
-    return listing
+class _Listing(NamedTuple):
+    file: TextFile
+    rows: list[_Row]
 
 
-def _refuse_repeated(file: TextFile, rows: Iterable[tuple[bytes, int]], advice: str) -> None:
-    """Raises `InputError` where a path is on two lines."""
-    first: dict[bytes, int] = {}
-    for path, line in rows:
-        if first.setdefault(path, line) != line:
-            shown = show(path.decode())
-            raise InputError(f"{file}:{line}: {shown} is listed on line {first[path]} already; {advice}")
+def _listing(file: TextFile, refuse: Refuse) -> _Listing:
+    rows = []
+    for line, path, cell in csv_rows(file, _COLUMNS, refuse):
+        try:
+            rows.append(_Row(line, _encoded(path, f"{file}:{line}"), _labels(cell, f"{file}:{line}")))
+        except InputError as error:
+            refuse(str(error))
+    return _Listing(file, _each_once(file, rows, f"write its labels into one row, separated by {SEPARATOR!r}", refuse))
+
+
+def _each_once(file: TextFile, rows: list[_Row], advice: str, refuse: Refuse) -> list[_Row]:
+    """The rows, of those of one path the first. Raises: InputError; there are none."""
+    if not rows:
+        raise InputError(f"{file}: no rows below the header; give each image a row")
+    first: dict[bytes, _Row] = {}
+    for row in rows:
+        if (before := first.setdefault(row.path, row)) is not row:
+            refuse(f"{file}:{row.line}: {show(row.path.decode())} is listed on line {before.line} already; {advice}")
+    return [*first.values()]
 
 
 def _labels(cell: str, where: str) -> list[str]:
@@ -108,22 +116,23 @@ def _encoded(path: str, where: str) -> bytes:
     return path.encode()
 
 
-def _table(home: Home, listing: _Listing, names: tuple[str, ...]) -> ExampleTable:
-    index = {name: place for place, name in enumerate(names)}
-    for row, cell in enumerate(listing.labels):
-        if unknown := [label for label in cell if label not in index]:
-            raise InputError(
-                f"{listing.file}:{listing.line[row]}: no row of {_FILES['train']} has the label {show(unknown[0])}"
+def _table(home: Home, listing: _Listing, names: tuple[str, ...], refuse: Refuse) -> ExampleTable:
+    index, rows = {name: place for place, name in enumerate(names)}, []
+    for row in listing.rows:
+        if unknown := [label for label in row.labels if label not in index]:
+            refuse(
+                f"{listing.file}:{row.line}: no row of {_FILES['train']} has the label {show(unknown[0])}"
                 f"{nearest(unknown[0], index)}; correct it, or take the row out"
             )
-    if home.folder and (faults := links_out(home.folder, listing.paths)):
-        row, fault = faults[0]
-        raise InputError(f"{listing.file}:{listing.line[row]}: {fault}; put the file itself into the folder")
-    members = as_members([[index[label] for label in cell] for cell in listing.labels])
-    sets = LabelSets(members, str(listing.file), listing.line)
-    indices = tuple(range(len(names)))
-    table = ExampleTable(home.store, listing.paths, listing.paths, sets.labels, names, names, indices)
-    return table.with_label_sets(sets)
+        else:
+            rows.append(row)
+    paths, lines = np.array([row.path for row in rows], "S"), np.array([row.line for row in rows], np.int64)
+    sets = LabelSets(as_members([[index[label] for label in row.labels] for row in rows]), str(listing.file), lines)
+    table = ExampleTable(home.store, paths, paths, sets.labels, names, names, tuple(range(len(names))))
+    out = links_out(home.folder, paths) if home.folder else []
+    for row, fault in out:
+        refuse(f"{listing.file}:{lines[row]}: {fault}; put the file itself into the folder")
+    return table.with_label_sets(sets).without([row for row, _ in out])
 
 
 class CsvListings:
@@ -150,7 +159,7 @@ class CsvListings:
         return file.name == _FILES["train"] and file.with_name(_FILES["val"]).is_file()
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        return read_csv(_training_file(place), split).select(place.data.classes)
+        return read_csv(_training_file(place), split, place.refuse).select(place.data.classes)
 
 
 def _training_file(place: Place) -> Path:
@@ -164,7 +173,7 @@ def _has_columns(file: Path) -> bool:
         text = TextFile(str(file), lambda: files.open_regular(file), lambda: "").text(newline="")
         with text:
             header = next(csv.reader(text), [])
-    except (OSError, UnicodeDecodeError, csv.Error):
+    except (OSError, csv.Error):
         return False
     return {*_COLUMNS} <= {name.strip() for name in header}
 

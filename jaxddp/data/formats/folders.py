@@ -6,6 +6,7 @@ ROOT/val/<class>/**/*.jpg       or validation/, or test/, whichever there is fir
 Without a folder for validation, or without both (ROOT/<class>/**/*.jpg), `data.val_share` divides what is there.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.files as files
+from jaxddp.data.faults import Refuse, at_once, check_apart, told_to
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.source import Split
 from jaxddp.data.storage.local import LocalFiles, link_out
@@ -55,43 +57,67 @@ def is_image_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _IMAGES | _FOREIGN
 
 
-def read_folders(root: Path, split: Split) -> ExampleTable:
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, or a link to one. Raises: InputError; nobody here may know."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False  # A link to itself: what it is called decides.
+        raise InputError(f"{entry.path}: cannot be read ({error.strerror}); make it readable, or remove it") from None
+
+
+def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
     """Reads the examples of one split; all as "train" where there are no folders of splits. No image is opened.
 
     Classes are the names of the folders in `train`, sorted, for both splits; an id is the image's path without its
     suffix. Rows are sorted by class and path. Names that begin with a dot, and files without the suffix of an
     image, are left out. Links are followed within the root.
 
+    Refused are: a folder that holds no image, is of a class that `train` does not have or looks like another one's, or
+    has images beside `train` where there is no folder for validation; an image outside the folders; a link that leads
+    out of the root or into a folder above itself; two images of one id; an image of a kind that is not read; a name
+    that is not UTF-8; what cannot be read.
+
     Raises:
-        InputError: names the folder that is missing, holds no image, is of a class that `train` does not have, or has
-            images beside `train` where there is no folder for validation; a link that leads out of the root or into a
-            folder above itself; two images of one id; an image of a kind that is not read.
+        InputError: there is no such folder, or no image in it.
     """
     home = root.absolute()
     trained = _split_folder(home, "train")
     if trained != home and not has_validation_folder(home):
-        _refuse_beside(trained)
-    names = tuple(_class_names(trained))
+        _refuse_beside(trained, refuse)
+    names = tuple(_class_names(trained, refuse))
+    check_apart(names, lambda name: str(trained / name), refuse)
     folder = _split_folder(home, split)
-    present = _class_names(folder)
-    if unknown := sorted(set(present) - set(names)):
-        raise InputError(
-            f"{folder / unknown[0]}: a class that {trained} does not have{nearest(unknown[0], names)}; rename "
+    present = _class_names(folder, refuse)
+    for unknown in sorted({*present} - {*names}):
+        refuse(
+            f"{folder / unknown}: a class that {trained} does not have{nearest(unknown, names)}; rename "
             "or remove the folder"
         )
-    _refuse_strays(folder)
+    present = [name for name in present if name in names]
+    _refuse_strays(folder, refuse)
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(lambda name: _class_images(home, folder / name), present))
-    path = np.array([_encoded(home, path) for paths in found for path in paths])
-    label = np.repeat(np.searchsorted(names, present).astype(np.int32), [len(paths) for paths in found])
-    return ExampleTable(LocalFiles(home), _ids(home, path), path, label, names, names, tuple(range(len(names))))
+    for fault in (fault for _, faults in found for fault in faults):
+        refuse(fault)
+    path = np.array([path.encode() for paths, _ in found for path in paths], "S")
+    if not len(path):
+        raise InputError(f"{folder}: none of its files can be used; put an image into a class's folder")
+    label = np.repeat(np.searchsorted(names, present).astype(np.int32), [len(paths) for paths, _ in found])
+    ids, indices = np.array([os.path.splitext(one)[0] for one in path.tolist()]), tuple(range(len(names)))
+    table = ExampleTable(LocalFiles(home), ids, path, label, names, names, indices, made_of="file")
+    return table.without(_repeated(table, refuse))
 
 
-def _class_names(folder: Path) -> list[str]:
+def _class_names(folder: Path, refuse: Refuse) -> list[str]:
     names = sorted(_visible_folders(folder))
     if not names:
         raise InputError(f"{folder}: no class folders; put the images of each class into a folder of its own")
-    return names
+    for name in names:
+        with told_to(refuse):
+            _check_utf8(folder, name)
+    return [name for name in names if _is_utf8(name)]
 
 
 def _split_folder(home: Path, split: Split) -> Path:
@@ -106,7 +132,7 @@ def _split_folder(home: Path, split: Split) -> Path:
 
 def _visible_folders(folder: Path) -> set[str]:
     with _listing(folder) as entries:
-        return {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+        return {entry.name for entry in entries if not entry.name.startswith(".") and is_folder(entry)}
 
 
 def _has_image(folder: Path) -> bool:
@@ -116,57 +142,68 @@ def _has_image(folder: Path) -> bool:
     return False
 
 
-def _refuse_beside(trained: Path) -> None:
-    """Raises `InputError` where train/ may be one class of several: the others would be left out."""
+def _refuse_beside(trained: Path, refuse: Refuse) -> None:
+    """Refuses what lies beside train/, which may be one class of several: the others would be left out."""
     home = trained.parent
-    others = sorted(name for name in _visible_folders(home) if name != trained.name and _has_image(home / name))
-    if others:
-        raise InputError(
-            f"{home / others[0]}: images beside {trained.name}/, which is taken for the training split; move them into "
+    for other in sorted(name for name in _visible_folders(home) if name != trained.name and _has_image(home / name)):
+        refuse(
+            f"{home / other}: images beside {trained.name}/, which is taken for the training split; move them into "
             f"a class folder there, or call {trained.name}/ something else if it is a class"
         )
 
 
-def _refuse_strays(folder: Path) -> None:
+def _refuse_strays(folder: Path, refuse: Refuse) -> None:
     with _listing(folder) as entries:
-        strays = sorted(entry.name for entry in entries if entry.is_file() and _is_image(entry))
-    if strays:
-        raise InputError(
-            f"{folder / strays[0]}: an image outside the class folders ({len(strays)} in all) has no class; move it "
-            "into one"
+        strays = sorted(one.name for one in entries if _suffix(one) in _IMAGES | _FOREIGN and not is_folder(one))
+    for name in strays:
+        refuse(
+            f"{folder / name}: an image outside the class folders ({len(strays)} in all) has no class; move it into one"
         )
 
 
-def _class_images(home: Path, folder: Path) -> list[str]:
-    """The images below one class's folder, as paths relative to the root, sorted."""
-    paths = sorted(os.path.relpath(path, home).replace(os.sep, "/") for path in _images(home, folder, ()))
-    if not paths:
-        raise InputError(f"{folder}: no image in this class's folder; put images there, or remove the folder")
-    return paths
+def _class_images(home: Path, folder: Path) -> tuple[list[str], list[str]]:
+    """The images below one class's folder, as paths relative to the root, sorted; and what is wrong there."""
+    faults: list[str] = []
+    found = _images(home, folder, (), faults.append)
+    paths = sorted(os.path.relpath(path, home).replace(os.sep, "/") for path in found)
+    if not paths and not faults:
+        faults.append(f"{folder}: no image in this class's folder; put images there, or remove the folder")
+    return paths, faults
 
 
-def _images(home: Path, folder: Path, above: tuple[str, ...]) -> Iterator[str]:
+def _images(home: Path, folder: Path, above: tuple[str, ...], refuse: Refuse) -> Iterator[str]:
     """Yields every image below a folder. `above` is the real paths of the folders above it."""
-    here = _within(home, folder)
-    if here in above:
-        raise InputError(f"{folder}: a symbolic link leads into a folder above itself, {here!r}; remove the link")
-    with _listing(folder) as entries:
+    with told_to(refuse):
+        here = _within(home, folder)
+        if here in above:
+            raise InputError(f"{folder}: a symbolic link leads into a folder above itself, {here!r}; remove the link")
+        with _listing(folder) as listed:
+            entries = sorted(listed, key=lambda entry: entry.name)
         for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from _images(home, folder / entry.name, (*above, here))
-            elif _is_image(entry):
-                if entry.is_symlink():
-                    _within(home, folder / entry.name)
-                yield entry.path
+            try:
+                if entry.name.startswith("."):
+                    continue
+                if is_folder(entry):
+                    _check_utf8(folder, entry.name)
+                    yield from _images(home, folder / entry.name, (*above, here), refuse)
+                elif _is_image(entry):
+                    _check_utf8(folder, entry.name)
+                    if entry.is_symlink():
+                        _within(home, folder / entry.name)
+                    yield entry.path
+            except InputError as error:
+                refuse(str(error))
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    suffix = "" if entry.name.startswith(".") else os.path.splitext(entry.name)[1].lower()
+    suffix = _suffix(entry)
     if suffix in _FOREIGN:
         raise InputError(f"{entry.path}: an image of a kind that is not read; convert it to PNG, or remove it")
     return suffix in _IMAGES
+
+
+def _suffix(entry: os.DirEntry[str]) -> str:
+    return "" if entry.name.startswith(".") else os.path.splitext(entry.name)[1].lower()
 
 
 def _within(home: Path, path: Path) -> str:
@@ -176,24 +213,29 @@ def _within(home: Path, path: Path) -> str:
     return os.path.realpath(path)
 
 
-def _encoded(home: Path, path: str) -> bytes:
+def _check_utf8(folder: Path, name: str) -> None:
+    if not _is_utf8(name):
+        raise InputError(f"{folder}: the name {show(os.fsencode(name))} is not UTF-8; rename it")
+
+
+def _is_utf8(name: str) -> bool:
     try:
-        return path.encode()
+        name.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{home}: the name {show(os.fsencode(path))} is not UTF-8; rename it") from None
+        return False
+    return True
 
 
-def _ids(home: Path, path: np.ndarray) -> np.ndarray:
-    """The paths without their suffixes, bytes 'S'[N]."""
-    ids = np.array([os.path.splitext(one)[0] for one in path.tolist()])
-    unique, first, count = np.unique(ids, return_index=True, return_counts=True)
-    if len(unique) < len(ids):
-        row = int(first[count > 1].min())
-        raise InputError(
-            f"{home / path[row].decode()}: another image has the same name but for the suffix, and ids are names "
-            "without suffixes; rename either"
+def _repeated(table: ExampleTable, refuse: Refuse) -> list[int]:
+    """The rows of an id that an earlier row has."""
+    order = np.argsort(table.id, kind="stable")
+    same = np.flatnonzero(table.id[order[1:]] == table.id[order[:-1]])
+    for row in np.sort(order[same]).tolist():
+        refuse(
+            f"{table.name(row)}: another image has the same name but for the suffix, and ids are names without "
+            "suffixes; rename either"
         )
-    return ids
+    return order[same + 1].tolist()
 
 
 def _listing(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
@@ -207,5 +249,6 @@ FORMATS.add("folders")(
         holds_folders,
         read_folders,
         has_validation_folder,
+        goes_on=True,
     )
 )

@@ -11,6 +11,7 @@ from os import PathLike
 import numpy as np
 
 import jaxddp.files as files
+from jaxddp.data.faults import Refuse, at_once
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.solution_files import SYNSET_MAPPING, Solutions, read_mapping, read_solutions
 from jaxddp.data.source import Split
@@ -18,7 +19,6 @@ from jaxddp.data.storage.home import Home, is_url, open_root
 from jaxddp.data.storage.local import links_out
 from jaxddp.data.subset import ClassSelection
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
 from jaxddp.wording import show
 
@@ -32,7 +32,12 @@ AnyPath = str | PathLike[str]
 
 
 def train_solutions(
-    root: AnyPath, csv: AnyPath = TRAIN_CSV, classes: ClassSelection = None, cache: AnyPath | None = None
+    root: AnyPath,
+    csv: AnyPath = TRAIN_CSV,
+    classes: ClassSelection = None,
+    cache: AnyPath | None = None,
+    *,
+    refuse: Refuse = at_once,
 ) -> ExampleTable:
     """Reads the training examples, whose images lie in one folder a synset.
 
@@ -42,19 +47,25 @@ def train_solutions(
         csv: the solution file, in the root unless it is an absolute path.
         classes: as in `ExampleTable.select`.
         cache: a folder of this machine where images of a URL are kept after they were fetched; see `CachedStore`.
+        refuse: what is told of a row that cannot be used; unless given, the first is raised.
 
     Raises:
         InputError: naming file, line and value of what is wrong in the files, or the link that leads out of the root.
         Unreachable: a URL's store gave no answer.
     """
-    return _labelled(root, csv, classes, cache, f"{_IMAGES}/train/{{synset}}/")
+    return _labelled(root, csv, classes, cache, f"{_IMAGES}/train/{{synset}}/", refuse)
 
 
 def val_solutions(
-    root: AnyPath, csv: AnyPath = VAL_CSV, classes: ClassSelection = None, cache: AnyPath | None = None
+    root: AnyPath,
+    csv: AnyPath = VAL_CSV,
+    classes: ClassSelection = None,
+    cache: AnyPath | None = None,
+    *,
+    refuse: Refuse = at_once,
 ) -> ExampleTable:
     """Reads the validation examples, whose images lie in one folder; otherwise as `train_solutions`."""
-    return _labelled(root, csv, classes, cache, f"{_IMAGES}/val/")
+    return _labelled(root, csv, classes, cache, f"{_IMAGES}/val/", refuse)
 
 
 def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None = None) -> ExampleTable:
@@ -65,15 +76,17 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
     home = _open(root, csv, cache)
     solutions = read_solutions(home.file(csv), None)
     folder = np.array([f"{_IMAGES}/test/".encode()])
-    return _table(home, solutions, folder, {})
+    return _within(home, _table(home, solutions, folder, {}), solutions, at_once)
 
 
-def _labelled(root: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, folder: str) -> ExampleTable:
+def _labelled(
+    root: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, folder: str, refuse: Refuse
+) -> ExampleTable:
     home = _open(root, csv, cache)
-    mapping = read_mapping(home.file(SYNSET_MAPPING))
-    solutions = read_solutions(home.file(csv), tuple(mapping))
+    mapping = read_mapping(home.file(SYNSET_MAPPING), refuse)
+    solutions = read_solutions(home.file(csv), tuple(mapping), refuse)
     folders = np.array([folder.format(synset=synset).encode() for synset in mapping])
-    return _table(home, solutions, folders, mapping, classes)
+    return _within(home, _table(home, solutions, folders, mapping).select(classes), solutions, refuse)
 
 
 def _open(root: AnyPath, csv: AnyPath, cache: AnyPath | None) -> Home:
@@ -82,20 +95,21 @@ def _open(root: AnyPath, csv: AnyPath, cache: AnyPath | None) -> Home:
     return open_root(root, SYNSET_MAPPING, cache)
 
 
-def _table(
-    home: Home, solutions: Solutions, folders: np.ndarray, mapping: dict[str, str], classes: ClassSelection = None
-) -> ExampleTable:
-    """The examples of some classes. No row may reach files out of the root through a symbolic link."""
+def _table(home: Home, solutions: Solutions, folders: np.ndarray, mapping: dict[str, str]) -> ExampleTable:
     path = np.strings.add(folders[solutions.label], np.strings.add(solutions.image_id, b".JPEG"))
     ids, names, indices = tuple(mapping), tuple(mapping.values()), tuple(range(len(mapping)))
-    table = ExampleTable(home.store, solutions.image_id, path, solutions.label, ids, names, indices).select(classes)
-    if home.folder and (faults := links_out(home.folder, table.path)):
-        row, fault = faults[0]
-        raise InputError(
+    return ExampleTable(home.store, solutions.image_id, path, solutions.label, ids, names, indices)
+
+
+def _within(home: Home, table: ExampleTable, solutions: Solutions, refuse: Refuse) -> ExampleTable:
+    """The examples whose files no symbolic link leads out of the root."""
+    faults = links_out(home.folder, table.path) if home.folder else []
+    for row, fault in faults:
+        refuse(
             f"{solutions.where(table.id[row])}: ImageId {show(table.id[row].decode())}: {fault}; put the file itself "
             "into the root, or remove the row"
         )
-    return table
+    return table.without([row for row, _ in faults])
 
 
 class SolutionFiles:
@@ -117,10 +131,10 @@ class SolutionFiles:
         return True
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        data = place.data
-        if split == "train":
-            return train_solutions(place.address, data.train or TRAIN_CSV, data.classes, data.local_cache)
-        return val_solutions(place.address, data.val or VAL_CSV, data.classes, data.local_cache)
+        data, read, csv = place.data, train_solutions, place.data.train or TRAIN_CSV
+        if split == "val":
+            read, csv = val_solutions, data.val or VAL_CSV
+        return read(place.address, csv, data.classes, data.local_cache, refuse=place.refuse)
 
 
 FORMATS.add("solution files")(SolutionFiles())

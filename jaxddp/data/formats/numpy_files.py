@@ -10,6 +10,7 @@ Pickled objects are never read, since reading them can run any code.
 
 import math
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, cast
@@ -19,7 +20,7 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
-from jaxddp.data.formats.array_files import check_length, errors_of, make_table, numbered_names, read_rest
+from jaxddp.data.formats.array_files import check_length, check_names, errors_of, make_table, numbered_names, read_rest
 from jaxddp.data.source import Split
 from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
@@ -53,6 +54,7 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
         if names.ndim != 1 or names.dtype.kind != "U":
             raise InputError(f"{_where(path, _NAMES)}: {names.dtype} of shape {names.shape}: give strings, one a class")
         names = tuple(map(str, names))
+        check_names(names, lambda place: f"{_where(path, _NAMES)}[{place}]")
     else:
         every = [_load(path, f"{each}_labels", present) for each in _SPLITS if f"{each}_labels" in present]
         with errors_of(path):
@@ -65,7 +67,10 @@ def _present(path: Path) -> list[str]:
     if not path.is_file():
         return sorted(file.stem for file in path.glob("*.npy"))
     with errors_of(path), zipfile.ZipFile(path) as archive:
-        return sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
+        names = sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
+        if twice := [name for name, following in pairwise(names) if name == following]:
+            raise InputError(f"two arrays {twice[0]!r}; save it again, with each array once")
+        return names
 
 
 def _where(path: Path, name: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import jaxddp.files as files
+from jaxddp.data.faults import Refuse, at_once, check_apart
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.source import Split
 from jaxddp.data.storage.records import RecordFiles
@@ -33,25 +34,28 @@ def holds_packed(root: Path) -> bool:
     return (root / MANIFEST).is_file()
 
 
-def read_packed(root: Path, split: Split) -> ExampleTable:
-    """One split of a packed data set.
+def read_packed(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
+    """One split of a packed data set. Refused is a file that is missing, or not of the size that it was written with.
 
     Raises:
-        InputError: there is no such split, or a file is missing, damaged, or not of the size that it was written with.
+        InputError: there is no such split, its index is missing or damaged, or no file is left.
     """
     manifest = _manifest(root)
     splits = manifest["splits"]
     if split not in splits:
         raise InputError(f"{root / MANIFEST}: has no split {split!r}{nearest(split, splits)}; {_AGAIN} with it")
-    for name, size in splits[split]["files"].items():
+    lost = []
+    for number, (name, size) in enumerate(splits[split]["files"].items()):
         file = root / name
         found = file.stat().st_size if file.is_file() else None
         if found != size:
             state = "no such file" if found is None else f"{found} bytes, and it was written with {size}"
-            raise InputError(f"{file}: {state}; copy it again, or {_AGAIN}")
+            refuse(f"{file}: {state}; copy it again, or {_AGAIN}")
+            lost.append(number)
     names, classes = np.array([name.encode() for name in splits[split]["files"]]), manifest["classes"]
     image_id, label, shard, offset = _columns(root / f"{split}.npz")
-    return ExampleTable(
+    check_apart(classes["ids"], lambda name: str(root / MANIFEST), refuse)
+    table = ExampleTable(
         RecordFiles(root, FEATURE),
         image_id,
         names[shard],
@@ -60,7 +64,9 @@ def read_packed(root: Path, split: Split) -> ExampleTable:
         tuple(classes["names"]),
         tuple(classes["indices"]),
         offset,
+        made_of="record",
     )
+    return table.without(np.flatnonzero(np.isin(shard, lost)).tolist())
 
 
 def _columns(file: Path) -> list[np.ndarray]:
@@ -81,4 +87,6 @@ def _manifest(root: Path) -> dict[str, Any]:
         raise InputError(f"{file}: cannot be read ({error}); {_AGAIN}") from None
 
 
-FORMATS.add("packed")(LocalFormat("a directory with packed.json (`jaxddp data pack`)", holds_packed, read_packed))
+FORMATS.add("packed")(
+    LocalFormat("a directory with packed.json (`jaxddp data pack`)", holds_packed, read_packed, goes_on=True)
+)

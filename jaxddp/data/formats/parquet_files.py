@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxddp.data.faults import Refuse, at_once, check_apart, index_of_column
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.source import Split
@@ -29,7 +30,16 @@ from jaxddp.wording import nearest, show, size
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "test")}
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 _PART = re.compile(r"-([0-9]+)-of-([0-9]+)")
+_REFUSED = -2
+"""In the place of a label."""
 _log = logging.getLogger("jaxddp.data")
+
+
+class _Cells(NamedTuple):
+    labels: np.ndarray
+    """As a file has them: int64[N], or objects of str."""
+    sound: np.ndarray
+    """bool[N], which of them were not refused."""
 
 
 class _Columns(NamedTuple):
@@ -49,12 +59,14 @@ def is_divided(path: Path) -> bool:
     return not path.is_file() and bool(_files(path, "val"))
 
 
-def read_parquet(path: Path, split: Split) -> ExampleTable:
+def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
     """Reads the labels of one split; no image is read. Ids are the name of the file and the number of the row.
 
+    Refused is, by file and row, a label that is absent, of no class, or a class that looks like another one.
+
     Raises:
-        InputError: pyarrow is not installed; a file is missing or damaged; no column of images or labels; a label that
-            is absent or of no class: names file and row.
+        InputError: pyarrow is not installed; a file is missing or damaged; no column of images or labels, or two; no
+            row is left.
     """
     root = path.parent if path.is_file() else path
     files = [path] if path.is_file() else _files(path, split)
@@ -62,19 +74,20 @@ def read_parquet(path: Path, split: Split) -> ExampleTable:
         raise InputError(f"{path}: no files {_SPLITS[split][0]}-*.parquet; give a folder with them")
     _check_parts(files)
     columns = _columns(files[0])
-    cells = {file: _cells(file, columns.label) for file in files}
-    if not any(len(found) for found in cells.values()):
+    cells = {file: _cells(file, columns.label, refuse) for file in files}
+    if not any(len(found.labels) for found in cells.values()):
         raise InputError(f"{path}: no rows in its {split} split; give each image a row")
-    names = columns.names or _names(path, cells, split, columns.label)
-    labels = [_labels(file, found, names) for file, found in cells.items()]
+    names = columns.names or _names(path, cells, split, columns.label, refuse)
+    labels = [_labels(file, found, names, refuse) for file, found in cells.items()]
     lengths = [len(found) for found in labels]
     offset = np.concatenate([np.arange(length) for length in lengths])
     in_root = np.array([os.fsencode(file.relative_to(root).as_posix()) for file in files])
     of_row = np.repeat(in_root, lengths)
     example_id = np.strings.add(np.strings.add(of_row, b"__"), offset.astype("S"))
     _say_size(path, files, columns.image)
-    store, indices = ParquetFiles(root, columns.image), tuple(range(len(names)))
-    return ExampleTable(store, example_id, of_row, np.concatenate(labels), names, names, indices, offset)
+    store, indices, label = ParquetFiles(root, columns.image), tuple(range(len(names))), np.concatenate(labels)
+    table = ExampleTable(store, example_id, of_row, label, names, names, indices, offset)
+    return table.without(np.flatnonzero(label == _REFUSED).tolist())
 
 
 def _files(folder: Path, split: Split) -> list[Path]:
@@ -113,7 +126,11 @@ def _columns(file: Path) -> _Columns:
         raise InputError(
             f"{file}: no column of {what}; its columns are {', '.join(schema.names)}; call one {' or '.join(wanted)}"
         )
+    for name in (image, label):
+        index_of_column(schema.names, name, str(file))
     names = features.get(label, {}).get("names") if label in classes else None
+    if names:
+        check_apart(map(str, names), lambda name: f"{file}: the names of {label}")
     return _Columns(image, label, tuple(map(str, names)) if names else None)
 
 
@@ -135,8 +152,7 @@ def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
     return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
 
 
-def _cells(file: Path, column: str) -> np.ndarray:
-    """The labels of a file as it has them: int64[N], or objects of str."""
+def _cells(file: Path, column: str, refuse: Refuse) -> _Cells:
     import pyarrow
 
     with opened(file) as parquet, errors_of(file):
@@ -145,45 +161,49 @@ def _cells(file: Path, column: str) -> np.ndarray:
         found = parquet.read(columns=[column]).column(0).combine_chunks()
         if pyarrow.types.is_dictionary(found.type):
             found = found.dictionary_decode()
-    if found.null_count:
-        row = int(np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False))[0])
-        raise InputError(f"{file}, row {row}: no {column}; give each row one, or leave the row out")
+    sound = ~found.is_null().to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(~sound).tolist():
+        refuse(f"{file}, row {row}: no {column}; give each row one, or leave the row out")
     if pyarrow.types.is_integer(found.type):
-        return found.to_numpy(zero_copy_only=False).astype(np.int64)
+        return _Cells(found.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), sound)
     if pyarrow.types.is_string(found.type) or pyarrow.types.is_large_string(found.type):
         labels = found.to_numpy(zero_copy_only=False)
-        if blank := [row for row, label in enumerate(labels.tolist()) if not label.strip()]:
-            raise InputError(f"{file}, row {blank[0]}: an empty {column}; give each row one, or leave the row out")
-        return labels
+        for row in [row for row in np.flatnonzero(sound).tolist() if not labels[row].strip()]:
+            refuse(f"{file}, row {row}: an empty {column}; give each row one, or leave the row out")
+            sound[row] = False
+        return _Cells(labels, sound)
     raise InputError(f"{file}: {column} is of {found.type}; give one integer or one string a row")
 
 
-def _names(path: Path, cells: dict[Path, np.ndarray], split: Split, column: str) -> tuple[str, ...]:
+def _names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, refuse: Refuse) -> tuple[str, ...]:
     """The classes of labels without names in the schema: of strings those of the training split."""
-    own = [*cells.values()]
-    trained = own if split == "train" else [_cells(file, column) for file in _files(path, "train")]
-    if any(each.dtype == object for each in trained):
-        return tuple(sorted({str(label) for each in trained for label in each.tolist()}))
-    others = [] if path.is_file() or split == "val" else [_cells(file, column) for file in _files(path, "val")]
+    own = cells.values()
+    training = cells if split == "train" else {file: _cells(file, column, refuse) for file in _files(path, "train")}
+    if any(each.labels.dtype == object for each in training.values()):
+        first: dict[str, str] = {}
+        for file, each in training.items():
+            for row in np.flatnonzero(each.sound).tolist():
+                first.setdefault(str(each.labels[row]), f"{file}, row {row}")
+        check_apart(first, first.__getitem__, refuse)
+        return tuple(sorted(first))
+    others = [] if path.is_file() or split == "val" else [_cells(file, column, refuse) for file in _files(path, "val")]
     with about(str(path)):
-        return numbered_names(*own, *trained, *others)
+        return numbered_names(*(each.labels[each.sound] for each in (*own, *training.values(), *others)))
 
 
-def _labels(file: Path, cells: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+def _labels(file: Path, cells: _Cells, names: tuple[str, ...], refuse: Refuse) -> np.ndarray:
     """Class indices, int32[N]; -1 where the class is unknown, as `datasets` marks splits without labels."""
-    if cells.dtype == object:
+    if cells.labels.dtype == object:
         index = {name: label for label, name in enumerate(names)}
-        labels = np.array([index.get(str(label), len(names)) for label in cells.tolist()], np.int64)
+        labels = np.array([index.get(str(label), len(names)) for label in cells.labels.tolist()], np.int64)
     else:
-        labels = cells
-    wrong = np.flatnonzero((labels < -1) | (labels >= len(names)))
-    if len(wrong):
-        label = cells.item(int(wrong[0]))
+        labels = cells.labels
+    wrong = cells.sound & ((labels < -1) | (labels >= len(names)))
+    for row in np.flatnonzero(wrong).tolist():
+        label = cells.labels.item(row)
         hint = nearest(label, names) if isinstance(label, str) else ""
-        raise InputError(
-            f"{file}, row {wrong[0]}: label {show(label)} is none of the {len(names)} classes{hint}; correct it"
-        )
-    return labels.astype(np.int32)
+        refuse(f"{file}, row {row}: label {show(label)} is none of the {len(names)} classes{hint}; correct it")
+    return np.where(cells.sound & ~wrong, labels, _REFUSED).astype(np.int32)
 
 
 def _say_size(path: Path, files: list[Path], image: str) -> None:
@@ -197,6 +217,10 @@ def _say_size(path: Path, files: list[Path], image: str) -> None:
 
 FORMATS.add("parquet")(
     LocalFormat(
-        "a Parquet file of `datasets` or a directory with train-*.parquet", holds_parquet, read_parquet, is_divided
+        "a Parquet file of `datasets` or a directory with train-*.parquet",
+        holds_parquet,
+        read_parquet,
+        is_divided,
+        goes_on=True,
     )
 )

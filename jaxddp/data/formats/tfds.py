@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import jaxddp.private_names as private_names
+from jaxddp.data.faults import check_apart
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
@@ -60,7 +61,7 @@ def read_tfds(name: str, split: Split, data_dir: str | PathLike[str] | None = No
     example_id = np.strings.add(np.strings.add(path, b"__"), numbers.astype("S"))
     names = shards.class_names
     indices = tuple(range(len(names)))
-    return ExampleTable(store, example_id, path, index.label, names, names, indices, index.offset)
+    return ExampleTable(store, example_id, path, index.label, names, names, indices, index.offset, made_of="record")
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ def _shards(builder: Any, split: Split) -> _Shards:
     if not lengths:
         raise InputError(f"{root}: the split {own} holds no example; prepare the set again")
     class_names = tuple(builder.info.features[label].names)
+    check_apart(class_names, lambda name: f"{root}: the names of {label}")
     return _Shards(builder, own, root, tuple(lengths), tuple(lengths.values()), image, label, class_names)
 
 

@@ -34,8 +34,8 @@ class TextFile:
         return self.name
 
     def text(self, newline: str | None = None) -> TextIO:
-        """Opens it as UTF-8, with or without a byte order mark."""
-        return io.TextIOWrapper(self.open(), "utf-8-sig", newline=newline)
+        """Opens it as UTF-8, with or without a byte order mark; bytes that are none become lone surrogates."""
+        return io.TextIOWrapper(self.open(), "utf-8-sig", errors="surrogateescape", newline=newline)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def _elsewhere(path: Path) -> str:
 
 def nearest_beside(path: Path) -> str:
     """Names the nearest entry beside a path that does not exist."""
-    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    # One of the very name is a link to nowhere.
+    beside = [entry.name for entry in path.parent.iterdir() if entry != path] if path.parent.is_dir() else []
     return nearest(path.name, beside)
 
 

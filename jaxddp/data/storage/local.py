@@ -30,7 +30,7 @@ class LocalFiles:
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         name = self.name(path)
-        missing = "missing image; download it or remove its row"
+        missing = "missing image; download it or leave it out"
         with files.reading(name, "make it a readable image file", missing=missing):
             return files.read(name)
 

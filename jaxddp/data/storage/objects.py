@@ -78,7 +78,7 @@ class Objects:
         try:
             return self._insist(self.name(path), self._download(path))
         except FileNotFoundError:
-            raise InputError(f"{self.name(path)}: missing image; upload it or remove its row") from None
+            raise InputError(f"{self.name(path)}: missing image; upload it or leave it out") from None
 
     def read_text(self, path: bytes) -> bytes:
         """A text file, which may be large, with ten times an image's deadline.

@@ -1,0 +1,213 @@
+"""Names that look alike are told by their code points in every form of data, and a column is there once."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.catalog import CATALOG_VARIABLE, resolve
+from jaxddp.data.formats.array_files import read_names
+from jaxddp.data.formats.csv_listing import read_csv
+from jaxddp.data.formats.folders import read_folders
+from jaxddp.data.formats.ilsvrc import train_solutions
+from jaxddp.data.formats.numpy_files import read_numpy
+from jaxddp.data.formats.packed import MANIFEST, read_packed
+from jaxddp.data.formats.parquet_files import read_parquet
+from jaxddp.errors import InputError
+from jaxddp.wording import appearance, nearest, on_screen
+
+CELL = pa.struct([("bytes", pa.binary())])
+ALIKE = {
+    "NFC and NFD": ("caf\u00e9", "cafe\u0301", "U+0063 U+0061 U+0066 U+0065 U+0301"),
+    "zero width": ("ant", "an\u200bt", "U+0061 U+006E U+200B U+0074"),
+    "byte order mark": ("ant", "a\ufeffnt", "U+0061 U+FEFF U+006E U+0074"),
+    "no break": ("red ant", "red\u00a0ant", "U+0072 U+0065 U+0064 U+00A0 U+0061 U+006E U+0074"),
+    "soft hyphen": ("ant", "an\u00adt", "U+0061 U+006E U+00AD U+0074"),
+    "variation selector": ("\u2764", "\u2764\ufe0f", "U+2764 U+FE0F"),
+    "ligature": ("finch", "\ufb01nch", "U+FB01 U+006E U+0063 U+0068"),
+    "wide letter": ("ant", "\uff41nt", "U+FF41 U+006E U+0074"),
+    "a long name": ("ant " * 9 + "x", "ant " * 9 + "x\u200b", "…U+0078 U+200B"),
+}
+APART = (("Ant", "ant"), ("x2", "x\u00b2"), ("H", "\u210d"), ("caf\u00e9", "cafe"), ("a b", "ab"))
+
+
+def listing(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    (root / "train.csv").write_text("path,label\n" + "".join(f"{row}.png,{name}\n" for row, name in enumerate(names)))
+    return lambda: read_csv(root / "train.csv"), "train.csv:3"
+
+
+def several_labels(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    (root / "train.csv").write_text(f"path,label\nfirst.png,other\na.png,{';'.join(names)}\n")
+    return lambda: read_csv(root / "train.csv"), "train.csv:3"
+
+
+def folders(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    for name in names:
+        (root / "train" / name).mkdir(parents=True)
+        (root / "train" / name / "a.png").touch()
+    (root / "val").mkdir()
+    return lambda: read_folders(root, "train"), f"train/{max(names)}"
+
+
+def solutions(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    synsets = [name.replace(" ", "_").replace("\u00a0", "_") for name in names]
+    (root / "LOC_synset_mapping.txt").write_text("".join(f"{synset} insect\n" for synset in synsets))
+    (root / "LOC_train_solution.csv").write_text("ImageId,PredictionString\n")
+    return lambda: train_solutions(root), "LOC_synset_mapping.txt:2"
+
+
+def strings_of_parquet(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    cells = pa.array([{"bytes": b""}] * len(names), CELL)
+    pq.write_table(pa.table({"image": cells, "label": pa.array(names)}), root / "train.parquet")
+    return lambda: read_parquet(root, "train"), "train.parquet, row 1"
+
+
+def schema_of_parquet(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    table = pa.table({"image": pa.array([{"bytes": b""}], CELL), "label": pa.array([0])})
+    told = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(told)}), root / "train.parquet")
+    return lambda: read_parquet(root, "train"), "train.parquet: the names of label"
+
+
+def packed(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    (root / "train.tfrecord").touch()
+    rows = {"id": np.array([b"a"]), **{key: np.zeros(1, np.int32) for key in ("label", "shard", "offset")}}
+    np.savez(root / "train.npz", **rows)
+    classes = {"ids": names, "names": names, "indices": [0, 1]}
+    splits = {"train": {"files": {"train.tfrecord": 0}}}
+    (root / MANIFEST).write_text(json.dumps({"classes": classes, "splits": splits}))
+    return lambda: read_packed(root, "train"), MANIFEST
+
+
+def names_file(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    (root / "classes.txt").write_text("\n".join(names))
+    return lambda: read_names(root / "classes.txt"), "classes.txt:2"
+
+
+def numpy_file(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    images, labels = np.zeros((1, 2, 2, 1), np.uint8), np.zeros(1, int)
+    np.savez(root / "a.npz", train_images=images, train_labels=labels, class_names=np.array(names))
+    return lambda: read_numpy(root / "a.npz", "train"), "a.npz: class_names[1]"
+
+
+def arrays(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    return lambda: ArrayTable(np.zeros((1, 2, 2, 1), np.uint8), np.zeros(1, int), names), "class_names"
+
+
+def catalog(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
+    (root / "datasets.toml").write_text("".join(f'["{name}"]\npath = "/data"\n' for name in names))
+    return lambda: resolve(names[0]), "datasets.toml:3"
+
+
+FORMS = (
+    *(listing, several_labels, folders, solutions, strings_of_parquet, schema_of_parquet, packed, names_file),
+    *(numpy_file, arrays, catalog),
+)
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(InputError) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("kind", ["NFC and NFD", "zero width"])
+def test_two_names_that_look_alike_are_refused_where_they_are_written(form, kind: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
+    one, other, points = ALIKE[kind]
+    read, where = form(tmp_path, one, other)
+    line = refused(read)
+    assert on_screen(where) in line and f"({points})" in line and " looks like " in line
+    assert line.endswith("write both in one way, or give one another name")
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form is not solutions], ids=lambda form: form.__name__)
+def test_names_that_differ_to_the_eye_are_classes(form, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
+    form(tmp_path, "Ant", "ant")[0]()
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_what_looks_alike(kind: str, tmp_path: Path):
+    one, other, points = ALIKE[kind]
+    assert appearance(one) == appearance(other)
+    assert f"({points})" in refused(names_file(tmp_path, one, other)[0])
+    assert f"did you mean {one!r} (" in nearest(other, [one])
+
+
+@pytest.mark.parametrize(("one", "other"), APART)
+def test_what_looks_different(one: str, other: str):
+    assert appearance(one) != appearance(other)
+
+
+@given(st.text())
+def test_what_is_seen_looks_like_itself(name: str):
+    assert appearance(appearance(name)) == appearance(name)
+    assert appearance(f" {name}\u200b\n") == appearance(name)
+
+
+def test_a_class_that_validation_writes_in_another_way_is_told_by_its_code_points(tmp_path: Path):
+    (tmp_path / "train.csv").write_text("path,label\na.png,caf\u00e9\n")
+    (tmp_path / "val.csv").write_text("path,label\nb.png,cafe\u0301\n")
+    line = refused(lambda: read_csv(tmp_path / "train.csv", "val"))
+    assert line.startswith(f"{tmp_path}/val.csv:2: no row of train.csv has the label ")
+    assert "(U+0063 U+0061 U+0066 U+00E9, where this is U+0063 U+0061 U+0066 U+0065 U+0301)?" in line
+
+
+@pytest.mark.parametrize(
+    ("header", "fault"),
+    [
+        ("path,label,label", "columns 2 and 3 have one name, 'label'"),
+        ("path,path,label", "columns 1 and 2 have one name, 'path'"),
+        (
+            "path,label, Label ",
+            "columns 2 and 3 have one name, 'label' (U+006C U+0061 U+0062 U+0065 U+006C) and 'Label'",
+        ),
+        ("pa th,path,label", "columns 2 and 1 have one name, 'path' (U+0070 U+0061 U+0074 U+0068) and 'pa th'"),
+        ("path,label,la\u200bbel", "columns 2 and 3 have one name, 'label'"),
+    ],
+)
+def test_a_column_is_there_once(header: str, fault: str, tmp_path: Path):
+    (tmp_path / "train.csv").write_text(f"{header}\na.png,cat,dog\n")
+    assert refused(lambda: read_csv(tmp_path / "train.csv")).startswith(f"{tmp_path}/train.csv:1: {fault}")
+
+
+def test_columns_that_are_not_read_may_be_there_twice(tmp_path: Path):
+    (tmp_path / "train.csv").write_text("note,path,note,label\n1,a.png,2,cat\n")
+    assert read_csv(tmp_path / "train.csv").class_names == ("cat",)
+
+
+def test_a_column_of_parquet_is_there_once(tmp_path: Path):
+    label = pa.array([0])
+    table = pa.Table.from_arrays([pa.array([{"bytes": b""}], CELL), label, label], ["image", "label", "label"])
+    pq.write_table(table, tmp_path / "train.parquet")
+    fault = f"{tmp_path}/train.parquet: columns 2 and 3 have one name, 'label'"
+    assert refused(lambda: read_parquet(tmp_path, "train")).startswith(fault)
+
+
+def test_names_of_files_are_there_once(tmp_path: Path):
+    assert "classes.txt:3: 'ant' is the name in " in refused(names_file(tmp_path, "ant", "bee", "ant")[0])
+    read, _ = numpy_file(tmp_path, "ant", "bee", "ant")
+    assert "a.npz: class_names[2]: 'ant' is the name in " in refused(read)
+
+
+def test_an_array_is_there_once(tmp_path: Path):
+    read, _ = numpy_file(tmp_path, "ant", "bee")
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("train_labels.npy", archive.read("train_labels.npy"))
+    assert refused(read).startswith(f"{tmp_path}/a.npz: two arrays 'train_labels'; save it again")
+
+
+def test_a_name_that_shows_nothing_is_no_name(tmp_path: Path):
+    fault = f"{tmp_path}/train.csv:3: the name '\\u200b' shows nothing; write one that can be read"
+    assert refused(listing(tmp_path, "ant", "\u200b")[0]) == fault
