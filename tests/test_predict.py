@@ -116,6 +116,23 @@ def test_each_image_is_answered_once_and_in_order(whole, pictures):
 
 
 @pytest.mark.slow
+def test_cells_that_a_spreadsheet_would_compute_are_guarded_if_asked(run, pictures, tmp_path, capfd):
+    names = ["=1+1.jpg", "+a.jpg", "-b.jpg", "@c.jpg", "\td.jpg", "e.jpg"]
+    image = next((pictures / "val").rglob("*.jpg"))
+    (tmp_path / "odd").mkdir()
+    for name in names:
+        shutil.copy(image, tmp_path / "odd" / name)
+    plain = rows_of(written(run, [tmp_path / "odd"], tmp_path / "plain.csv"))
+    guarded = rows_of(written(run, [tmp_path / "odd"], tmp_path / "guarded.csv", guard_formulas=True))
+    assert {row["id"] for row in plain} == {*names}
+    assert [row["id"] for row in guarded] == [f"'{row['id']}" if row["id"] != "e.jpg" else "e.jpg" for row in plain]
+    assert [row | {"id": ""} for row in guarded] == [row | {"id": ""} for row in plain]
+    words = ["predict", str(run.directory), str(image), "--guard-formulas", "--out"]
+    assert main([*words, str(tmp_path / "a.jsonl")]) == 2
+    assert "--guard-formulas: only csv is read by spreadsheets" in last_line(capfd)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((3,), 2, 8))
 def test_any_number_of_devices_writes_the_same_bytes(workdir, pictures, whole, devices, tmp_path):
     run = restore_run(workdir, "best", Topology.create(devices))

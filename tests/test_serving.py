@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -164,7 +165,7 @@ def test_arrays_of_memory_are_a_run_of_their_own_size(tmp_path):
 def test_the_server_of_the_docs_serves(files, run, pictures, tmp_path):
     (tmp_path / "server.py").write_text(page_block("docs/serving.md", "ThreadingHTTPServer"))
     server = subprocess.Popen(
-        [sys.executable, "server.py", str(files["stablehlo"]), "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [sys.executable, "server.py", str(files["stablehlo"]), "0"], cwd=tmp_path, stdout=-1, stderr=-1, text=True
     )
     killer = threading.Timer(120, server.kill)
     killer.start()
@@ -181,13 +182,27 @@ def test_the_server_of_the_docs_serves(files, run, pictures, tmp_path):
             assert answer["classes"][0]["class"] == name or np.sort(shares)[-1] - np.sort(shares)[-2] < 0.02
         assert asked(port, b"no image")[0] == 400
         assert asked(port, b"")[0] == 411
+        for told, status in {
+            "Content-Length: 5": 400,
+            f"Content-Length: {'9' * 5000}": 413,
+            "Content-Length: -5": 411,
+            "Content-Length: 5 5": 411,
+            "Transfer-Encoding: chunked": 411,
+            "Accept: */*": 411,
+        }.items():
+            with socket.create_connection(("127.0.0.1", int(port)), 30) as client:
+                client.sendall(f"POST / HTTP/1.1\r\n{told}\r\n\r\nimage".encode())
+                assert client.makefile("rb").readline().split()[1] == b"%d" % status, told
+        # Whoever does not wait for the answer is no news.
+        socket.create_connection(("127.0.0.1", int(port)), 30).close()
         thin = io.BytesIO()
         Image.new("L", (1, 60_000)).save(thin, "PNG")
         assert asked(port, thin.getvalue())[0] == 200
     finally:
         killer.cancel()
         server.kill()
-        server.wait()
+        _, said = server.communicate()
+    assert "Traceback" not in said
 
 
 def asked(port: str, data: bytes) -> tuple[int, dict]:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from support.runs import setup_of, train
 from support.shared import sgd
 
 import jaxddp
+from jaxddp.config import Config
 from jaxddp.engine.set_metrics import finished, measured
 from jaxddp.errors import InputError
 from jaxddp.experiment.chosen_metrics import with_given
@@ -195,6 +197,16 @@ def test_a_class_without_images_has_no_accuracy_in_the_table(tmp_path):
     text = confusion_csv(np.array([[2, 1], [0, 0]]), ("a, b", "c"), 3).decode()
     assert text == 'step 3,accuracy,images,"a, b",c\n"a, b",0.6666666666666666,3,2,1\nc,,0,0,0\n'
     assert "confusion" in LOGGERS.names()
+
+
+def test_names_of_classes_that_a_spreadsheet_would_compute_are_guarded_if_asked(tmp_path):
+    config = Config().replace(log={"guard_formulas": True})
+    listener = LOGGERS.get("confusion")(config, tmp_path)
+    listener.start(SimpleNamespace(class_names=("=1+1", "b-c")))
+    sets = {"confusion": np.array([[2, 0], [0, 0]])}
+    listener.evaluation(SimpleNamespace(final=True, split="val", sets=sets, step=3))
+    text = "step 3,accuracy,images,'=1+1,b-c\n'=1+1,1.0,2,2,0\nb-c,,0,0,0\n"
+    assert (tmp_path / "confusion.csv").read_text() == text
 
 
 class Mean:

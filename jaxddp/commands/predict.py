@@ -29,6 +29,9 @@ class Predict:
     format: Format | None = None
     """csv, jsonl or parquet: a row for each image; kaggle: the submission file of the ImageNet localization challenge,
     with the whole image as every box. As the name of the file says unless given."""
+    guard_formulas: bool = False
+    """In csv, write an apostrophe before an id, a class or an error that begins with =, +, -, @, a tab or the end of a
+    line. They are written as they are unless this is given, and a spreadsheet takes them for formulas."""
     step: str = "best"
     """Which checkpoint: latest, best, or its step. Without validation the best is the latest."""
     devices: Annotated[int, Range(1, 100_000)] | None = None
@@ -41,6 +44,10 @@ def run(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises: InputError."""
     options = parse(Predict, Predict(), "jaxddp predict", arguments)
     form = options.format or format_of(options.out)
+    if options.guard_formulas and form != "csv":
+        raise InputError(
+            f"--guard-formulas: only csv is read by spreadsheets, and {options.out} is {form}; leave it out"
+        )
     check_run(options.run)
     if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.images):
         raise InputError(f"{options.out}: is what is to be predicted; give another --out")
@@ -57,7 +64,9 @@ def run(arguments: list[str]) -> int:
     table = open_inputs(options.images)
     trained = restore_run(options.run, options.step, Topology.create(options.devices))
     with ProgressBar(len(table)) as bar:
-        done = write_predictions(trained, table, options.out, form, top=options.top, progress=bar.advance)
+        done = write_predictions(
+            trained, table, options.out, form, options.top, bar.advance, guard_formulas=options.guard_formulas
+        )
     if is_first():
         unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
         print(f"{options.out}: {done.images:,} images{unusable}, step {trained.step} of {options.run}")

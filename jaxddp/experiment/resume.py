@@ -28,7 +28,16 @@ _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --wor
 _MOVED = ("data.path", "data.name")
 _FREE = (
     *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
-    *("log.profile", "log.to", "log.images", "eval.batch_size", "eval.views", "checkpoint.keep", "recipe.file"),
+    *(
+        "log.profile",
+        "log.to",
+        "log.images",
+        "log.guard_formulas",
+        "eval.batch_size",
+        "eval.views",
+        "checkpoint.keep",
+        "recipe.file",
+    ),
     *("train.stop_after", "train.stop_min_gain", "checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
     *("objects.jax", "objective.teacher"),
     *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),

@@ -17,6 +17,7 @@ from jaxddp.experiment.trained import TrainedRun
 from jaxddp.job.membership import agree, from_first, is_first
 from jaxddp.predictions import formats
 from jaxddp.predictions.partial import Partial
+from jaxddp.wording import as_text
 
 
 class Predicted(NamedTuple):
@@ -32,22 +33,24 @@ def write_predictions(
     table: ExampleTable,
     out: Path,
     form: formats.Format,
-    *,
     top: int = 5,
     progress: Callable[[int, int], None] = lambda done, errors: None,
+    *,
+    guard_formulas: bool = False,
 ) -> Predicted:
     """Write the `top` classes of every image, or all classes if there are fewer; go on where a killed one stopped.
 
     The file is the same, byte for byte, on any number of devices and processes, and it is there when it is whole.
 
     Args:
+        guard_formulas: whether CSV has an apostrophe before what a spreadsheet would take for a formula.
         progress: told by the first process how many images were answered, and how many of them cannot be used.
 
     Raises:
         InputError: the file cannot be written, or the processes differ in what they are asked.
     """
     formats.check(form)
-    agree({"--out": str(out), "--top": str(top), "--format": form})
+    agree({"--out": str(out), "--top": str(top), "--format": form, "--guard-formulas": str(guard_formulas)})
     # The first process writes it.
     place = Path(from_first("the file", lambda: str(files.check_out(out))))
     count, at_once, top = len(table), images_at_once(len(table)), min(top, len(run.class_ids))
@@ -73,6 +76,8 @@ def write_predictions(
                 progress(first + number, errors)
         if is_first():
             rows = _all(partial.rows(), count, partial.path)
+            if guard_formulas:
+                rows = ({column: as_text(cell) for column, cell in row.items()} for row in rows)
             files.replace(place, formats.content(form, column_names(top), rows, table))
             partial.remove()
     return Predicted(count, errors)

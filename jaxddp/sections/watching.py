@@ -64,6 +64,9 @@ class LogConfig:
     images: ShownImages | None = None
     """Of how many validation images each evaluation's predictions are shown, by "wandb", "mlflow" and "tensorboard".
     Where absent, 16 if "wandb" or "mlflow" is named, and none otherwise."""
+    guard_formulas: bool = False
+    """In confusion.csv, write an apostrophe before the name of a class that a spreadsheet would take for a formula, as
+    it begins with =, +, -, @, a tab or the end of a line. Names are written as they are otherwise."""
     gradient_norm: bool = False
     """Log the norm of the averaged gradient of each logged step, which a run with optimizer.clip_norm does anyway."""
     profile: Duration | None = None

@@ -9,6 +9,7 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunStart
+from jaxddp.wording import as_text
 
 CONFUSION = "confusion.csv"
 
@@ -22,12 +23,12 @@ class ConfusionTable(Listener):
 
     wants_metrics = ("confusion",)
 
-    def __init__(self, directory: Path):
-        self._file = directory / CONFUSION
+    def __init__(self, directory: Path, *, guard_formulas: bool = False):
+        self._file, self._guards = directory / CONFUSION, guard_formulas
         self._names: tuple[str, ...] = ()
 
     def start(self, run: RunStart) -> None:
-        self._names = run.class_names
+        self._names = tuple(map(as_text, run.class_names)) if self._guards else run.class_names
         files.create(self._file.parent)
 
     def evaluation(self, record: EvaluationRecord) -> None:
@@ -45,4 +46,4 @@ def confusion_csv(matrix: np.ndarray, names: tuple[str, ...], step: int) -> byte
     return text.getvalue().encode()
 
 
-LOGGERS.add("confusion")(lambda config, workdir: ConfusionTable(workdir))
+LOGGERS.add("confusion")(lambda config, workdir: ConfusionTable(workdir, guard_formulas=config.log.guard_formulas))
