@@ -55,7 +55,7 @@ class Config:
         check_values(self)
         # What is written in a form of its own is read once here, so that a mistake is said before anything starts.
         _ = self.model.batch_statistics, self.model.new, self.model.frozen, self.model.thawed, self.optimizer.rates
-        _ = self.loss.weights, self.checkpoint.goal
+        _ = self.loss.weights, self.checkpoint.goal, self.data.area
 
     @property
     def frozen(self) -> Layers:

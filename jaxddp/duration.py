@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 from jaxddp.errors import InputError
+from jaxddp.ranges import in_ascii
 from jaxddp.wording import show
 
 Unit = Literal["steps", "epochs", "examples", "%"]
@@ -42,7 +43,7 @@ class Duration:
         if unit not in get_args(Unit):
             raise InputError(f"{show(text)} is not a duration; write {_FORMS}")
         try:
-            amount = None if _TOO_LONG.search(number) else Fraction(number.strip())
+            amount = None if _TOO_LONG.search(number) else Fraction(in_ascii(number.strip()))
         except (ValueError, ZeroDivisionError):
             raise InputError(f"{show(text)}: {show(number)} is not a number; write {_FORMS}") from None
         if amount is None or amount > _MOST:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxddp.errors import InputError, Unreachable
-from jaxddp.wording import refusal
+from jaxddp.wording import refusal, show
 
 _AWAY = frozenset(
     {
@@ -19,6 +19,8 @@ _AWAY = frozenset(
     }
 )
 """Of a server of files that does not answer: of a file there it says nothing, and the user wrote nothing wrong."""
+_LONGEST_NAME = 255
+"""Bytes of a name in nearly every file system."""
 _WELL = "see that the disk or its server is well, and start again"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
@@ -59,10 +61,26 @@ def check_server(where: Path, error: OSError) -> None:
 
 
 def check_path(path: Any, name: str) -> str | os.PathLike[str]:
-    """An argument that is a path: text, or another object that the system takes for one. Raises: InputError."""
+    """An argument that is a path: text, or another object that the system takes for one; it need not exist.
+
+    Raises:
+        InputError: it is something else, or a path at which nothing can be.
+    """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise InputError(refusal(name, path, "expected a path"))
+    try:
+        os.stat(text)
+        reason = None
+    except FileNotFoundError:
+        # Parts of a URL may be longer.
+        long = "://" not in text and any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts)
+        reason = os.strerror(errno.ENAMETOOLONG) if long else None
+    except OSError as error:
+        reason = error.strerror
+    if reason is not None:
+        shown = text if len(text) <= _LONGEST_NAME else show(text)
+        raise InputError(f"{shown}: no path that can be used ({reason}); choose another")
     return path
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from jaxddp.errors import InputError
-from jaxddp.ranges import Range
+from jaxddp.ranges import Range, real_number
 from jaxddp.wording import choices, show
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ def assignments(pairs: Iterable[str], key: str) -> dict[str, str]:
 def factor(text: str, key: str, bounds: Range = _FACTORS) -> float:
     """A number from 0 on. Raises: InputError; names the key."""
     try:
-        value = float(text)
+        value = real_number(text)
     except ValueError:
         value = math.nan
     if value not in bounds:

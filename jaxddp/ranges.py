@@ -36,5 +36,22 @@ Seconds = Annotated[float, Range(0, 1_000_000, above=True)]
 """A time to wait, which ends."""
 
 
+def whole_number(text: str) -> int:
+    """The number that a text is, in the digits 0 to 9. Raises: ValueError; others, or none."""
+    return int(in_ascii(text))
+
+
+def real_number(text: str) -> float:
+    """As `whole_number`, with a point, an exponent, or a word such as "inf"."""
+    return float(in_ascii(text))
+
+
+def in_ascii(text: str) -> str:
+    """The text of a number. Raises: ValueError; Python would read the digits of other scripts too, as of Arabic."""
+    if not text.isascii():
+        raise ValueError(f"{text!r} is not written in the digits 0 to 9")
+    return text
+
+
 def _plain(value: float) -> str:
     return f"{value:,d}" if isinstance(value, int) else f"{value:g}"

@@ -114,8 +114,17 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
     by_name = Path(name_or_path).suffix not in (".py", ".json") and "/" not in str(name_or_path)
     folder = Path() if within is None else within.path.parent
     path = configs_folder() / f"{name_or_path}.py" if by_name else Path(os.path.normpath(folder / name_or_path))
-    if not path.is_file():
-        raise InputError(f"config {str(name_or_path)!r} does not exist; {_nearest(str(name_or_path), folder)}")
+    try:
+        files.open_regular(path).close()
+    except FileNotFoundError:
+        raise InputError(
+            f"config {show(str(name_or_path))} does not exist; {_nearest(str(name_or_path), folder)}"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"config {show(str(name_or_path))}: cannot be read ({reason}); give a Python file with get_config()"
+        ) from None
     if within is not None:
         # What the other recipe imports may take the place of modules of the same name.
         within.look()

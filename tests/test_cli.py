@@ -346,6 +346,43 @@ def test_a_work_directory_that_cannot_be_made(data, tmp_path, capfd):
     assert str(tmp_path / "file") in fails(train_words(data, tmp_path / "file" / "w"), capfd)
 
 
+@pytest.mark.parametrize("words", [["train", "digits", "--workdir"], ["predict"], ["runs"], ["doctor", "--workdir"]])
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("a" * 300, "File name too long"),
+        ("new/" + "a" * 300, "File name too long"),
+        ("loop/w", "Too many levels of symbolic links"),
+        ("file/w", "Not a directory"),
+    ],
+)
+def test_a_place_where_nothing_can_be_is_one_line(words, place, reason, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    more = ["b.jpg", "--out", "c.csv"] if words == ["predict"] else []
+    line = fails([*words, place, *more], capfd)
+    assert f"no path that can be used ({reason}); choose another" in line
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("a" * 300 + ".py", "File name too long"),
+        ("fifo.py", "a FIFO, not a regular file"),
+        ("folder.py", "a directory, not a regular file"),
+        ("loop.py", "Too many levels"),
+    ],
+)
+def test_a_recipe_that_is_no_file_is_one_line(place, reason, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo.py")
+    os.mkdir("folder.py")
+    os.symlink("loop.py", "loop.py")
+    line = fails(["train", place], capfd)
+    assert f"cannot be read ({reason}" in line and line.endswith("; give a Python file with get_config()")
+
+
 def test_neither_path_nor_name(capfd):
     assert "give one of data.path" in fails(["train", "digits"], capfd)
 
@@ -391,6 +428,20 @@ def test_a_mistyped_option_is_answered_with_the_nearest(option, suggestion, capf
             ["--train.batch-size", "many"],
             "Error parsing --train.batch-size: invalid literal for int() with base 10: 'many'; see",
         ),
+        (
+            ["--train.batch-size", "\uff11\uff12"],
+            "Error parsing --train.batch-size: '\uff11\uff12' is not written in the digits",
+        ),
+        (["--seed", "\u0661"], "Error parsing --seed: '\u0661' is not written in the digits 0 to 9; see"),
+        (["--data.crop-area", "\u0661", "1"], "Error parsing --data.crop-area: '\u0661' is not written in the digits"),
+        (
+            ["--train.duration", "\u0663 epochs"],
+            "Error parsing --train.duration: '\u0663 epochs': '\u0663' is not a number",
+        ),
+        (["--workdir", ""], "Error parsing --workdir: path='': expected a path; see"),
+        (["--data.std", "1e-300", "1", "1"], "data.std=1e-300: expected 1e-06 to 1"),
+        (["--data.std", "nan", "1", "1"], "data.std=nan: expected"),
+        (["--data.crop-area", "1", "0.1"], "data.crop_area=(1.0, 0.1): give the smallest share of the image, above 0"),
         (
             ["--train.duration", "5 epcohs"],
             "Error parsing --train.duration: '5 epcohs' is not a duration; write \"90 epochs\"",

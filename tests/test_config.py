@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxddp.config import CheckpointConfig, Config, LossConfig, ModelConfig, OptimizerConfig, load
+from jaxddp.config import CheckpointConfig, Config, DataConfig, LossConfig, ModelConfig, OptimizerConfig, load
 from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
 from jaxddp.overrides import flatten
@@ -166,6 +166,9 @@ def values(hint: typing.Any) -> st.SearchStrategy:
     if hint is OptimizerConfig:
         groups = layers_with("2", layers=("bn1:rate", "conv1:decay", "layer1.0:rate"))
         return fields_of(hint, rate_factors=layers_with("0", "0.5", "10", layers=("conv1", "fc")), groups=groups)
+    if hint is DataConfig:
+        area = st.tuples(*[st.floats(0, 1, exclude_min=True)] * 2).map(lambda shares: tuple(sorted(shares)))
+        return fields_of(hint, crop_area=area)
     if hint is LossConfig:
         return fields_of(hint, class_weights=st.sampled_from([None, "balanced", "1,2.5"]))
     if hint is CheckpointConfig:
@@ -237,7 +240,7 @@ def test_an_unknown_key_is_answered_with_the_nearest(change, key, nearest):
 
 
 def test_a_key_like_no_other_is_answered_with_all_there_are():
-    there = "every, gradient_norm, images, profile, to"
+    there = "every, gradient_norm, guard_formulas, images, profile, to"
     with pytest.raises(InputError, match=f"unknown config key 'log.zzz'; there are: {there}"):
         Config().replace(log={"zzz": 1})
 
@@ -263,6 +266,23 @@ def test_a_key_like_no_other_is_answered_with_all_there_are():
     ],
 )
 def test_a_value_of_another_type_is_refused(change, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        Config().replace(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"crop_area": [1.0, 0.08]}}, r"data.crop_area=\(1.0, 0.08\): give the smallest share of the image"),
+        ({"data": {"crop_area": [0.0, 1.0]}}, r"data.crop_area=\(0.0, 1.0\): give the smallest share of the image"),
+        ({"data": {"std": [1e-300]}}, "data.std=1e-300: expected 1e-06 to 1"),
+        ({"data": {"std": [0.0]}}, "data.std=0.0: expected 1e-06 to 1"),
+        ({"loss": {"class_weights": "1,\u0662"}}, "loss.class_weights: '\u0662' is no number"),
+        ({"optimizer": {"groups": ["fc:rate=\u0662"]}}, "optimizer.groups: fc:rate='\u0662': expected a number"),
+        ({"train": {"duration": "\u0663 epochs"}}, "train.duration: '\u0663 epochs': '\u0663' is not a number"),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused(change, message):
     with pytest.raises(InputError, match=f"^{message}"):
         Config().replace(**change)
 

@@ -122,6 +122,7 @@ BAD_OPTIONS = {
     "no host": ({"nodes": "2", "nr": 0, "coordinator": ":1234"}, "--coordinator :1234: expected HOST:PORT"),
     "port that is no number": ({"coordinator": "h:x"}, "--coordinator h:x: expected HOST:PORT"),
     "machines that are no number": ({"nodes": "two"}, "--nodes='two': expected a number of machines, as 2, or MIN:MAX"),
+    "machines in other digits": ({"nodes": "\u0662"}, "--nodes='\u0662': expected a number of machines, as 2, or"),
     "three numbers of machines": ({"nodes": "1:2:3"}, "--nodes='1:2:3': expected a number of machines, as 2, or"),
     "from many to few machines": ({"nodes": "4:2"}, "--nodes 4:2: MIN is above MAX"),
     "from no machine": ({"nodes": "0:2"}, "--nodes=0: expected 1 to 100,000"),

@@ -327,9 +327,9 @@ def bomb() -> bytes:
 
 CUT = "cut short: no end-of-image marker at the end"
 BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
-    "missing": (lambda: None, "missing image; download it or remove its row"),
-    "empty": (lambda: b"", "empty file; download it again or remove its row"),
-    "cut": (lambda: encode(waves(5))[:-200], f"{CUT}; download it again or remove its row"),
+    "missing": (lambda: None, "missing image; download it or leave it out"),
+    "empty": (lambda: b"", "empty file; download it again or leave it out"),
+    "cut": (lambda: encode(waves(5))[:-200], f"{CUT}; download it again or leave it out"),
     "end marker cut": (lambda: encode(waves(5))[:-2], CUT),
     "cut, then zeros": (lambda: encode(waves(5))[:-200] + bytes(200), CUT),
     "cut after thumbnail": (lambda: jpeg_with_thumbnail()[:-200], CUT),
@@ -339,7 +339,7 @@ BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "png bomb": (lambda: png_header(60_000, 50_000), "60000x50000 pixels, more than the limit of 100,000,000"),
     "gif": (
         lambda: encode(waves(5), "GIF"),
-        "none of JPEG, PNG, WebP, TIFF and BMP but a GIF; convert it or remove its row",
+        "none of JPEG, PNG, WebP, TIFF and BMP but a GIF; convert it or leave it out",
     ),
     "text": (lambda: b"<html>404</html>", "none of JPEG, PNG, WebP, TIFF and BMP but a file that starts with b'<htm'"),
     "one byte": (lambda: b"\xff", "none of JPEG, PNG, WebP, TIFF and BMP but a file that starts with b'\\xff'"),
@@ -522,7 +522,7 @@ def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
         table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), DataConfig(image_size=24, resize=23))
     with pytest.raises(InputError, match="crop kind 'random': use 'random_area' or 'whole'"):
         crop_area(DataConfig(crop="random"))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"crop area \(0, 1\)"):
+    with pytest.raises(InputError, match=r"data.crop_area=\(0, 1\): give the smallest share"):
         crop_area(DataConfig(crop_area=(0, 1)))
 
 

@@ -1,5 +1,6 @@
 """The options of `jaxddp launch`."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from jaxddp.ranges import Range, Seconds
 from jaxddp.wording import show
 
 _EXAMPLE = "jaxddp launch --processes 2 -- train digits"
+_NUMBER = re.compile("-?[0-9]{1,9}")
 _Machines = Annotated[int, Range(1, 100_000)]
 
 
@@ -65,7 +67,7 @@ class Launch:
     def machines(self) -> Machines:
         """How many machines `nodes` says. Raises: InputError."""
         words = self.nodes.split(":")
-        if len(words) > 2 or not all(word.removeprefix("-").isdecimal() for word in words):
+        if len(words) > 2 or not all(_NUMBER.fullmatch(word) for word in words):
             raise InputError(f"--nodes={show(self.nodes)}: expected a number of machines, as 2, or MIN:MAX, as 1:4")
         machines = Machines(*(checked(int(word), _Machines, "--nodes") for word in (words[0], words[-1])))
         if machines.least > machines.most:

@@ -1,6 +1,7 @@
 """With how many machines an elastic job can go on: its global batch stays the same, and all devices share it evenly."""
 
 import os
+import re
 
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
@@ -41,7 +42,7 @@ def devices_of_process(config: Config, gpus: int) -> int:
     if config.parallel.cpu_devices is not None:
         return config.parallel.cpu_devices
     simulated = os.environ.get("JAX_NUM_CPU_DEVICES", "")
-    return gpus or (int(simulated) if simulated.isdecimal() and int(simulated) else 1)
+    return gpus or (int(simulated) if re.fullmatch("[1-9][0-9]{0,5}", simulated) else 1)
 
 
 def unshared(config: Config, processes: int, devices: int) -> str | None:

@@ -1,4 +1,4 @@
-"""A command line becomes a dataclass: tyro, with one rule for durations."""
+"""A command line becomes a dataclass: tyro, with our own readers of words."""
 
 import itertools
 import operator
@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from jaxddp.commands.words import rules
 from jaxddp.config import Config
-from jaxddp.duration import Duration
 from jaxddp.errors import InputError
 from jaxddp.overrides import check_values
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
@@ -29,25 +29,9 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
     Raises:
         InputError: an option that is unknown, or a value that is none or out of its range.
     """
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def duration(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        # A union of a dataclass and None would be a choice of subcommands.
-        optional = info.type == Duration | None
-        if info.type is not Duration and not optional:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="{None}|DURATION" if optional else "DURATION",
-            instance_from_str=lambda words: None if optional and words == ["None"] else Duration.parse(words[0]),
-            is_instance=lambda value: isinstance(value, Duration) or (optional and value is None),
-            str_from_instance=lambda value: [str(value)],
-        )
-
     with redirect_stderr(StringIO()) as said:
         try:
-            parsed = tyro.cli(command, default=default, prog=prog, args=arguments, registry=registry)
+            parsed = tyro.cli(command, default=default, prog=prog, args=arguments, registry=rules())
         except SystemExit as end:
             if not end.code:
                 raise

@@ -28,7 +28,7 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None) -> s
             is left out, and the page says so.
     """
     check_libraries()
-    if which is not None and which not in ("best", "latest") and not which.isdecimal():
+    if which is not None and which not in ("best", "latest") and not (which.isascii() and which.isdecimal()):
         raise InputError(f"--step {which}: give best, latest, or the step of a checkpoint")
     if not directories:
         raise InputError("report: no run is given; give the work directories of some")

@@ -4,14 +4,15 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.errors import about
+from jaxddp.errors import InputError, about
 from jaxddp.overrides import names_of
 from jaxddp.ranges import Range, Share
+from jaxddp.wording import show
 
 Pixels = Annotated[int, Range(1, 10_000)]
 HeldOut = Annotated[float, Range(0, 1, above=True, below=True)]
 Strength = Annotated[float, Range(0, 1000)]
-Spread = Annotated[float, Range(0, 1, above=True)]
+Spread = Annotated[float, Range(1e-6, 1)]
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,17 @@ class DataConfig:
     std: tuple[Spread, ...] = (0.229, 0.224, 0.225)
     """Of each channel, or one for all, of values from 0 to 1: an image becomes (image - mean) / std."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    @property
+    def area(self) -> tuple[float, float]:
+        """What `crop_area` says. Raises: InputError; the smallest share is 0, or above the largest."""
+        least, most = self.crop_area
+        if not 0 < least <= most <= 1:
+            raise InputError(
+                f"data.crop_area={show(self.crop_area)}: give the smallest share of the image, above 0, and then the "
+                "largest, at most 1"
+            )
+        return least, most
 
     def __post_init__(self) -> None:
         for key in ("grow_start", "grow_end"):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError
 from jaxddp.overrides import checked
-from jaxddp.ranges import Range, Share
+from jaxddp.ranges import Range, Share, real_number
 from jaxddp.wording import show
 
 BatchSize = Annotated[int, Range(1, 2**24)]
@@ -97,6 +97,6 @@ class LossConfig:
 
 def _number(word: str, key: str) -> float:
     try:
-        return float(word)
+        return real_number(word)
     except ValueError:
         raise InputError(f"{key}: {show(word)} is no number; give {BALANCED!r}, or a number for each class") from None

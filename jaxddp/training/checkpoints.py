@@ -89,7 +89,13 @@ class Checkpoints:
         """The step of "latest", "best" or a number. Raises: InputError; there is none, says which there are."""
         known = self.steps()
         named = {"latest": self.latest(), "best": self.best()}
-        step = named[which] if which in named else int(which) if which.isdecimal() and len(which) < 20 else None
+        step = (
+            named[which]
+            if which in named
+            else int(which)
+            if which.isascii() and which.isdecimal() and len(which) < 20
+            else None
+        )
         if step not in known:
             there = f"there are steps {', '.join(map(str, known))}" if known else "there is none"
             raise InputError(f"{self.directory}: no checkpoint {which!r}; {there} (or say latest or best)")

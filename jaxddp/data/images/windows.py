@@ -35,12 +35,7 @@ def crop_area(data: DataConfig) -> Area | None:
         return None
     if data.crop != "random_area":
         raise InputError(f"crop kind {data.crop!r}: use 'random_area' or 'whole'")
-    least, most = data.crop_area
-    if not 0 < least <= most <= 1:
-        raise InputError(
-            f"crop area {data.crop_area}: give the least and most part of the image, 0 < least <= most <= 1"
-        )
-    return least, most
+    return data.area
 
 
 def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:

@@ -1,0 +1,63 @@
+"""How the words of a command line become durations, numbers and paths, for tyro."""
+
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+from jaxddp.duration import Duration
+from jaxddp.files import check_path
+from jaxddp.ranges import real_number, whole_number
+
+_READERS: dict[Any, Callable[[str], Any]] = {
+    int: whole_number,
+    float: real_number,
+    Duration: Duration.parse,
+    Path: lambda word: Path(check_path(word, "path")),
+}
+"""How a word becomes a value; raises ValueError, of which InputError is one."""
+
+
+def rules() -> ConstructorRegistry:
+    """Of the types that a word is read for here, alone, or None in its place, or several in a tuple."""
+    registry = ConstructorRegistry()
+    registry.primitive_rule(lambda info: _spec(info.type))
+    return registry
+
+
+def _spec(kind: Any) -> PrimitiveConstructorSpec | None:
+    """How words become a value of a type; None where there is no reader for it.
+
+    In tyro's own way what a reader raises is lost in a union and in a tuple, and a union of a dataclass and None is a
+    choice of subcommands.
+    """
+    several, optional = typing.get_origin(kind) is tuple, typing.get_origin(kind) in (types.UnionType, typing.Union)
+    parts = [_bare(part) for part in typing.get_args(kind)] if several or optional else [_bare(kind)]
+    one: Any = parts[0] if parts else None
+    if one not in _READERS or (optional and parts != [one, type(None)]) or (several and {*parts} - {one, ...}):
+        return None
+    read, name, many = _READERS[one], one.__name__.upper(), several and parts[-1] is ...
+    metavar = f"[{name} [{name} ...]]" if many else " ".join([name] * len(parts)) if several else name
+
+    def value(words: list[str]) -> Any:
+        if several:
+            return tuple(map(read, words))
+        return None if optional and words == ["None"] else read(words[0])
+
+    def is_one(value: Any) -> bool:
+        return isinstance(value, int | float if one is float else one)
+
+    return PrimitiveConstructorSpec(
+        nargs="*" if many else len(parts) if several else 1,
+        metavar=f"{{None}}|{metavar}" if optional else metavar,
+        instance_from_str=value,
+        is_instance=lambda found: all(map(is_one, found)) if several else is_one(found) or (optional and found is None),
+        str_from_instance=lambda found: [*map(str, found)] if several else [str(found)],
+    )
+
+
+def _bare(kind: Any) -> Any:
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
