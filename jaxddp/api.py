@@ -258,7 +258,7 @@ def train(
     setup = dataclasses.replace(setup, recipe=recipe, resources=resources)
     history, measures = History(), check_evaluators(evaluators, setup)
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
-    directory = None if workdir is None else Path(check_path(workdir, "workdir"))
+    directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
     agree({name: str(value) for name, value in (told(recipe, val) | given).items()})
     state = fit_setup(setup, directory, watching, measures)

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -83,9 +84,13 @@ def check_called(function: Callable[..., Any], where: str, name: str, arguments:
 
 @contextlib.contextmanager
 def one_line(path: Path, what: str) -> Iterator[None]:
-    """Turns what a recipe file raises into one line with the line of the file where it happened."""
+    """Turns what a recipe file raises into one line with the line of the file where it happened.
+
+    Where it changes the working directory, that is undone: relative paths of the command line begin where it began.
+    """
     try:
-        yield
+        with _same_directory():
+            yield
     except InputError as error:
         raise InputError(f"{path}: {what}{error}") from error
     except (Exception, SystemExit) as error:
@@ -95,3 +100,17 @@ def one_line(path: Path, what: str) -> Iterator[None]:
             lines = [error.lineno]
         where = f"{path}:{lines[-1]}" if lines else f"{path}"
         raise InputError(f"{where}: {what}{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _same_directory() -> Iterator[None]:
+    try:
+        before = os.open(".", os.O_RDONLY)
+    except OSError:  # It was removed, or may not be read.
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)

@@ -331,6 +331,16 @@ def test_a_mistake_is_one_line(changes, message):
         prepare_training(resnet(), random_table(20), 1, sgd(0.1), 4, **changes)
 
 
+def test_a_network_without_parameters_is_told_so():
+    class Sums(nn.Module):
+        @nn.compact
+        def __call__(self, images, train=False):
+            return jnp.tile(images.sum((1, 2, 3))[:, None], (1, CLASSES))
+
+    with pytest.raises(InputError, match="^model: the network has no parameters, so nothing can be trained; give it"):
+        prepare_training(Sums(), random_table(20), 1, sgd(0.1), 4)
+
+
 def test_a_share_of_a_run_of_another_length_is_one_line():
     setup = prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze="conv=50%")
     with pytest.raises(InputError, match="conv=50% is of a run of 1 epoch, and this one is of 3 epochs; give prepare_"):

@@ -120,6 +120,13 @@ def test_evaluation_is_exact_for_sizes_that_divide_by_nothing(devices):
         assert round(figures["top1"] * size, 6).is_integer()
 
 
+def test_a_batch_larger_than_all_that_is_evaluated_is_padded_no_further():
+    setup = setup_of(8)
+    evaluator = setup.evaluator(random_table(23, seed=1), 10_000_000 // 8 * 8)
+    assert [batch.image.shape[0] for (batch,) in evaluator.batches()] == [24]
+    assert evaluator(setup.state)["count"] == 23
+
+
 def test_training_learns():
     _, recorder = run(setup_of(), plan_of(60))
     assert recorder.evaluations[-1].metrics["top1"] > 0.6

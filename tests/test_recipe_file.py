@@ -275,6 +275,14 @@ def test_a_run_whose_copy_was_changed_says_so(folder):
         read_recipe("config.json").check_kept()
 
 
+def test_a_recipe_that_changes_the_working_directory_changes_no_path(folder):
+    listeners = "def get_listeners(config, workdir):\n    os.chdir('/')\n    return []\n"
+    (folder / "mine.py").write_text("import os\nos.chdir('/')\n" + CONFIG + listeners)
+    recipe = read_recipe("mine.py")
+    assert [*recipe.files()] == ["mine.py"] and recipe.hooks["get_listeners"](recipe.config, folder) == []
+    assert Path.cwd() == folder
+
+
 def test_recipes_that_load_each_other_are_one_line(folder):
     for name, other in ("ab", "ba"):
         source = f"from jaxddp.config import load\ndef get_config():\n    return load('{other}.py')\n"

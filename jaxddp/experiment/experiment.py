@@ -93,7 +93,8 @@ def train(
     Raises:
         InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
     """
-    config, file = experiment.config, experiment.file
+    # What runs here may change the working directory.
+    config, file, directory = experiment.config, experiment.file, directory.absolute()
     loggers = make_loggers(config, directory)
     resources = experiment.resources
     splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}

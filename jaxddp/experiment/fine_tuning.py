@@ -53,6 +53,8 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan) -> Recipe:
 def _trained(config: Config, shapes: Shapes) -> list[str]:
     """The names of the parameters that are trained. Raises: InputError; as `fine_tuned`."""
     names, groups = parameter_names(shapes), config.optimizer.own
+    if not names:
+        raise InputError("model: the network has no parameters, so nothing can be trained; give it a layer that has")
     keys = {
         "model.unfreeze": config.model.thawed,
         "optimizer.rate_factors": config.optimizer.factors,

@@ -185,7 +185,10 @@ class RunSetup:
         The images are decoded anew at each measurement, or once, if they are to be `resident` on the devices.
         """
         size = batch_size or self.order.batch_size
+        devices = self.topology.num_devices
         self.topology.check_batch_size(size, "eval.batch_size")
+        # What is beyond all examples would be padding alone.
+        size = min(size, -(-len(source) // devices) * devices)
         check_labelled(source, "validation data")
         check_comparable(source, self.table, self.data)
         objective = self.eval_objective(metrics)
