@@ -24,7 +24,7 @@ from jaxddp.data.storage.parquet import AGAIN, MOST_KEPT, ParquetFiles, errors_o
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError, about
 from jaxddp.registry import FORMATS
-from jaxddp.wording import nearest, show, size
+from jaxddp.wording import counted, nearest, show, size
 
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "test")}
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
@@ -181,7 +181,8 @@ def _labels(file: Path, cells: np.ndarray, names: tuple[str, ...]) -> np.ndarray
         label = cells.item(int(wrong[0]))
         hint = nearest(label, names) if isinstance(label, str) else ""
         raise InputError(
-            f"{file}, row {wrong[0]}: label {show(label)} is none of the {len(names)} classes{hint}; correct it"
+            f"{file}, row {wrong[0]}: label {show(label)} is none of the {counted(len(names), 'class')}{hint}; "
+            "correct it"
         )
     return labels.astype(np.int32)
 
