@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 # What the user has set can be told only until JAX is imported.
 import jaxddp.log_level as log_level  # noqa: F401
+from jaxddp.log_lines import show_lines
 
 if TYPE_CHECKING:
     from jaxddp.api import *  # noqa: F403
+
+show_lines()
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from jaxddp.errors import InputError
-from jaxddp.wording import nearest, show
+from jaxddp.wording import counted, nearest, show
 
 _GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
 
@@ -56,7 +56,7 @@ class BatchStatistics:
         near = ", ".join(str(size) for size in (below, below + whole) if size > 0)
         group = max(size for size in range(1, min(self.group, share) + 1) if share % size == 0)
         raise InputError(
-            f"model.batch_norm=ghost:{self.group} normalizes {self.group} images together, and train.batch_size="
-            f"{batch_size} is computed in {shares} part{'s' * (shares > 1)} of {share}; a batch of {near}, or "
-            f"ghost:{group}, would do"
+            f"model.batch_norm=ghost:{self.group} normalizes {counted(self.group, 'image')} together, and "
+            f"train.batch_size={batch_size} is computed in {counted(shares, 'part')} of {share}; a batch of {near}, "
+            f"or ghost:{group}, would do"
         )

@@ -1,10 +1,14 @@
 """The terminal's door: delegate to a command, and turn an error that the user can correct into one line."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from jaxddp.commands.screen import StatusLine
 from jaxddp.errors import InputError, JaxddpError, with_notes
+from jaxddp.job.activity import shown_on
+from jaxddp.job.environment import find_job
 from jaxddp.recipe_file import config_names
 from jaxddp.wording import choices, on_screen
 
@@ -47,7 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         try:
-            return _run(arguments)
+            with _saying_what_lasts():
+                return _run(arguments)
         finally:
             sys.stdout.flush()
     except JaxddpError as error:
@@ -59,6 +64,20 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         what = _INTERRUPTED.get(arguments[0] if arguments else "", _RESUMES)
         return _end(f"interrupted; {what}", 130, error)
+
+
+@contextlib.contextmanager
+def _saying_what_lasts() -> Iterator[None]:
+    """In process 0 of a job, or alone."""
+    try:
+        job = find_job()
+    except InputError:
+        job = None  # The command says so, if it is one that joins.
+    if job is not None and job.process_id:
+        yield
+        return
+    with shown_on(StatusLine()):
+        yield
 
 
 def _end(line: str, code: int, error: BaseException) -> int:

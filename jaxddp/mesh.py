@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.errors import InputError
-from jaxddp.wording import show
+from jaxddp.wording import counted, show
 
 AXIS = "data"
 
@@ -58,8 +58,8 @@ class Topology:
         if counts[most] != counts[least]:
             # A batch is cut into equal parts, one for each process.
             raise InputError(
-                f"devices: process {most} has {counts[most]} devices and process {least} has {counts[least]}; "
-                "give each as many"
+                f"devices: process {most} has {counted(counts[most], 'device')} and process {least} has "
+                f"{counts[least]}; give each as many"
             )
         return cls(Mesh(np.array(ordered), (AXIS,), axis_types=(AxisType.Auto,)))
 
@@ -128,7 +128,9 @@ class Topology:
         if batch_size < 1 or batch_size % self.num_devices:
             below = batch_size // self.num_devices * self.num_devices
             near = " or ".join(str(size) for size in (below, below + self.num_devices) if size > 0)
-            raise InputError(f"{key}={batch_size} cannot be divided among {self.num_devices} devices; {near} would do")
+            raise InputError(
+                f"{key}={batch_size} cannot be divided among {counted(self.num_devices, 'device')}; {near} would do"
+            )
 
     def slices(self, batch_size: int) -> list[tuple[Device, slice]]:
         """Which rows of a global batch each device gets, in mesh order."""
@@ -173,8 +175,8 @@ def simulate_cpu_devices(count: int) -> None:
     except RuntimeError as error:
         if jax.local_device_count() != count:
             raise InputError(
-                f"parallel.cpu_devices={count}: JAX already runs with {jax.local_device_count()} devices here; "
-                "ask for them before the first computation"
+                f"parallel.cpu_devices={count}: JAX already runs with {counted(jax.local_device_count(), 'device')} "
+                "here; ask for them before the first computation"
             ) from error
 
 

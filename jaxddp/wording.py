@@ -1,12 +1,13 @@
-"""The parts that error messages share: a value or a size shown on one line, and the nearest right name."""
+"""The parts that lines for people share: a value, a count, a figure or a size, and the nearest right name."""
 
+import math
 import re
 import reprlib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import takewhile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 _LONGEST = 80
@@ -22,6 +23,8 @@ _HIDDEN = re.compile(
 )
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 """But for joiners, which make signs of several."""
+_SHARES = re.compile(r"top\d+|\w*accuracy\w*|exact_match")
+"""The names of metrics that are shares, from 0 to 1."""
 _PLAIN = (str, bytes, int, float, bool, list, tuple, dict, set, type(None))
 
 _shortened = reprlib.Repr()
@@ -112,6 +115,35 @@ def code_points(name: str, other: str) -> tuple[str, str]:
     return written(name), written(other)
 
 
+def plural(number: float, noun: str) -> str:
+    """The noun as it stands behind a number: `file` behind 1, else `files`, `classes`, `tries`."""
+    if number == 1:
+        return noun
+    if noun.endswith(("s", "x", "tch", "sh")):
+        return f"{noun}es"
+    return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `1,234 files`."""
+    return f"{number:,} {plural(number, noun)}"
+
+
+def span(least: float, most: float) -> str:
+    """`4 to 9`, and `4` where that is both."""
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first of several names: `cat, dog, ...`."""
+    return ", ".join([*map(_cut, names[:most]), *(["..."] if len(names) > most else [])])
+
+
+def shaped(array: Any) -> str:
+    """An array by its dtype and shape alone: `float32[64, 10]`."""
+    return f"{array.dtype}{list(array.shape)}"
+
+
 def size(num_bytes: float) -> str:
     """As people read it: `4.0 kB`, `102 MB`, `1.2 GB`."""
     units = iter(("B", "kB", "MB", "GB", "TB"))
@@ -119,6 +151,38 @@ def size(num_bytes: float) -> str:
     while num_bytes >= 999.5 and unit != "TB":
         num_bytes, unit = num_bytes / 1000, next(units)
     return f"{num_bytes:.1f} {unit}" if num_bytes < 10 and unit != "B" else f"{num_bytes:.0f} {unit}"
+
+
+def speed(images_per_second: float) -> str:
+    """The number before `images/s`: `1,234`, or `0.32`, as 0 would say that there is none."""
+    return f"{images_per_second:,.0f}" if images_per_second >= 9.95 else f"{images_per_second:.2g}"
+
+
+def duration(seconds: float | None) -> str:
+    """`8.2 s`, `3 min 20 s`, `2 h 05 min`; `-` where it is not known."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric, such as "top1" or "val_ema top1", is a share from 0 to 1, which people read in percent."""
+    return _SHARES.fullmatch(metric.rpartition(" ")[2]) is not None
+
+
+def figure(metric: str, value: float) -> str:
+    """A metric's value with the digits that mean something: `85.21%`, `0.4312`, `1.25e-06`. Files have all of them."""
+    if is_share(metric):
+        return f"{value:.2%}"
+    return f"{value:,.0f}" if metric == "count" else decimal(value)
+
+
+def decimal(value: float) -> str:
+    """A number with four digits behind the point, or where these say little four in all."""
+    return f"{value:.4f}" if 0.001 <= abs(value) < 1000 else f"{value:.4g}"
 
 
 def choices(name: str, known: Iterable[str]) -> str:

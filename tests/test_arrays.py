@@ -78,7 +78,7 @@ def test_select_makes_labels_dense_and_take_keeps_the_balance():
         table.take(0)
     with pytest.raises(InputError, match="unknown class 'dog'"):
         table.select("dog")
-    with pytest.raises(InputError, match="none of the 1 examples, .* is of the 1 selected"):
+    with pytest.raises(InputError, match="none of 1 example, .* is of the 1 selected"):
         ArrayTable(table.images[:1], np.array([0]), NAMES).select("cat")
 
 
@@ -138,7 +138,7 @@ def test_examples_without_labels_are_refused_where_labels_are_needed():
     with pytest.raises(InputError) as caught:
         check_labelled(some, "training data")
     assert str(caught.value) == (
-        "training data: row 1 has no label (3 of 11 images have none); give data with labels, or predict their classes "
+        "training data: row 1 has no label (3 of 11 images without); give data with labels, or predict their classes "
         "instead"
     )
     batches = list(some.eval_batches(EvalOrder(11, 11), DATA))

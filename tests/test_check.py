@@ -296,9 +296,9 @@ def test_a_clean_tree_is_clean(tmp_path, capfd, monkeypatch):
     assert (code, error) == (0, "")
     assert lines == [
         "train: 12 rows (12 jpeg), 0 cannot be used",
-        "train: 3 classes, images a class 4 to 4, median 4",
+        "train: 3 classes, 4 images a class",
         "val: 5 rows (5 jpeg), 0 cannot be used",
-        "val: 3 classes, images a class 1 to 2, median 2",
+        "val: 3 classes, 1 to 2 images a class, median 2",
         f"manifest: {tmp_path / 'set.manifest.jsonl'}",
     ]
     assert (tmp_path / "set.manifest.jsonl").is_file()

@@ -80,8 +80,7 @@ def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
     figures = dict(line.split(": ") for line in said.out.splitlines())
     expected = json.loads((finished / "result.json").read_text())["val"]
     assert (figures["step"], figures["count"]) == ("12", "11")
-    assert float(figures["loss"]) == pytest.approx(expected["loss"], rel=1e-5)
-    assert float(figures["top1"]) == expected["top1"]
+    assert figures["loss"] == f"{expected['loss']:.4f}" and figures["top1"] == f"{expected['top1']:.4f}"
     assert "no checkpoint '7'; there" in fails([*arguments, "--step", "7"], capfd)
 
 
@@ -91,7 +90,7 @@ def test_of_the_processes_of_a_job_one_says_what_eval_measured(first, data, tmp_
     monkeypatch.setattr("jaxddp.experiment.experiment.open_experiment", lambda file: None)
     monkeypatch.setattr("jaxddp.job.membership.is_first", lambda: first)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
-    assert capfd.readouterr().out == ("loss: 0.5\ntop1: 1.0\n" if first else "")
+    assert capfd.readouterr().out == ("loss: 0.5000\ntop1: 1.0000\n" if first else "")
 
 
 def test_a_config_whose_validation_crop_is_larger_than_its_image_is_refused_at_once(tmp_path, capfd):
@@ -460,3 +459,20 @@ def test_help_names_commands_and_configs(capfd):
         assert main([command, "--help"]) == 0
         assert capfd.readouterr().out == text
     assert main([]) == 2
+
+
+@pytest.mark.slow
+def test_a_finished_run_started_again_says_what_it_came_to_and_compiles_nothing(finished, data, capfd, monkeypatch):
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("jaxddp.experiment.experiment.initialize", never)
+    before = {path: path.read_bytes() for path in finished.glob("*.json*")}
+    assert main(train_words(data, finished, "--train.duration", "12 steps")) == 0
+    result = json.loads((finished / "result.json").read_text())["val"]
+    told = f"val loss {result['loss']:.4f} top-1 {result['top1']:.2%}"
+    first, *_ = capfd.readouterr().out.splitlines()
+    assert first.startswith(f"{finished}: done at step 12 of 12: nothing to train; result: {told}")
+    assert {path: path.read_bytes() for path in finished.glob("*.json*")} == before
+    with pytest.raises(AssertionError, match="compiled"):
+        main(train_words(data, finished, "--train.duration", "13 steps"))

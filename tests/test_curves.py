@@ -31,7 +31,7 @@ def test_history_holds_the_figures_as_arrays() -> None:
     np.testing.assert_array_equal(history.epochs["loss"], [4 / 4, 4 / 7, 4 / 10])
     np.testing.assert_array_equal(history.epochs["seconds"], [7.25] * 3)
     np.testing.assert_array_equal(history.val["top1"], [4 / 17, 10 / 17])
-    assert repr(history) == "History(10 logged steps, 3 epochs, 2 evaluations: val loss 0.2718, top1 0.5882)"
+    assert repr(history) == "History(10 logged steps, 3 epochs, 2 evaluations: val loss 0.2718, top1 58.82%)"
 
 
 def test_history_of_a_resumed_run_equals_the_whole_one_and_a_fresh_run_begins_anew() -> None:

@@ -81,7 +81,8 @@ def test_another_goal_begins_anew_and_another_patience_goes_on():
     for step, value in enumerate((0.5, 0.4, 0.4), start=1):
         judgement = judgement.after(step, {"top1": value})
     saved = json.loads(json.dumps(judgement.saved()))
-    assert judgement.stops and judgement.reason == "no gain in val top1 in 2 validations since step 1, where it was 0.5"
+    assert judgement.stops
+    assert judgement.reason == "no gain in val top1 in 2 validations since step 1, where it was 50.00%"
     assert not Judgement(Goal(), 3).restored(saved).stops
     assert Judgement(Goal(), 3).restored(saved).after(4, {"top1": 0.5}).stops
     other = Judgement(Goal("loss", lowest=True), 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.listeners import BATCH, drive
 from support.reports import rows_of, write_run
 
 from jaxddp.cli import main
@@ -20,8 +21,11 @@ from jaxddp.reports.charts import curves
 from jaxddp.reports.overview import run_table, runs_below
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.seeds import Group, seed_table
+from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.listeners.lines import RunLines
 from jaxddp.training.manifest import Manifests
 from jaxddp.training.validations import Validations
+from jaxddp.wording import duration
 
 
 def listed(folder: Path) -> dict[str, list[str]]:
@@ -107,7 +111,7 @@ def test_what_is_known_of_a_run_that_goes_on(tmp_path):
     (place / "metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:30])
     val = rows_of_whole(place)
     _, step, best, at, last, epoch, _ = listed(tmp_path / "a")["a"]
-    assert (step, epoch, at, best) == ("20 of 40", "2", "10", f"top1 {val['top1']:.1%}") and last == best
+    assert (step, epoch, at, best) == ("20 of 40", "2", "10", f"top1 {val['top1']:.2%}") and last == best
     (place / "metrics.jsonl").unlink()
     assert listed(tmp_path / "a")["a"][1:] == ["0", "-", "-", "-", "-", "-"]
 
@@ -123,7 +127,7 @@ def test_the_best_is_that_of_the_lowest_loss_where_there_is_no_accuracy(tmp_path
     place = write_run(tmp_path / "a")
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in ((1, 0.5), (2, 0.25), (3, None), (4, 0.75))]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert listed(place)["a"][2:5] == ["loss 0.25", "2", "loss 0.75"]
+    assert listed(place)["a"][2:5] == ["loss 0.2500", "2", "loss 0.7500"]
 
 
 def test_the_best_is_that_of_the_run_s_own_goal_and_of_the_average(tmp_path):
@@ -159,9 +163,33 @@ def test_the_command_prints_a_table(tmp_path, capfd):
     assert main(["runs", str(tmp_path)]) == 0
     printed = capfd.readouterr().out
     (line,) = [line for line in printed.splitlines() if "first" in line]
-    assert "done" in line and "40 of 40" in line and f"top1 {best:.1%}" in line
+    assert "done" in line and "40 of 40" in line and f"top1 {best:.2%}" in line
     assert main(["runs", str(tmp_path / "first" / "none")]) == 2
     assert "none: no such directory; give one that holds work directories" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["runs", str(tmp_path / "empty")]) == 0
     assert capfd.readouterr().out == f"{tmp_path}/empty: holds no runs\n"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_table_fits_and_a_file_has_a_line_a_run(columns, tmp_path, capfd, monkeypatch):
+    for name in ("first", "a-run-with-a-name-that-is-longer-than-most"):
+        write_run(tmp_path / name)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["runs", str(tmp_path)]) == 0
+    whole = capfd.readouterr().out
+    assert sum("top1" in line for line in whole.splitlines()) == 2
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["runs", str(tmp_path)]) == 0
+    narrow = capfd.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= columns
+    # Cells are folded between their words.
+    assert all(word in narrow for cells in listed(tmp_path).values() for cell in cells for word in cell.split())
+
+
+def test_a_run_and_the_list_of_runs_say_the_same_seconds(tmp_path):
+    told: list[str] = []
+    (tmp_path / "config.json").write_text(json.dumps({"seed": 0, "data": {}, "train": {"batch_size": BATCH}}))
+    drive(JsonLines(tmp_path), RunLines(told.append))
+    (run,) = read_runs([tmp_path])
+    assert f"after {duration(run.duration)} of training and validation" in told[-1]

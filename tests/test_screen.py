@@ -1,7 +1,6 @@
 """What a run shows on a screen, in a pipe, in a terminal and in a notebook, from an invented run."""
 
 import io
-import math
 import os
 import re
 import subprocess
@@ -34,7 +33,9 @@ def test_the_screen_shows_a_utilization_where_there_is_one_and_the_memory_at_the
     assert lines.pace(step_record(1, used=USED)) == "lr 0.03333  1,234 images/s  MFU 41.2%  data wait 14%"
     assert lines.pace(step_record(1, used=Used(peak_memory=7))) == "lr 0.03333  1,234 images/s  data wait 14%"
     assert (
-        lines.closing(RunEnd("done", 9, 61.0, used=USED)) == "done at step 9 after 1:01  MFU 41.2%  peak memory 12 GB"
+        lines.closing(RunEnd("done", 9, 61.0, used=USED), 40.0)
+        == "done at step 9 after 40.0 s of training and validation (1 min 01 s with all else)  MFU 41.2%  "
+        "peak memory 12 GB"
     )
 
 
@@ -54,23 +55,21 @@ def test_a_stranger_s_name_of_its_host_is_shown_and_not_obeyed() -> None:
     assert refusal is not None and r"JAX_PROCESS_ID=5 on evil\x1b[2J: " in refusal.reason
 
 
-def test_durations() -> None:
-    seconds = (None, math.inf, 0.04, 59.94, 59.96, 61, 3599.7, 7447)
-    assert [lines.duration(value) for value in seconds] == [
-        "--",
-        "--",
-        "0.0s",
-        "59.9s",
-        "1:00",
-        "1:01",
-        "1:00:00",
-        "2:04:07",
-    ]
-
-
 def test_figures_are_readable() -> None:
     metrics = {"loss": 0.43211, "top1": 0.85214, "top10": 1.0, "count": 5, "loss_scale": 32768.0, "tiny": 1.25e-6}
     assert lines.shown(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
+
+
+def test_epochs_are_those_that_were_asked_for() -> None:
+    asked = {"train": {"duration": "6 epochs"}}
+    run = run_start(total_steps=281, batch_size=32, num_examples=1497, config=asked)
+    assert lines.opening(run)[1] == "281 steps (6 epochs)"
+    assert lines.position(run, 281 * 32 / 1497) == "epoch 6.00/6"
+    one = run_start(total_steps=1, batch_size=1, num_examples=1, params={"bias": np.zeros(1)})
+    assert lines.opening(one) == [
+        "1 parameter | 1 example | global batch 1 on 4 x cpu in 2 processes",
+        "1 step (1 epoch)",
+    ]
 
 
 def test_time_left_counts_what_the_wall_clock_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +87,8 @@ def test_time_left_counts_what_the_wall_clock_counts(monkeypatch: pytest.MonkeyP
 def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
     kept: list[str] = []
     epochs = lines.RunLines(kept.append)
+    epochs.start(run_start())
+    kept.clear()
     for step in range(1, TOTAL + 1):
         epochs.step(step_record(step))
         if step in (4, 5):
@@ -96,22 +97,24 @@ def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
     epochs.evaluation(evaluation_record(10, split="ema"))
     epochs.evaluation(evaluation_record(10))
     assert kept == [
-        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2s",
-        "step 5  epoch 1.60  val loss 0.5437 top-1 29.41%  77 in 2.5s",
-        "epoch   2  train loss 0.5714 top-1 63.64%  7.2s",
-        "epoch   3  train loss 0.4000 top-1 90.91%  ema loss 0.2718 top-1 58.82%  7.2s",
-        "step 10  epoch 3.20  val loss 0.2718 top-1 58.82%  77 in 2.5s",
+        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2 s",
+        "step 5  epoch 1.60  val loss 0.5437 top-1 29.41%  77 in 2.5 s",
+        "epoch   2  train loss 0.5714 top-1 63.64%  7.2 s",
+        "epoch   3  train loss 0.4000 top-1 90.91%  ema loss 0.2718 top-1 58.82%  7.2 s",
+        "step 10  epoch 3.20  val loss 0.2718 top-1 58.82%  77 in 2.5 s",
     ]
 
 
 def test_an_evaluation_after_an_epoch_that_no_logged_step_parts_from_it_stands_alone() -> None:
     kept: list[str] = []
     epochs = lines.RunLines(kept.append)
+    epochs.start(run_start())
+    kept.clear()
     epochs.step(step_record(4))
     epochs.evaluation(evaluation_record(6))
     assert kept == [
-        "epoch   1  train loss 1.0000 top-1 36.36%  7.2s",
-        "step 6  epoch 1.92  val loss 0.4530 top-1 35.29%  77 in 2.5s",
+        "epoch   1  train loss 1.0000 top-1 36.36%  7.2 s",
+        "step 6  epoch 1.92  val loss 0.4530 top-1 35.29%  77 in 2.5 s",
     ]
 
 
@@ -130,10 +133,13 @@ def test_plain_lines_of_a_run() -> None:
         "16 parameters | 100 examples | global batch 32 on 4 x cpu in 2 processes",
         "10 steps (3.2 epochs) | resuming at step 2 | writing to runs/demo",
         "step 3/10  epoch 0.96/3.2  loss 1.0472 top-1 23.08% top-5 25.00%  lr 0.03333  1,234 images/s  data wait 14%"
-        "  ETA 0.2s",
+        "  ETA 0.2 s",
     ]
     assert [line[:9] for line in printed[3:7]] == ["step 4/10", "epoch   1", "step 7/10", "epoch   2"]
-    assert printed[7:] == ["preempted at step 8 after 1:01; the same command resumes it"]
+    assert printed[7:] == [
+        "preempted at step 8 after 2.6 s of training and validation (1 min 01 s with all else); the same command "
+        "resumes it"
+    ]
 
 
 WATCHED = f"""
@@ -145,6 +151,9 @@ from jaxddp.training.listeners.display import progress
 drive(progress(), start=2)
 """
 
+CLOSING = (
+    "done at step 10 after 5.2 s of training and validation (1 min 30 s with all else)  val loss 0.2718 top-1 58.82%"
+)
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "TERM": "xterm-256color"}
 
 
@@ -156,7 +165,7 @@ def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
     assert not set(re.findall(r"[\x00-\x1f\x7f]", text)) - {"\n"}
     # Two lines to open, eight steps, three epochs (two with their evaluation), one to close.
     assert len(text.splitlines()) == 2 + 8 + 3 + 1
-    assert text.splitlines()[-1] == "done at step 10 after 1:30  val loss 0.2718 top-1 58.82%"
+    assert text.splitlines()[-1] == CLOSING
 
 
 @pytest.mark.slow
@@ -184,10 +193,10 @@ def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
     # What stays stands there once; the bar is erased and the cursor back in the end.
     kept = [line for line in frames.splitlines() if line.startswith(("epoch ", "done "))]
     assert kept == [
-        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2s",
-        "epoch   2  train loss 0.5714 top-1 63.64%  7.2s",
-        "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2s",
-        "done at step 10 after 1:30  val loss 0.2718 top-1 58.82%",
+        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2 s",
+        "epoch   2  train loss 0.5714 top-1 63.64%  7.2 s",
+        "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2 s",
+        CLOSING,
     ]
     after_last_bar = raw[raw.rfind("━") :]
     assert "\x1b[2K" in after_last_bar
@@ -286,7 +295,7 @@ def test_a_notebook_gets_one_display_and_a_history_that_shows_itself(tmp_path: P
     assert len(displays) == 1
     assert "step 10/10" in displays[0].data["text/html"]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    assert "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2s\n" in printed
+    assert "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2 s\n" in printed
     assert "image/png" in outputs[-1].data
     assert outputs[-1].data["text/plain"].startswith("History(10 logged steps, 3 epochs, 2 evaluations")
     # Drawing left the notebook's own plotting alone.

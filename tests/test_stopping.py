@@ -24,6 +24,7 @@ from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.reports.overview import run_table
 from jaxddp.reports.run_files import read_runs
 from jaxddp.training.validations import Validations
+from jaxddp.wording import figure
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 
@@ -325,13 +326,13 @@ def test_a_stopped_run_is_told_everywhere(stopped, capfd):
     assert [*averaged] == [7, 13, 19, 25] and f"in 3 validations since step {best}," in said["reason"]
     assert main(["train", *words]) == 0
     shown = capfd.readouterr().out
-    assert "resuming at step 25" in shown and f"s: {said['reason']}" in shown and "step 26" not in shown
+    assert f"stopped at step 25 of 38 ({said['reason']}): nothing to train; result: val loss " in shown
     (run,) = read_runs([workdir])
     (cells,) = [[cell.text for cell in row] for row in run_table([run]).rows]
     assert cells[1] == "stopped" and cells[3].startswith("val_ema loss ") and cells[4] == f"{best}"
     assert main(["checkpoints", str(workdir)]) == 0
     (line,) = [line for line in capfd.readouterr().out.splitlines() if " best" in line]
-    assert line.split()[0] == str(best) and f"val_ema loss {averaged[best]:.4g}" in line
+    assert line.split()[0] == str(best) and f"val_ema loss {figure('loss', averaged[best])}" in line
 
 
 @pytest.mark.slow
@@ -342,7 +343,7 @@ def test_eval_prints_both_and_finds_the_best(stopped, capfd):
     assert [*printed] == ["step", "loss", "top1", "count", "val_ema loss", "val_ema top1"]
     averaged = {row["step"]: row["loss"] for row in lines(workdir) if row["split"] == "val_ema"}
     assert int(printed["step"]) == min(averaged, key=averaged.__getitem__)
-    assert float(printed["val_ema loss"]) == pytest.approx(min(averaged.values()), rel=1e-6)
+    assert float(printed["val_ema loss"]) == pytest.approx(min(averaged.values()), rel=1e-3)
 
 
 def test_the_rate_that_is_logged_follows_the_plateau(stopped):

@@ -90,7 +90,7 @@ def test_val_and_test_images_lie_in_one_folder(tree):
     check_labelled(val, "validation data")
     with pytest.raises(InputError) as caught:
         check_labelled(listing, "validation data")
-    expected = f"validation data: {listing.name(0)} has no label (2 of 2 images have none); give data with labels"
+    expected = f"validation data: {listing.name(0)} has no label (2 of 2 images without); give data with labels"
     assert str(caught.value).startswith(expected)
 
 
@@ -188,7 +188,7 @@ def test_bad_selections(tree, classes, expected):
 
 
 def test_a_selection_without_examples_is_refused():
-    assert "none of the 2 examples, the first of which is /d/0, is of the 1 selected" in message(
+    assert "none of 2 examples, the first of which is /d/0, is of the 1 selected" in message(
         small_table([1, 2]).select, "3:4"
     )
     assert "there are 0 classes" in message(chosen_classes, "0:1", ())

@@ -15,7 +15,7 @@ from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.errors import InputError
 from jaxddp.registry import AUGMENTATIONS
-from jaxddp.wording import first_line
+from jaxddp.wording import first_line, shaped
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 """(key, image [H, W, C]) -> image of the same shape and dtype."""
@@ -36,6 +36,9 @@ class Inputs(NamedTuple):
     """float[B, H, W, C]."""
     mixing: Mixing | None
     """The labels of mixed images; None where each image has only its own."""
+
+    def __repr__(self) -> str:
+        return f"Inputs({shaped(self.images)}{', mixed' if self.mixing is not None else ''})"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from jaxddp.config import Config
 from jaxddp.errors import InputError, JaxddpError
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.job.host import INHERITED_SOCKET
+from jaxddp.wording import counted
 
 GENERATION = "JAXDDP_GENERATION"
 """The variable that tells a process the number of its generation, which is one start of the whole job, from 0."""
@@ -106,7 +107,7 @@ def _start(group: WorkerGroup, generation: Generation, started: _Started) -> Non
     assignment, each = generation.assignment, len(started.gpus)
     # Closed here once process 0 holds it: otherwise others could still connect to it after process 0 ended.
     with generation.listener or nullcontext() as listener:
-        total, machines = _counted(assignment.processes, "process", "es"), assignment.processes // each
+        total, machines = counted(assignment.processes, "process"), assignment.processes // each
         over = f" on {machines} machines" if machines > 1 else ""
         say(f"jaxddp launch: {total}{over}, coordinator {assignment.coordinator}, output in {started.logs}")
         shared = {
@@ -134,7 +135,8 @@ def _shares(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
         raise InputError("launch: no GPU to start a process for; say how many to start: --processes P")
     if len(gpus) % processes:
         raise InputError(
-            f"--processes {processes}: {len(gpus)} GPUs cannot be shared evenly; --gpus K takes some of them, 0 none"
+            f"--processes {processes}: {counted(len(gpus), 'GPU')} cannot be shared evenly; --gpus K takes some of "
+            "them, 0 none"
         )
     return shares(gpus, processes), _cores(options, processes, pinned=not gpus)
 
@@ -143,11 +145,11 @@ def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[in
     mine = local_cores()
     if options.cores:
         if options.cores * processes > len(mine):
-            needed = f"{_counted(processes, 'process', 'es')} would need {options.cores * processes}"
+            needed = f"{counted(processes, 'process')} would need {options.cores * processes}"
             raise InputError(f"--cores {options.cores}: {needed}, and this one may use {len(mine)}")
         mine = mine[: options.cores * processes]
     elif processes > len(mine):
-        say(f"jaxddp launch: oversubscribed: {processes} processes on {_counted(len(mine), 'core')}")
+        say(f"jaxddp launch: oversubscribed: {counted(processes, 'process')} on {counted(len(mine), 'core')}")
         pinned = False
     if options.cores == 0 or not (options.cores or pinned) or not hasattr(os, "sched_setaffinity"):
         return [()] * processes
@@ -179,7 +181,3 @@ def _own_environment(options: Launch, rank: int, gpus: Sequence[str], inherited:
     elif options.gpus == 0:
         environ |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     return environ
-
-
-def _counted(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural * (number != 1)}"

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
+from jaxddp.commands.screen import IMPORTING
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.errors import InputError
+from jaxddp.job.progress import doing
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import config_names
 from jaxddp.sections.examples import DataConfig, HeldOut
-from jaxddp.wording import choices, on_screen
+from jaxddp.wording import choices, counted, on_screen, size
 
 if TYPE_CHECKING:
     from jaxddp.data.faults import Refuse
@@ -117,8 +119,9 @@ def _show(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
     options, file = parse_recipe(Show, "jaxddp data show", arguments)
-    from jaxddp.curate.show import show
-    from jaxddp.experiment.experiment import open_experiment
+    with doing(IMPORTING):
+        from jaxddp.curate.show import show
+        from jaxddp.experiment.experiment import open_experiment
 
     print(f"{show(open_experiment(file), options.step, options.count, options.out)}: {options.out}")
     return 0
@@ -132,8 +135,8 @@ def _pack(arguments: list[str]) -> int:
     with ProgressBar(sum(map(len, tables.values()))) as display:
         manifest = pack(tables, options.out, options, display)
     for split, written in manifest["splits"].items():
-        size = sum(written["files"].values()) / 1e6
-        print(f"{split}: {written['examples']:,} images, {size:,.1f} MB in {len(written['files'])} files")
+        held = f"{size(sum(written['files'].values()))} in {counted(len(written['files']), 'file')}"
+        print(f"{split}: {counted(written['examples'], 'image')}, {held}")
     print(f"data.path: {options.out}")
     return 0
 

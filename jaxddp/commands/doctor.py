@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
-from jaxddp.commands.screen import print_table
+from jaxddp.commands.screen import IMPORTING, print_table
+from jaxddp.job.progress import doing
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -32,7 +33,8 @@ def run(arguments: list[str]) -> int:
         options, file = parse_recipe(DoctorOfConfig, "jaxddp doctor", arguments)
     else:
         options, file = parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
-    from jaxddp.cluster.doctor.checklist import doctor, speaks
+    with doing(IMPORTING):
+        from jaxddp.cluster.doctor.checklist import doctor, speaks
 
     rows = doctor(file, options.workdir)
     if speaks():

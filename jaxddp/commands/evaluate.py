@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
+from jaxddp.commands.screen import IMPORTING
 from jaxddp.errors import InputError
+from jaxddp.job.progress import doing
+from jaxddp.wording import decimal
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,16 @@ def run(arguments: list[str]) -> int:
     options, file = parse_recipe(Eval, "jaxddp eval", arguments)
     if not options.workdir.is_dir():
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")
-    from jaxddp.experiment.experiment import evaluate, open_experiment
-    from jaxddp.job.membership import is_first
+    with doing(IMPORTING):
+        from jaxddp.experiment.experiment import evaluate, open_experiment
+        from jaxddp.job.membership import is_first
 
     measured = evaluate(open_experiment(file), options.workdir, options.step)
     if is_first():
-        print(*(f"{metric}: {value}" for metric, value in measured.items()), sep="\n")
+        print(*(f"{metric}: {_shown(value)}" for metric, value in measured.items()), sep="\n")
     return 0
+
+
+def _shown(value: float) -> str:
+    """Counts as they are, and what was measured with the digits that mean something; files have all of them."""
+    return str(value) if isinstance(value, int) else decimal(value)

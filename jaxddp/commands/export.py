@@ -7,7 +7,9 @@ from typing import Literal, get_args
 import tyro
 
 from jaxddp.commands.parse import check_run, parse
+from jaxddp.commands.screen import IMPORTING
 from jaxddp.errors import InputError
+from jaxddp.job.progress import doing
 from jaxddp.wording import choices
 
 Format = Literal["safetensors", "stablehlo", "onnx"]
@@ -38,16 +40,20 @@ def run(arguments: list[str]) -> int:
         raise InputError(f"{options.out}: its name says no format; {choices(form, known)}, or give --format")
     check_run(options.run)
     if form == "safetensors":
-        from jaxddp.experiment.exported_weights import export_run
+        with doing(IMPORTING):
+            from jaxddp.experiment.exported_weights import export_run
 
         print(export_run(options.run, options.step, options.out))
         return 0
-    from jaxddp.experiment.trained import restore_run
-    from jaxddp.mesh import Topology
-    from jaxddp.serving.program import export_program
+    with doing(IMPORTING):
+        from jaxddp.experiment.trained import restore_run
+        from jaxddp.mesh import Topology
+        from jaxddp.serving.program import export_program
 
     # onnxruntime computes few operations in bfloat16 on a CPU.
     precision = "float32" if form == "onnx" else None
     trained = restore_run(options.run, options.step, Topology.create(1), precision=precision)
-    print(export_program(trained, options.out, form))
+    with doing(f"making the program {options.out}"):
+        said = export_program(trained, options.out, form)
+    print(said)
     return 0

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
+from jaxddp.commands.screen import IMPORTING
+from jaxddp.job.progress import doing
 from jaxddp.ranges import Range
+from jaxddp.wording import counted
 
 Rate = Annotated[float, Range(0, 1_000_000, above=True)]
 _KEY = "--optimizer.learning-rate"
@@ -30,11 +33,12 @@ class FindLr:
 def run(arguments: list[str]) -> int:
     """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.errors`."""
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
-    import jaxddp.files as files
-    from jaxddp.experiment.rate_range import RateRange, find_rate, words_without
-    from jaxddp.job.membership import is_first
-    from jaxddp.schedules.peak import batch_factor
-    from jaxddp.training.pictures import png, rate_figure
+    with doing(IMPORTING):
+        import jaxddp.files as files
+        from jaxddp.experiment.rate_range import RateRange, find_rate, words_without
+        from jaxddp.job.membership import is_first
+        from jaxddp.schedules.peak import batch_factor
+        from jaxddp.training.pictures import png, rate_figure
 
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)
     test = find_rate(file, rates)
@@ -43,7 +47,7 @@ def run(arguments: list[str]) -> int:
     rate, steepest, diverged = test.suggestion()
     files.replace(out, png(rate_figure(test.tried, test.losses, test.smoothed, rate)))
     ended = "does not diverge" if diverged is None else f"diverges at {diverged:.2g}"
-    print(f"{len(test.losses)} steps at rates from {rates.lowest:g} to {test.tried[-1]:.2g}: {options.out}")
+    print(f"{counted(len(test.losses), 'step')} at rates from {rates.lowest:g} to {test.tried[-1]:.2g}: {options.out}")
     if rate is None:
         print(f"the loss never falls, and {ended}; nothing is suggested: check the data, or try other rates")
         return 0

@@ -16,7 +16,7 @@ from jaxddp.commands.screen import Row, print_table
 from jaxddp.errors import InputError
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
 from jaxddp.training.validations import VALIDATION_FILE, Validations
-from jaxddp.wording import on_screen, size
+from jaxddp.wording import figure, on_screen, size
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _listed(manifests: Manifests, validations: Validations | None, *, quick: boo
             whole = "sizes agree" if quick else "verified"
             state = whole if manifests.has(step) else "no manifest"
             metrics = {} if validations is None else validations.of(step)
-            shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if value is not None)
+            shown = "  ".join(f"{name} {figure(name, value)}" for name, value in metrics.items() if value is not None)
             marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)
             last = (f"damaged: {fault}", "bold red") if fault else state
             rows.append((bool(fault), (str(step), _saved(folder), size(_bytes(folder)), shown, marks, last)))

@@ -13,6 +13,7 @@ import tyro
 from jaxddp.commands.words import rules
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.job.progress import doing
 from jaxddp.overrides import check_values
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 
@@ -55,7 +56,8 @@ def _told(box: str) -> str:
 def parse_recipe(command: type[Command], prog: str, arguments: list[str]) -> tuple[Command, RecipeFile]:
     """As `parse`, of a command whose first word names a recipe file; and that file, with its config overridden."""
     name, *rest = arguments
-    file = read_recipe(name)
+    with doing(f"reading {name}"):
+        file = read_recipe(name)
     make: Any = command
     known = {"config": file.config, "workdir": workdir_of(name)}
     default = make(**{field.name: known[field.name] for field in fields(make) if field.name in known})

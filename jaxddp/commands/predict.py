@@ -8,10 +8,13 @@ from typing import Annotated
 import tyro
 
 from jaxddp.commands.parse import check_run, parse
+from jaxddp.commands.screen import IMPORTING
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError
+from jaxddp.job.progress import doing
 from jaxddp.predictions.formats import Format, format_of
 from jaxddp.ranges import Range
+from jaxddp.wording import counted
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,19 @@ def run(arguments: list[str]) -> int:
     check_run(options.run)
     if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.images):
         raise InputError(f"{options.out}: is what is to be predicted; give another --out")
-    from jaxddp.curate.progress_bar import ProgressBar
-    from jaxddp.data.inputs import open_inputs
-    from jaxddp.experiment.resources import join_job
-    from jaxddp.experiment.trained import restore_run
-    from jaxddp.job.environment import find_job
-    from jaxddp.job.membership import is_first
-    from jaxddp.mesh import Topology
-    from jaxddp.predictions.write import write_predictions
+    with doing(IMPORTING):
+        from jaxddp.curate.progress_bar import ProgressBar
+        from jaxddp.data.inputs import open_inputs
+        from jaxddp.experiment.resources import join_job
+        from jaxddp.experiment.trained import restore_run
+        from jaxddp.job.environment import find_job
+        from jaxddp.job.membership import is_first
+        from jaxddp.mesh import Topology
+        from jaxddp.predictions.write import write_predictions
 
     join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
-    table = open_inputs(options.images)
+    with doing("looking for the images"):
+        table = open_inputs(options.images)
     trained = restore_run(options.run, options.step, Topology.create(options.devices))
     with ProgressBar(len(table)) as bar:
         done = write_predictions(
@@ -69,5 +74,5 @@ def run(arguments: list[str]) -> int:
         )
     if is_first():
         unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
-        print(f"{options.out}: {done.images:,} images{unusable}, step {trained.step} of {options.run}")
+        print(f"{options.out}: {counted(done.images, 'image')}{unusable}, step {trained.step} of {options.run}")
     return 0

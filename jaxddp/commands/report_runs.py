@@ -6,6 +6,7 @@ from pathlib import Path
 import tyro
 
 from jaxddp.commands.parse import parse
+from jaxddp.job.progress import doing
 
 
 @dataclass(frozen=True)
@@ -27,5 +28,7 @@ def run(arguments: list[str]) -> int:
     options = parse(ReportRuns, ReportRuns(), "jaxddp report", arguments)
     from jaxddp.reports.compose import write_report
 
-    print(write_report(options.runs, options.out, options.step if options.predictions else None))
+    with doing("reading the runs"):
+        said = write_report(options.runs, options.out, options.step if options.predictions else None)
+    print(said)
     return 0

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
+from jaxddp.commands.screen import IMPORTING
+from jaxddp.job.progress import doing
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,12 @@ class Train:
 def run(arguments: list[str]) -> int:
     """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.errors`."""
     options, file = parse_recipe(Train, "jaxddp train", arguments)
-    from jaxddp.experiment.experiment import open_experiment, train
-    from jaxddp.job.membership import is_first
-    from jaxddp.training.listeners.curves import CURVES
-    from jaxddp.training.listeners.display import progress
-    from jaxddp.training.listeners.jsonl import METRICS
+    with doing(IMPORTING):
+        from jaxddp.experiment.experiment import open_experiment, train
+        from jaxddp.job.membership import is_first
+        from jaxddp.training.listeners.curves import CURVES
+        from jaxddp.training.listeners.display import progress
+        from jaxddp.training.listeners.jsonl import METRICS
 
     experiment = open_experiment(file)
     train(experiment, options.workdir, resume=options.resume, listeners=[progress()])

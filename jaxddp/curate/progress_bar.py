@@ -2,12 +2,13 @@
 
 import sys
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 from rich import progress
 from rich.console import Console
 
-from jaxddp.wording import on_screen
+from jaxddp.job.progress import told_to
+from jaxddp.wording import counted, on_screen, speed
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -19,8 +20,10 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._total = total
         self._begin = self._last = time.monotonic()
         self._bar: progress.Progress | None = None
+        self._hearing = ExitStack()
         if sys.stderr.isatty():
             self._bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
                 progress.BarColumn(),
                 progress.MofNCompleteColumn(),
                 progress.TextColumn("{task.fields[pace]}"),
@@ -32,20 +35,26 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             )
             self._task = self._bar.add_task("", total=total, pace="")
             self._bar.start()
+            self._hearing.enter_context(told_to(self._hear))
 
     def __exit__(self, *_: object) -> None:
+        self._hearing.close()
         if self._bar is not None:
             self._bar.stop()
 
     def advance(self, looked: int, faults: int) -> None:
         """How many images were looked at, and how many of them cannot be used."""
         now = time.monotonic()
-        pace = f"{looked / max(now - self._begin, 1e-9):,.0f} images/s, {faults:,} cannot be used"
+        pace = f"{speed(looked / max(now - self._begin, 1e-9))} images/s, {faults:,} cannot be used"
         if self._bar is not None:
             self._bar.update(self._task, completed=looked, pace=pace)
         elif now - self._last >= SECONDS_BETWEEN_LINES:
             self._last = now
-            print(f"{looked:,} of {self._total:,} images, {pace}", file=sys.stderr, flush=True)
+            print(f"{looked:,} of {counted(self._total, 'image')}, {pace}", file=sys.stderr, flush=True)
+
+    def _hear(self, words: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description=words)
 
     def fault(self, line: str) -> None:
         """Which image cannot be used, and why."""

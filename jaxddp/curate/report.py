@@ -10,6 +10,7 @@ import numpy as np
 from jaxddp.curate.look import Look
 from jaxddp.data.labels import class_counts, classes_of
 from jaxddp.data.source import Source
+from jaxddp.wording import counted, plural, some, span
 
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
 WARNINGS = (CONTRADICTION, LEAK)
@@ -24,8 +25,6 @@ _ADVICE = {
     "record": "write the records again without them",
 }
 """What becomes of images that cannot be mended, by what the data set is made of."""
-_NAMED = 3
-"""How many classes a line names."""
 
 
 class CheckedSplit:
@@ -167,19 +166,18 @@ def _lacking(first: CheckedSplit, split: CheckedSplit) -> dict[str, Any]:
 
 def _lines(name: str, found: dict[str, Any]) -> list[str]:
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in found["kinds"].items())
-    made_of = f"{found['made_of']}s"
-    lines = [
-        f"{name}: {found['examples']:,} {made_of} ({kinds or 'none readable'}), {found['faults']:,} cannot be used"
-    ]
+    images = counted(found["examples"], found["made_of"])
+    lines = [f"{name}: {images} ({kinds or 'none readable'}), {found['faults']:,} cannot be used"]
     if found["faults"] and (advice := _ADVICE.get(found["made_of"])):
         lines.append(f"{name}: mend or replace the images that cannot be used, or {advice}")
     if balance := found.get("images_a_class"):
-        spread = f"{balance['least']:,} to {balance['most']:,}, median {balance['median']:,g}"
-        lines.append(f"{name}: {found['classes']:,} classes, images a class {spread}")
+        least, most = balance["least"], balance["most"]
+        median = f", median {balance['median']:,g}" if least < most else ""
+        each = f"{span(least, most)} {plural(most, 'image')} a class{median}"
+        lines.append(f"{name}: {counted(found['classes'], 'class')}, {each}")
     for key, classes in found.items():
         if isinstance(classes, list) and classes:
-            more = ", ..." if len(classes) > _NAMED else ""
-            lines.append(f"{name}: {key.replace('_', ' ')}: {len(classes):,} ({', '.join(classes[:_NAMED])}{more})")
+            lines.append(f"{name}: {key.replace('_', ' ')}: {len(classes):,} ({some(classes)})")
     for kind, n in found["notes"].items():
         lines.append(f"{name}: {'warning' if kind in WARNINGS else 'note'}: {kind}: {n:,}")
     return lines

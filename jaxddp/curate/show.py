@@ -6,6 +6,7 @@ import jaxddp.files as files
 from jaxddp.experiment.experiment import Experiment
 from jaxddp.experiment.inputs_seen import input_figure
 from jaxddp.training.pictures import png
+from jaxddp.wording import counted
 
 
 def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
@@ -25,4 +26,4 @@ def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
     files.replace(out, png(picture))
     batch_size, growth = experiment.feed.order.batch_size, experiment.feed.growth
     side = "" if growth is None else f", {growth.side(step - 1)}x{growth.side(step - 1)} pixels"
-    return f"{min(count, batch_size)} of {batch_size} images of step {step}{side}"
+    return f"{min(count, batch_size)} of {counted(batch_size, 'image')} of step {step}{side}"

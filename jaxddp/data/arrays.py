@@ -12,11 +12,11 @@ from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_apart
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
-from jaxddp.data.source import Record, check_order, columns
+from jaxddp.data.source import Record, check_order, columns, in_a_line
 from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes, label_codes, selected
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.errors import InputError
-from jaxddp.wording import refusal, show
+from jaxddp.wording import counted, refusal, shaped, show
 
 # Images that do not lie in memory one after the other are copied, and then not all at once.
 _HASHED_AT_ONCE = 1024
@@ -56,6 +56,9 @@ class ArrayTable:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def __repr__(self) -> str:
+        return in_a_line(self, shaped(self.images))
 
     @property
     def num_classes(self) -> int:
@@ -212,8 +215,8 @@ def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> Non
     if labels.ndim == 2:
         if labels.shape != (num_examples, num_classes):
             raise InputError(
-                f"labels of shape {labels.shape} for {num_examples} images: give one label per image, or, where it may "
-                f"have several, a row of {num_classes}, one a class"
+                f"labels of shape {labels.shape} for {counted(num_examples, 'image')}: give one label per image, or, "
+                f"where it may have several, a row of {num_classes}, one a class"
             )
         wrong = np.argwhere((labels != 0) & (labels != 1))
         if len(wrong):
@@ -221,7 +224,9 @@ def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> Non
             raise InputError(f"label {labels[row, column]} of row {row}, class {column}: give 1 if it is of it, else 0")
         return
     if labels.shape != (num_examples,):
-        raise InputError(f"labels of shape {labels.shape} for {num_examples} images: give one label per image")
+        raise InputError(
+            f"labels of shape {labels.shape} for {counted(num_examples, 'image')}: give one label per image"
+        )
     if not np.issubdtype(labels.dtype, np.integer):
         raise InputError(f"labels of {labels.dtype}: give integers, dense class indices from 0")
     wrong = np.flatnonzero((labels < -1) | (labels >= num_classes))

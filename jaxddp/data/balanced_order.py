@@ -6,6 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from jaxddp.data.order import SampleOrder, permutation, positions
+from jaxddp.wording import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -13,6 +14,9 @@ class ClassRows:
     """The rows of each class that has any, int64[n] each, ascending."""
 
     of_class: tuple[np.ndarray, ...]
+
+    def __repr__(self) -> str:
+        return f"ClassRows({counted(sum(map(len, self.of_class)), 'row')} of {counted(len(self.of_class), 'class')})"
 
     @classmethod
     def of(cls, labels: np.ndarray) -> "ClassRows":

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from jaxddp.wording import shaped
+
 
 class Batch(NamedTuple):
     """A batch of examples, a pytree of arrays that share their first axis of B examples.
@@ -30,3 +32,8 @@ class Batch(NamedTuple):
     unlabelled: Any = None
     """A `Batch` from a second source, of a multiple of B examples, whose labels are -1; None where there is none. What
     cuts a batch cuts both alike."""
+
+    def __repr__(self) -> str:
+        columns = {name: column for name, column in self._asdict().items() if column is not None}
+        told = (f"{name}={shaped(it) if hasattr(it, 'shape') else repr(it)}" for name, it in columns.items())
+        return f"Batch({', '.join(told)})"

@@ -1,6 +1,6 @@
 """The images of a few rows, as evaluation sees them, to be looked at."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from jaxddp.data.source import Source
 class _Chosen(EvalOrder):
     """Some rows in one batch."""
 
-    chosen: tuple[int, ...] = ()
+    chosen: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def num_batches(self) -> int:

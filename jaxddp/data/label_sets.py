@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxddp.errors import InputError
+from jaxddp.wording import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,6 +18,9 @@ class LabelSets:
     """Where they are listed, for messages."""
     line: np.ndarray
     """int64[N], the line of the file of each example."""
+
+    def __repr__(self) -> str:
+        return f"LabelSets({counted(len(self.members), 'example')}, {self.several.sum():,} of several classes)"
 
     @property
     def several(self) -> np.ndarray:

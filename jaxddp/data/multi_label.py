@@ -26,6 +26,9 @@ class MultiLabelTable:
     def __len__(self) -> int:
         return len(self._table)
 
+    def __repr__(self) -> str:
+        return f"MultiLabelTable({self._table!r})"
+
     @cached_property
     def labels(self) -> np.ndarray:
         """N times K bytes."""

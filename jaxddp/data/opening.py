@@ -6,6 +6,7 @@ The formats are `FORMATS`, the modules of `jaxddp/data/formats/`; see `jaxddp.da
 import dataclasses
 from typing import cast
 
+import jaxddp.job.progress as progress
 from jaxddp.config import DataConfig
 from jaxddp.data import catalog
 from jaxddp.data.faults import Refuse, at_once
@@ -25,12 +26,14 @@ def open_tables(data: DataConfig) -> tuple[Source, Source]:
     train, val = with_several_labels(open_splits(data)).values()
     if data.limit is not None:
         train = train.take(data.limit)
-    for source in (train, val):
-        source.check(data)
+    with progress.doing("looking for the images"):
+        for source in (train, val):
+            source.check(data)
     return train, val
 
 
 @permitted()
+@progress.doing("reading the data set")
 def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, Source]:
     """The sources of "train" and "val", with the selected classes; images are not checked.
 
@@ -57,6 +60,7 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, Source]
 
 
 @permitted()
+@progress.doing("reading the data set")
 def open_images(path: str, data: DataConfig) -> Source:
     """The images of another path, of whatever classes: those to train on of a data set, else all that lie there.
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxddp.errors import InputError
 from jaxddp.overrides import check_values
 from jaxddp.ranges import Range
+from jaxddp.wording import counted
 
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 """Seeds fit an int64, the widest integer that the orders, TensorFlow's and JAX's random keys have in common."""
@@ -61,8 +62,8 @@ class SampleOrder:
         check_values(self)
         if self.batch_size > self.num_examples:
             raise InputError(
-                f"batch size {self.batch_size}: the batch is larger than the data set of {self.num_examples} examples; "
-                f"use at most {self.num_examples}"
+                f"batch size {self.batch_size}: the batch is larger than the data set of "
+                f"{counted(self.num_examples, 'example')}; use at most {self.num_examples}"
             )
 
     def steps(self, epochs: int) -> int:

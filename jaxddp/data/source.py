@@ -15,7 +15,7 @@ from jaxddp.data.labels import is_multi_label
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.subset import ClassSelection
 from jaxddp.errors import InputError
-from jaxddp.wording import refusal
+from jaxddp.wording import counted, refusal, some
 
 if TYPE_CHECKING:
     from jaxddp.data.substitutes import Substitutes
@@ -189,6 +189,13 @@ def image_dtype(source: Source, data: DataConfig) -> np.dtype:
     return np.dtype(np.uint8) if told is None else told(data)
 
 
+def in_a_line(source: Source, images: str) -> str:
+    """A source for people, its columns left out; `images` says what and where they are."""
+    names = f" ({some(source.class_names)})" if source.num_classes else ""
+    classes = f"{counted(source.num_classes, 'class')}{names}"
+    return f"{type(source).__name__}({counted(len(source), 'example')} of {classes}, {images})"
+
+
 def check_source(source: Any, name: str) -> Source:
     """An argument that has the members of a source. Raises: InputError; names the argument, and what it is instead."""
     missing = [member for member in _MEMBERS if not hasattr(source, member)]
@@ -210,13 +217,15 @@ def check_labelled(source: Source, what: str) -> None:
     beyond = np.flatnonzero(source.labels >= source.num_classes)
     if len(beyond):
         label, name = source.labels[beyond[0]], source.name(int(beyond[0]))
-        raise InputError(f"{what}: {name} has label {label} of {source.num_classes} classes; give 0 to the last")
+        raise InputError(
+            f"{what}: {name} has label {label} of {counted(source.num_classes, 'class')}; give 0 to the last"
+        )
     unknown = np.flatnonzero(source.labels < 0)
     if not len(unknown):
         return
     raise InputError(
-        f"{what}: {source.name(int(unknown[0]))} has no label ({len(unknown)} of {len(source)} images have none); give "
-        "data with labels, or predict their classes instead"
+        f"{what}: {source.name(int(unknown[0]))} has no label ({len(unknown)} of {counted(len(source), 'image')} "
+        "without); give data with labels, or predict their classes instead"
     )
 
 
@@ -257,5 +266,7 @@ def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard
 def check_order(source: Source, order: Order, shard: Shard) -> None:
     """Raises `InputError` where an order is for another number of examples, or as `Shard.of`."""
     if order.num_examples != len(source):
-        raise InputError(f"an order of {order.num_examples} examples for {len(source)}: make an order of these")
+        raise InputError(
+            f"an order of {counted(order.num_examples, 'example')} for {len(source)}: make an order of these"
+        )
     shard.of(order.rows(0))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxddp.errors import InputError
-from jaxddp.wording import nearest, show
+from jaxddp.wording import counted, nearest, show
 
 ClassSelection = str | Iterable[int | str] | None
 """`"0:200"` (start and stop, as in Python), `"n01440764,n01443537"`, a sequence of indices or ids, or None for all."""
@@ -55,8 +55,8 @@ def selected(
     rows = np.flatnonzero(dense[labels] >= 0)
     if not len(rows):
         raise InputError(
-            f"classes {show(classes)}: none of the {len(labels)} examples, the first of which is {first}, is of the "
-            f"{len(chosen)} selected; select other classes"
+            f"classes {show(classes)}: none of {counted(len(labels), 'example')}, the first of which is {first}, "
+            f"is of the {len(chosen)} selected; select other classes"
         )
     return chosen, rows, dense[labels[rows]]
 

@@ -15,12 +15,13 @@ from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.label_sets import LabelSets
 from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
-from jaxddp.data.source import Record
+from jaxddp.data.source import Record, in_a_line
 from jaxddp.data.storage.store import Store
 from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes, selected
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.verified import Verified
 from jaxddp.errors import InputError
+from jaxddp.wording import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,9 @@ class ExampleTable:
 
     def __len__(self) -> int:
         return len(self.id)
+
+    def __repr__(self) -> str:
+        return in_a_line(self, f"the first is {self.name(0)}" if len(self) else "none")
 
     @property
     def num_classes(self) -> int:
@@ -120,8 +124,8 @@ class ExampleTable:
         if faults := self.verified.look():
             row, fault = faults[0]
             raise InputError(
-                f"{self.name(row)}: {fault} ({len(faults)} of {len(self)} images cannot be used); put these images "
-                "back, or take them out of the data set"
+                f"{self.name(row)}: {fault} ({len(faults)} of {counted(len(self), 'image')} cannot be used); put "
+                "these images back, or take them out of the data set"
             )
 
     def check_evaluation(self, data: DataConfig) -> None:

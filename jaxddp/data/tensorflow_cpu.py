@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 
+import jaxddp.job.progress as progress
 import jaxddp.private_names as private_names
 from jaxddp.log_level import errors_only
 
@@ -22,7 +23,7 @@ _HIDES_KERAS = "keras" not in sys.modules
 if _HIDES_KERAS:
     sys.modules["keras"] = None  # pyright: ignore[reportArgumentType]: Python's mark of what is not to be imported
 try:
-    with errors_only():
+    with progress.doing("importing TensorFlow"), errors_only():
         import tensorflow as tf
 except ModuleNotFoundError as error:
     if error.name != "keras":

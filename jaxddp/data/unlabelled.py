@@ -10,7 +10,7 @@ from jaxddp.data.opening import open_images
 from jaxddp.data.order import permutation
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError, about
-from jaxddp.wording import show
+from jaxddp.wording import counted, show
 
 TRAIN = "train"
 """What `data.unlabelled` calls the training images themselves."""
@@ -46,7 +46,10 @@ def few_labels(source: Source, per_class: int, seed: int = 0) -> Source:
     if (least := int(counts.min())) < per_class:
         name = show(source.class_ids[int(counts.argmin())])
         advice = f"give at most {least}" if least else "leave it out, by data.classes"
-        raise InputError(f"data.labels_per_class={per_class}: there are {least} examples of class {name}; {advice}")
+        raise InputError(
+            f"data.labels_per_class={per_class}: there {'is' if least == 1 else 'are'} {counted(least, 'example')} "
+            f"of class {name}; {advice}"
+        )
     by_class = np.argsort(source.labels, kind="stable")[-counts.sum() :]
     ends = np.cumsum(counts)
     chosen = [

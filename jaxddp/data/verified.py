@@ -89,7 +89,7 @@ class Verified:
                     _put(file, np.setdiff1d(_read(file), self._identity[lost]))
         # There may be no place for a cache, no permission or no space.
         except (OSError, RuntimeError) as error:
-            _log.info("what was verified of %s cannot be kept (%s)", self._store.root, error)
+            _log.debug("what was verified of %s cannot be kept (%s)", self._store.root, error)
         self._kept = self.sound & identified
 
     def _write(self, file: Path, new: np.ndarray) -> None:

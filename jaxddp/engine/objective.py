@@ -17,6 +17,7 @@ from jaxddp.engine.set_metrics import SetMetric, is_set_metric, measured
 from jaxddp.engine.views import mean_logits
 from jaxddp.errors import InputError
 from jaxddp.models.protocol import Model, takes_example_keys
+from jaxddp.wording import counted
 
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
 """(logits float[B, K], labels int32[B], or float[B, K] where there may be several) -> float[B]."""
@@ -215,5 +216,7 @@ def wide_logits(logits: Any, shape: tuple[int, int]) -> jax.Array:
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
         other = f"an object of type {type(logits).__name__}"
         found = f"{logits.dtype}{list(logits.shape)}" if hasattr(logits, "shape") else other
-        raise InputError(f"the model returned {found} for {shape[0]} images; return logits, float{list(shape)}")
+        raise InputError(
+            f"the model returned {found} for {counted(shape[0], 'image')}; return logits, float{list(shape)}"
+        )
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

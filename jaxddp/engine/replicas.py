@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.engine.state import SMALL_LEAF
 from jaxddp.errors import ReplicaError
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.wording import counted
 
 _NAMED = 4
 """How many devices a line names."""
@@ -143,4 +144,4 @@ def _where(names: Sequence[str], count: int) -> str:
     if not names:
         # The next program may have been given other bits, or the first one have computed wrongly.
         return "though not where its arrays were compared one by one, so that a device computes wrongly"
-    return f"in {len(names)} of {count} arrays, first in {names[0]}"
+    return f"in {len(names)} of {counted(count, 'array')}, first in {names[0]}"

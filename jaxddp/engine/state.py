@@ -14,7 +14,7 @@ from jaxddp.errors import InputError
 from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
-from jaxddp.wording import kind_of
+from jaxddp.wording import counted, kind_of
 
 Transform = Callable[[Any, Any], tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) of the same names, shapes and dtypes."""
@@ -38,6 +38,16 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     parts: dict[str, Any] = flax.struct.field(default_factory=dict)
     """The arrays of the step's optional parts, by name; see `jaxddp.engine.parts.part.Part`."""
+
+    def __repr__(self) -> str:
+        """Also of shapes and of what JAX traces, where the step is not known."""
+        try:
+            step = f"step {int(self.step):,}, "
+        except (TypeError, RuntimeError):
+            step = ""
+        leaves = [leaf for leaf in jax.tree.leaves(self.params) if hasattr(leaf, "size")]
+        count = counted(sum(leaf.size for leaf in leaves), "parameter")
+        return f"TrainState({step}{count} in {counted(len(leaves), 'array')})"
 
     @property
     def eval_params(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import jaxddp.job.progress as progress
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.omissions import Omissions
@@ -17,6 +18,7 @@ from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 from jaxddp.job.membership import agree, exchange, from_first
 from jaxddp.mesh import Topology
+from jaxddp.wording import counted
 
 _MOST_AT_ONCE = 64
 _AHEAD = 2
@@ -31,6 +33,9 @@ class Answers(NamedTuple):
     """float32[n, K]; NaN in the row of an image that cannot be used."""
     errors: dict[int, str]
     """Why an image cannot be used, by its row in the source."""
+
+    def __repr__(self) -> str:
+        return f"Answers({counted(len(self.probabilities), 'image')} from row {self.start:,})"
 
 
 def images_at_once(num_examples: int) -> int:
@@ -90,7 +95,9 @@ class Answering:
     def _answers(self, batches: Iterable[Batch], omissions: Omissions | None) -> Iterator[Answers]:
         waiting: deque[tuple[int, Any, Any]] = deque()
         for step, batch in enumerate(batches):
-            found = self.classify(self.topology.place(batch))
+            # The first one compiles.
+            with progress.doing("" if step else "compiling the network"):
+                found = self.classify(self.topology.place(batch))
             waiting.append((step * self._order.batch_size, *found))
             if len(waiting) > _AHEAD:
                 yield self._answer(*waiting.popleft(), omissions)

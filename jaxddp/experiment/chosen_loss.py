@@ -11,6 +11,7 @@ from jaxddp.engine.loss import ExampleLoss, example_loss
 from jaxddp.errors import InputError
 from jaxddp.registry import LOSSES
 from jaxddp.sections.training import BALANCED
+from jaxddp.wording import counted
 
 _KEY = "loss.class_weights"
 
@@ -50,7 +51,10 @@ def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None
             )
         return class_counts.sum() / (len(class_counts) * class_counts)
     if len(given) != len(class_counts):
-        raise InputError(f"{_KEY}: {len(given)} weights for {len(class_counts)} classes; give one for each, in order")
+        raise InputError(
+            f"{_KEY}: {counted(len(given), 'weight')} for {counted(len(class_counts), 'class')}; give one for each, "
+            "in order"
+        )
     return np.array(given)
 
 

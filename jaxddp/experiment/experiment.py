@@ -14,6 +14,7 @@ from jaxddp.data.labels import is_multi_label
 from jaxddp.engine.state import TrainState, measured_states
 from jaxddp.errors import InputError
 from jaxddp.experiment.chosen_metrics import check_wanted
+from jaxddp.experiment.ended import how_it_ended
 from jaxddp.experiment.feed import Feed
 from jaxddp.experiment.judged import judgement_of
 from jaxddp.experiment.objective_identity import objective_fingerprints
@@ -32,6 +33,7 @@ from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.loggers import make_loggers
 from jaxddp.training.loop import fit
 from jaxddp.training.manifest import CHECKPOINTS
+from jaxddp.training.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -68,27 +70,29 @@ def open_experiment(file: RecipeFile, learning_rate: optax.Schedule | None = Non
     if config.train.precision is None:
         config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
     resources = open_resources(config, topology)
-    recipe = recipe_of(file, config, TrainingData.of(resources.train, config.data), topology, learning_rate)
-    # What is wrong with these is said before there is a work directory, and before anything is compiled.
-    judgement_of(recipe, resources)
-    feed = make_feed(recipe, resources)
-    try:
-        preprocess = make_preprocess(recipe, resources)
-    except InputError as error:
-        hook = file.hooks.get("get_augmentation")
-        if hook is None or not str(error).startswith("augmentation: "):
-            raise
-        raise InputError(f"{hook.name}: {error}") from error
+    with progress.doing("making network, loss and optimizer"):
+        recipe = recipe_of(file, config, TrainingData.of(resources.train, config.data), topology, learning_rate)
+        # What is wrong with these is said before there is a work directory, and before anything is compiled.
+        judgement_of(recipe, resources)
+        feed = make_feed(recipe, resources)
+        try:
+            preprocess = make_preprocess(recipe, resources)
+        except InputError as error:
+            hook = file.hooks.get("get_augmentation")
+            if hook is None or not str(error).startswith("augmentation: "):
+                raise
+            raise InputError(f"{hook.name}: {error}") from error
     return Experiment(file, recipe, resources, feed, preprocess)
 
 
 @progress.phase("start")
 def train(
     experiment: Experiment, directory: Path, *, resume: Resume = "auto", listeners: Sequence[Any] = ()
-) -> TrainState:
+) -> TrainState | None:
     """Train in a work directory: resume or begin, save, validate, and log as the config says.
 
-    SIGTERM makes it save and stop. The listeners are beside those of the config and of the recipe file.
+    SIGTERM makes it save and stop. The listeners are beside those of the config and of the recipe file. Of a run that
+    has ended and is asked for nothing else, a line says so: nothing is compiled, no image is read, and None returned.
 
     Raises:
         InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
@@ -103,7 +107,12 @@ def train(
     fingerprints |= objective_fingerprints(experiment.recipe, resources)
     with session(directory, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
         claimed = Claim(config.to_dict(), fingerprints, file)
-        claim(directory, claimed, resuming=own.resume_step is not None)
+        is_same = claim(directory, claimed, resuming=own.resume_step is not None)
+        total_steps = Plan.of(config, len(resources.train)).total_steps
+        if told := how_it_ended(directory, own.resume_step, total_steps, is_same=is_same):
+            if is_first():
+                print(f"{directory}: {told}", flush=True)
+            return None
         hook = file.hooks.get("get_listeners") if is_first() else None
         of_file = [] if hook is None else check_listeners(hook(config, directory), hook.name)
         setup = experiment.setup(fresh=own.resume_step is None)

@@ -18,6 +18,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
 from jaxddp.weights.layout import namings_of, published
 from jaxddp.weights.state_dict import write
+from jaxddp.wording import counted
 
 _ANY_CLASSES = 2
 """The names of a network's arrays are the same for any number of classes."""
@@ -37,7 +38,7 @@ def export_run(directory: Path, which: str, out: Path) -> str:
         )
     step, arrays = read_run(directory, which, Topology.create(1))
     count = _write(out, model_of(file, file.config, _ANY_CLASSES), arrays)
-    return f"{out}: {count} arrays of step {step} of {directory}"
+    return f"{out}: {counted(count, 'array')} of step {step} of {directory}"
 
 
 @words_of_arguments()

@@ -26,7 +26,7 @@ from jaxddp.mesh import Topology
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted
 from jaxddp.training.run import Chunk, Growing
-from jaxddp.wording import size
+from jaxddp.wording import counted, size
 
 LONGEST_CHUNK = 32
 """Steps in one dispatch, at most: enough for its cost to vanish, and few enough for SIGTERM to be answered soon."""
@@ -64,6 +64,12 @@ class Feed:
     resident: dict[str, Resident] = field(default_factory=dict, repr=False)
     """What lies on the devices already, by its use."""
     unlabelled: "Feed | None" = None
+
+    def __repr__(self) -> str:
+        resident = "".join(f", {use} images on the devices" for use in self.resident)
+        devices = counted(self.topology.num_devices, "device")
+        others = "" if self.unlabelled is None else f", unlabelled {self.unlabelled!r}"
+        return f"Feed({self.source!r}, {self.order!r}, {devices}{resident}{others})"
 
     @property
     def shard(self) -> Shard:
@@ -142,7 +148,8 @@ class Feed:
             del self.resident[use]
         self._check_memory(missing)
         for use, source in missing.items():
-            with named(lambda use=use: f"as {use} images were placed", lambda: _SMALLER):
+            out_of_memory = named(lambda use=use: f"as {use} images were placed", lambda: _SMALLER)
+            with progress.doing(f"placing {use} images on the devices"), out_of_memory:
                 self.resident[use] = Resident(source, self._decoded(use, source))
 
     def resident_bytes(self, val: Source | None) -> dict[str, int]:

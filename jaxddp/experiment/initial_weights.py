@@ -21,6 +21,7 @@ from jaxddp.models.protocol import Model
 from jaxddp.weights.layout import namings_of, own_name
 from jaxddp.weights.match import Shapes, listed, match
 from jaxddp.weights.state_dict import FORMS, read
+from jaxddp.wording import counted
 
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -75,15 +76,15 @@ def initial_weights(
     with about(path):
         matched = match(shapes, found, namings, num_classes, new_layers)
     agree({"the weights to start from": _checksum(matched.arrays)})
-    said = [f"{len(matched.arrays)} of the network's {len(shapes)} arrays"]
+    said = [f"{len(matched.arrays)} of the network's {counted(len(shapes), 'array')}"]
     if matched.new:
         said.append(f"new: {listed(matched.new)}")
     if matched.head:
-        said.append(f"a new head for {num_classes} classes: {listed(matched.head)}")
+        said.append(f"a new head for {counted(num_classes, 'class')}: {listed(matched.head)}")
     if matched.left_over:
         said.append(f"left over: {listed(matched.left_over)}")
     if is_first() and len(said) > 1:
-        _log.warning(f"{path}: {'; '.join(said)}")
+        _log.info(f"{path}: {'; '.join(said)}")
     return matched.arrays
 
 

@@ -1,10 +1,12 @@
 """What a network said of a labelled set, in numbers: confusions, accuracy of each class, the surest mistakes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+
+from jaxddp.wording import counted, figure
 
 
 class Confusion(NamedTuple):
@@ -29,10 +31,14 @@ class Outcome:
         step: of the checkpoint.
     """
 
-    labels: np.ndarray = field(repr=False)
-    probabilities: np.ndarray = field(repr=False)
+    labels: np.ndarray
+    probabilities: np.ndarray
     class_names: tuple[str, ...]
     step: int
+
+    def __repr__(self) -> str:
+        found = f"accuracy {figure('accuracy', self.accuracy)} of {counted(len(self.known), 'image')}"
+        return f"Outcome(step {self.step:,}: {found}, {counted(len(self.class_names), 'class')})"
 
     @cached_property
     def known(self) -> np.ndarray:

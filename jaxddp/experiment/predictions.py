@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxddp.errors import InputError
 from jaxddp.overrides import checked
-from jaxddp.wording import not_installed
+from jaxddp.wording import counted, not_installed, some
 
 Cell = str | float | None
 Row = dict[str, Cell]
@@ -38,13 +38,18 @@ class Predictions:
     """
 
     ids: Sequence[str]
-    probabilities: np.ndarray = field(repr=False)
+    probabilities: np.ndarray
     class_ids: Sequence[str]
     class_names: Sequence[str]
     errors: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        classes = f"{counted(len(self.class_names), 'class')} ({some(self.class_names)})"
+        unusable = f", {len(self.errors):,} cannot be used" if self.errors else ""
+        return f"Predictions({counted(len(self), 'image')} of {classes}{unusable})"
 
     @cached_property
     def labels(self) -> np.ndarray:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 
+import jaxddp.job.progress as progress
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import Config
@@ -32,6 +33,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.training.plan import Plan
 from jaxddp.weights.match import Shapes
+from jaxddp.wording import counted
 
 
 def prepare(recipe: Recipe, resources: Resources, programs: Programs | None = None) -> RunSetup:
@@ -68,11 +70,13 @@ def initialize(
         recipe = dataclasses.replace(recipe, initialize=None)
     elif (start := recipe.config.model.weights) is not None:
         place, new = Path(start).expanduser(), recipe.config.model.new
-        weights = initial_weights(place, recipe.model, shapes, source.num_classes, topology, new)
+        with progress.doing(f"reading weights from {start}"):
+            weights = initial_weights(place, recipe.model, shapes, source.num_classes, topology, new)
         recipe = dataclasses.replace(recipe, weights=weights)
     model, programs = for_platform(recipe.model, topology.platform), programs or Programs()
     init = programs.init(model, recipe, shape, topology)
-    with named(lambda: "as the network was initialized", lambda: "choose a smaller network"):
+    out_of_memory = named(lambda: "as the network was initialized", lambda: "choose a smaller network")
+    with progress.doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     return RunSetup(recipe, resources, model, feed, preprocess, state, like, programs)
@@ -132,8 +136,8 @@ def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
     shape = resources.train.image_shape(data)
     if not (len(data.mean) == len(data.std) == 1 or len(data.mean) == len(data.std) >= shape[-1]):
         raise InputError(
-            f"data.mean has {len(data.mean)} values, data.std {len(data.std)}, and images of {shape} have {shape[-1]} "
-            "channels; give a value for each channel, or one for all"
+            f"data.mean has {counted(len(data.mean), 'value')}, data.std {len(data.std)}, and images of {shape} have "
+            f"{shape[-1]} channels; give a value for each channel, or one for all"
         )
     gradients, dtype = Gradients.of(config, resources.topology), config.train.precision or "float32"
     preprocess = Preprocess(data.mean, data.std, data.augment, dtype, recipe.augmentation)

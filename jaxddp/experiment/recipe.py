@@ -54,9 +54,9 @@ class Recipe:
         schedule: multiplies the optimizer's updates, as a function of the step (0 first).
     """
 
-    config: Config
+    config: Config = field(repr=False)
     model: Model
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation = field(repr=False)
     loss: ExampleLoss
     eval_loss: ExampleLoss
     objective: Callable[[Objective], TrainObjective] = supervised
@@ -64,7 +64,7 @@ class Recipe:
     augmentation: Augmentation | None = None
     parts: tuple[Part, ...] = ()
     initialize: Transform | None = None
-    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
     learning_rate: optax.Schedule | None = None
     schedule: optax.Schedule | None = None
 
@@ -89,7 +89,7 @@ class TrainingData:
     """
 
     num_examples: int
-    class_counts: np.ndarray
+    class_counts: np.ndarray = field(repr=False)
     images: Callable[[int], np.ndarray]
     multi_label: bool = False
 

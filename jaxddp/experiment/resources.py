@@ -19,6 +19,7 @@ from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import agree, is_first, join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.overrides import flatten
+from jaxddp.wording import counted
 
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -72,8 +73,8 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
     """See that a source has images and classes like those that a model is trained on. Raises: InputError."""
     if len(source.class_ids) != len(trained.class_ids):
         raise InputError(
-            f"validation data: {len(source.class_ids)} classes, and {len(trained.class_ids)} in the training data; "
-            "select the same classes in both"
+            f"validation data: {counted(len(source.class_ids), 'class')}, and {len(trained.class_ids)} in the "
+            "training data; select the same classes in both"
         )
     for label, (there, here) in enumerate(zip(source.class_ids, trained.class_ids, strict=True)):
         if there != here:
@@ -97,8 +98,8 @@ def tell_unseen(source: Source, trained: Source) -> None:
         names = ", ".join(repr(source.class_names[each]) for each in unseen[:3])
         more = f" and {len(unseen) - 3:,} more" if len(unseen) > 3 else ""
         _log.warning(
-            f"validation data: {there[unseen].sum():,} of {len(source):,} examples are of classes without any training "
-            f"examples: {names}{more}"
+            f"validation data: {there[unseen].sum():,} of {counted(len(source), 'example')} are of classes without "
+            f"any training examples: {names}{more}"
         )
 
 

@@ -85,13 +85,14 @@ def claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
     return Claim(config, fingerprints, objects=objects)
 
 
-def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:
+def claim(directory: Path, claimed: Claim, *, resuming: bool) -> bool:
     """Write config.json, and a copy of the recipe's files. On resume, compare with what stands there.
 
-    Data may have been moved. Of files, a fingerprint knows names and labels, and no image: a line says so. Raises:
-    InputError; a key of the recipe differs, or a file cannot be read or written.
+    Data may have been moved. Of files, a fingerprint knows names and labels, and no image: a line says so. Returns
+    whether nothing at all differs. Raises: InputError; a key of the recipe differs, or a file cannot be read or
+    written.
     """
-    path, content = directory / CONFIG_FILE, claimed.content()
+    path, content, saved = directory / CONFIG_FILE, claimed.content(), None
     if resuming:
         saved = _read(path)
         kept = saved.get("recipe")
@@ -105,6 +106,7 @@ def claim(directory: Path, claimed: Claim, *, resuming: bool) -> None:
         if claimed.recipe is not None:
             _keep(directory / COPY_FOLDER, claimed.recipe.files())
         files.replace(path, (json.dumps(content, indent=2) + "\n").encode())
+    return saved == content
 
 
 def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -139,7 +141,7 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
             raise InputError(f"{path}: {change}; {_KEEPS}")
     for key in _MOVED:
         if key in changed and is_first():
-            _log.warning(f"{changed[key]}: the same data by their fingerprints, for which no image file is opened")
+            _log.info(f"{changed[key]}: the same data by their fingerprints, for which no image file is opened")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import optax
 
+import jaxddp.job.progress as progress
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
@@ -43,6 +44,7 @@ from jaxddp.training.listeners.slow_processes import SlowProcesses
 from jaxddp.training.plan import Plan
 from jaxddp.training.predictor import Predictor
 from jaxddp.training.run import Chunk, Chunks, Run
+from jaxddp.wording import counted
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,8 @@ class RunSetup:
             # Before anything is compiled: both have to fit, and no image may be damaged.
             self.feed.place(self.validated)
         judgement = judgement_of(self.recipe, self.resources, measures_more=bool(evaluators))
-        (program, chunks), rate = self.program(), self.recipe.learning_rate
+        with progress.doing("preparing the step"):
+            (program, chunks), rate = self.program(), self.recipe.learning_rate
         blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
         several = self.topology.num_devices > 1
         # Of the listeners, those of the first process count, and all have to predict.
@@ -271,11 +274,14 @@ class RunSetup:
             Signature.of(self.table, self.data).write(session.directory)
         return session.joined(run)
 
+    def __repr__(self) -> str:
+        count = counted(sum(leaf.size for leaf in jax.tree.leaves(self.like.params)), "parameter")
+        batch = f"global batch {self.order.batch_size:,} over {counted(self.topology.num_devices, 'device')}"
+        return f"RunSetup({count}, {counted(len(self.table), 'example')}, {batch})"
+
     def __str__(self) -> str:
-        rows = [f"  {device}: rows {rows.start}:{rows.stop}" for device, rows in self.slices]
-        count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
-        head = f"RunSetup: {count:,} parameters, {len(self.table):,} examples, global batch {self.order.batch_size}"
-        return "\n".join([f"{head} over {self.topology.num_devices} devices", *rows])
+        """Which device gets which rows of a batch, too."""
+        return "\n".join([repr(self), *(f"  {device}: rows {rows.start}:{rows.stop}" for device, rows in self.slices)])
 
 
 def _wanted_metrics(listeners: Sequence[Any]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from jaxddp.data.source import Source, image_dtype
 from jaxddp.errors import InputError
 from jaxddp.overrides import checked
 from jaxddp.ranges import Range
+from jaxddp.wording import counted, some
 
 SIGNATURE_FILE = "signature.json"
 _DECODED = (1, 3, 4)
@@ -35,6 +36,10 @@ class Signature:
     """Whether they were arrays, taken as they are, and no files."""
     multi_label: bool = False
     """Whether an image may be of several classes, each of which has a probability of its own."""
+
+    def __repr__(self) -> str:
+        classes = f"{counted(len(self.class_names), 'class')} ({some(self.class_names)})"
+        return f"Signature({classes}, {self.dtype}{list(self.image_shape)})"
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "Signature":

@@ -12,6 +12,7 @@ from jaxddp.engine.objective import Objective, targets
 from jaxddp.engine.state import TrainState
 from jaxddp.experiment.feed import Feed
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.wording import plural
 
 _MOST_SHOWN = 8
 
@@ -53,4 +54,4 @@ def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax
 def _listed(rows: np.ndarray) -> str:
     shown = ", ".join(map(str, rows[:_MOST_SHOWN]))
     more = f" and {len(rows) - _MOST_SHOWN} more" if len(rows) > _MOST_SHOWN else ""
-    return f"row{'s' if len(rows) > 1 else ''} {shown}{more}"
+    return f"{plural(len(rows), 'row')} {shown}{more}"

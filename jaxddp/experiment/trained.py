@@ -34,7 +34,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.protocol import Model
 from jaxddp.training.shown import MOST_SHOWN, Shown
-from jaxddp.wording import show
+from jaxddp.wording import counted, show
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,7 +122,7 @@ class TrainedRun:
         chosen = np.asarray(rows).reshape(-1)
         whole = chosen.size > 0 and np.issubdtype(chosen.dtype, np.integer)
         if chosen.size > MOST_SHOWN:
-            raise InputError(f"rows: {chosen.size} rows; give at most {MOST_SHOWN}")
+            raise InputError(f"rows: {counted(chosen.size, 'row')}; give at most {MOST_SHOWN}")
         if not whole or chosen.min() < 0 or chosen.max() >= len(source):
             raise InputError(f"rows={show(rows)}: give numbers of rows of the source, 0 to {len(source) - 1}")
         images = chosen_images(source, self.data_of(source), chosen)

@@ -54,7 +54,8 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
         if _link is None:
             watch_alone(stall)
         return
-    _link = Link.meet(job, _versions(), start, waits=Waits(silence, stall, shutdown))
+    with progress.doing(f"meeting {job.num_processes} processes"):
+        _link = Link.meet(job, _versions(), start, waits=Waits(silence, stall, shutdown))
     sys.excepthook = _on_exception
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)

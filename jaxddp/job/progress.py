@@ -1,12 +1,13 @@
 """How far this process has come: the phase that it is in, the steps that it has done, and where its seconds went.
 
 The thread that trains writes it, and the watch reads it (`jaxddp.job.watch`). Progress is a phase that begins or ends,
-a step that is done, or something within a phase that calls `moved`.
+a step that is done, or something within a phase that calls `moved`. What a phase does can be said in words, which
+whoever listens shows while they last (`jaxddp.job.activity`).
 """
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
@@ -53,41 +54,82 @@ class Standing(NamedTuple):
 
 class _Progress:
     def __init__(self) -> None:
-        self.phase, self.step = OUTSIDE, 0
+        self.phase, self.words, self.step = OUTSIDE, "", 0
         self.begun = self.changed = time.monotonic()
         self.spent = dict[str, float]()
         self.thread: int | None = None
         self.committing = set[int]()
+        self.tell: Callable[[str], None] = _to_nobody
 
     def is_of_this_thread(self) -> bool:
         return self.thread in (None, threading.get_ident())
 
-    def enter(self, phase: str) -> str:
-        """Returns the phase that ends."""
+    def enter(self, phase: str, words: str, thread: int | None) -> None:
         now, before = time.monotonic(), self.phase
         self.spent = self.spent | {before: self.spent.get(before, 0.0) + now - self.begun}
         self.phase, self.begun, self.changed = phase, now, now
-        self.thread = None if phase == OUTSIDE else threading.get_ident()
-        return before
+        self.thread = thread
+        if words != self.words:
+            self.words = words
+            self.tell(words)
+
+
+def _to_nobody(words: str) -> None:
+    """Where nothing is shown."""
 
 
 _own = _Progress()
 
 
 @contextmanager
-def phase(name: Phase) -> Iterator[None]:
+def phase(name: Phase, words: str | None = None) -> Iterator[None]:
     """This process is in a phase during the block, and in that of before after it.
 
     Where several threads of a process train, as in a notebook, that of the first counts until it is done.
+
+    Args:
+        words: what it does, for people, such as "saving step 400"; "" shows nothing, and None what was shown before.
     """
+    with _within(name, words):
+        yield
+
+
+@contextmanager
+def doing(words: str) -> Iterator[None]:
+    """During the block this process does what the words say, in the phase in which it is."""
+    with _within(_own.phase, words):
+        yield
+
+
+@contextmanager
+def _within(name: str, words: str | None) -> Iterator[None]:
     if not _own.is_of_this_thread():
         yield
         return
-    before = _own.enter(name)
+    before = _own.phase, _own.words, _own.thread
+    _own.enter(name, _own.words if words is None else words, threading.get_ident())
     try:
         yield
     finally:
-        _own.enter(before)
+        _own.enter(*before)
+
+
+@contextmanager
+def told_to(tell: Callable[[str], None]) -> Iterator[None]:
+    """During the block one listener, and none of before, is told at once what this process begins to do.
+
+    It hears "" where there is nothing to show, and at the end of the block.
+    """
+    before, words = _own.tell, _own.words
+    before("")
+    _own.tell = tell
+    tell(words)
+    try:
+        yield
+    finally:
+        _own.tell = before
+        tell("")
+        before(_own.words)
 
 
 def moved() -> None:

@@ -6,7 +6,7 @@ from jaxddp.errors import Unreachable
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import expected_proof, same
 from jaxddp.job.messages import Challenge, Hello, Refusal
-from jaxddp.wording import show
+from jaxddp.wording import plural, show
 
 
 class Roll:
@@ -82,7 +82,7 @@ class Roll:
     def absent(self, timeout: float, listening: str) -> Refusal:
         """Who did not join in time."""
         missing = [str(process) for process in range(self._job.num_processes) if process not in self.hosts]
-        who = f"process{'es' * (len(missing) > 1)} {', '.join(missing[:8])}"
+        who = f"{plural(len(missing), 'process')} {', '.join(missing[:8])}"
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         others = f"; turned away {self._turned_away}, of another job or with another {KEY}" if self._turned_away else ""
         return Refusal(

@@ -17,7 +17,7 @@ from jaxddp.experiment.trained import TrainedRun
 from jaxddp.job.membership import agree, from_first, is_first
 from jaxddp.predictions import formats
 from jaxddp.predictions.partial import Partial
-from jaxddp.wording import as_text
+from jaxddp.wording import as_text, counted
 
 
 class Predicted(NamedTuple):
@@ -90,4 +90,6 @@ def _all(rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
         found += 1
         yield row
     if found != count:
-        raise InputError(f"{path}: {found} answers for {count} images; remove the file and predict again")
+        raise InputError(
+            f"{path}: {counted(found, 'answer')} for {counted(count, 'image')}; remove the file and predict again"
+        )

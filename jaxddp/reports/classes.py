@@ -11,6 +11,7 @@ from jaxddp.reports.tables import NOTHING, Cell, Column, Table
 from jaxddp.reports.thumbnails import thumbnails
 from jaxddp.reports.validated import Validated
 from jaxddp.training.shown import short
+from jaxddp.wording import counted
 
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20
@@ -57,7 +58,7 @@ def run_classes(number: int, name: str, colour: str, found: Validated) -> RunCla
     outcome = found.outcome
     names = outcome.class_names
     unusable = len(outcome.labels) - len(outcome.known)
-    summary = f"step {outcome.step:,}: {outcome.accuracy:.1%} of {len(outcome.known):,} images are right"
+    summary = f"step {outcome.step:,}: {outcome.accuracy:.2%} of {counted(len(outcome.known), 'image')} right"
     summary += f", {unusable:,} cannot be used" if unusable else ""
     matrix = _matrix(f"matrix-{number}", outcome) if len(names) <= LARGEST_MATRIX else None
     shown = (matrix, _confusions(outcome), _mistakes(found))

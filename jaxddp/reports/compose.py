@@ -13,7 +13,7 @@ from jaxddp.reports.page import Key, Page, check_libraries, render
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.seeds import Group, seed_table
 from jaxddp.reports.tables import Cell, Column, Table
-from jaxddp.wording import first_line
+from jaxddp.wording import counted, first_line, size
 
 
 def write_report(directories: Sequence[Path], out: Path, which: str | None) -> str:
@@ -44,7 +44,7 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None) -> s
     files.replace(out, content)
     left_out = [*page.faults, *page.class_faults]
     more = "".join(f"\n{fault}" for fault in left_out)
-    return f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}, {len(content) / 1e6:.1f} MB{more}"
+    return f"{out}: {counted(len(runs), 'run')}, {size(len(content))}{more}"
 
 
 def page_of(runs: Sequence[RunFiles]) -> Page:
@@ -53,7 +53,7 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
     several = [group for group in groups if len(group.members) > 1]
     of_seeds, seed_positions = seed_curves(runs, several)
     return Page(
-        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
         runs=run_table(runs, colours),
         legend=[Key(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
         faults=[f"{run.name}: {fault}" for run in runs for fault in run.faults],
@@ -79,10 +79,10 @@ def with_classes(page: Page, runs: Sequence[RunFiles], which: str) -> Page:
                 raise InputError("the run came from Python and does not say its network")
             classes.append(run_classes(number, *key, validated(run.directory, which)))
         except JaxddpError as error:
-            faults.append(f"{run.name} is left out: {error}")
+            faults.append(f"{run.name}: its classes are left out: {error}")
         # Of a recipe's own code, or of a device: the other runs have a report all the same.
         except Exception as error:
-            faults.append(f"{run.name} is left out: {type(error).__name__}: {first_line(error)}")
+            faults.append(f"{run.name}: its classes are left out: {type(error).__name__}: {first_line(error)}")
     return replace(page, accuracies=accuracy_tables(classes), classes=classes, class_faults=faults)
 
 

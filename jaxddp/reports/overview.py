@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.reports.run_files import RunFiles, is_run
-from jaxddp.reports.tables import NOTHING, Cell, Column, Table, clock, number, without_empty_columns
+from jaxddp.reports.tables import NOTHING, Cell, Column, Table, number, without_empty_columns
+from jaxddp.wording import duration
 
 _DEEPEST = 5
 _MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
@@ -32,15 +33,15 @@ def _runs_below(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> Table:
-    """How far the runs are, and how good."""
-    titles = ("step", "best validation", "at step", "last validation", "epoch", "time")
+    """How far the runs are, how good, and how long they trained and validated, starts and saving left out."""
+    titles = ("step", "best val", "at step", "last val", "epoch", "train + val time")
     columns = (Column("run", number=False), Column("status", number=False), *map(Column, titles))
     rows = []
     for run, colour in zip(runs, colours or [""] * len(runs), strict=True):
         step = f"{run.step:,}" if run.total_steps is None else f"{run.step:,} of {run.total_steps:,}"
         best = NOTHING if run.best is None else f"{run.best.metric} {number(run.best.metric, run.best.value)}"
         at = NOTHING if run.best is None else f"{run.best.step:,}"
-        cells = (run.status, step, best, at, _last(run), _epoch(run), clock(run.duration))
+        cells = (run.status, step, best, at, _last(run), _epoch(run), duration(run.duration))
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
     return Table(columns, rows)
 
@@ -59,7 +60,7 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> Table:
         medians = [number(name, _median(run, name)) for name in _MEDIANS]
         counts = [_count(run.result.get(name)) for name in ("devices", "processes")]
         training = None if run.seconds is None or not len(run.seconds) else float(run.seconds[-1])
-        times = clock(training), clock(run.validation_seconds)
+        times = duration(training), duration(run.validation_seconds)
         cells = (*medians, number("peak_memory", _peak_memory(run)), *counts, *times)
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
     return without_empty_columns(Table(columns, rows))
@@ -68,7 +69,8 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> Table:
 def _epoch(run: RunFiles) -> str:
     last = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
     known = [epoch for epoch in last if np.isfinite(epoch)]
-    return f"{max(known):.4g}" if known else NOTHING
+    # The step that completes 6 epochs may see more: it ends at 6.01.
+    return f"{min(max(known), run.asked_epochs):.4g}" if known else NOTHING
 
 
 def _last(run: RunFiles) -> str:

@@ -1,6 +1,7 @@
 """What the files of a work directory say of a run. They are read alone: without JAX, and while the run goes on."""
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,6 +75,15 @@ class RunFiles:
         told = self.result.get("step")
         logged = [int(columns["step"][-1]) for columns in self.series if columns]
         return max([told if isinstance(told, int) else 0, *logged])
+
+    @cached_property
+    def asked_epochs(self) -> float:
+        """How many epochs the run is to have; infinite where its length is another one, or not known."""
+        try:
+            duration = Duration.parse(self.config["train"]["duration"])
+            return float(duration.amount) if duration.unit == "epochs" else math.inf
+        except (InputError, KeyError, TypeError, AttributeError):
+            return math.inf
 
     @cached_property
     def total_steps(self) -> int | None:

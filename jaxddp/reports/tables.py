@@ -3,11 +3,11 @@
 import math
 from typing import NamedTuple
 
-from jaxddp.wording import size
+import jaxddp.wording as wording
 
 NOTHING = "-"
-_SHARES = ("top", "accuracy", "data_wait_fraction", "flops_utilization")
-"""How the names of metrics begin that are shares, from 0 to 1."""
+_OF_TIME = ("data_wait_fraction", "flops_utilization")
+"""What is logged of a step that is a share, too."""
 
 
 class Cell(NamedTuple):
@@ -47,28 +47,20 @@ def without_empty_columns(table: Table) -> Table:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric, such as "top1" or "val_ema top1", is a share from 0 to 1, to be written in percent."""
-    return metric.rpartition(" ")[2].startswith(_SHARES)
+    """Whether a metric, or what else is logged of a step, is a share from 0 to 1, to be written in percent."""
+    return metric in _OF_TIME or wording.is_share(metric)
 
 
 def number(metric: str, value: float | None) -> str:
     """A value of a metric as people read it."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    if is_share(metric):
+    if wording.is_share(metric):
+        return wording.figure(metric, value)
+    if metric in _OF_TIME:
         return f"{value:.1%}"
     if metric == "peak_memory":
-        return size(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else f"{value:.4g}"
-
-
-def clock(seconds: float | None) -> str:
-    """Seconds as people read them: `8.2 s`, `3 min 20 s`, `2 h 05 min`."""
-    if seconds is None or not math.isfinite(seconds):
-        return NOTHING
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60:,} h {minutes % 60:02} min"
+        return wording.size(value)
+    if metric == "images_per_second":
+        return wording.speed(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else wording.decimal(value)

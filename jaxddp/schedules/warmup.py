@@ -8,6 +8,7 @@ from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.peak import at_batch_size
+from jaxddp.wording import counted
 
 
 class Steps(NamedTuple):
@@ -32,8 +33,8 @@ def make_schedule(config: Config, steps: Steps) -> optax.Schedule:
     total, warmup = steps
     if warmup > total:
         raise InputError(
-            f'optimizer.warmup="{config.optimizer.warmup}" is {warmup} steps, longer than the run of {total}; '
-            'shorten it, or give it in percent ("5%")'
+            f'optimizer.warmup="{config.optimizer.warmup}" is {counted(warmup, "step")}, longer than the run of '
+            f'{total}; shorten it, or give it in percent ("5%")'
         )
     config = at_batch_size(config)
     after = SCHEDULES.get(config.optimizer.schedule)(config, steps)

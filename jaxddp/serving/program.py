@@ -21,7 +21,7 @@ from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.trained import TrainedRun
 from jaxddp.overrides import checked
 from jaxddp.serving import onnx_file
-from jaxddp.wording import choices, first_line, show
+from jaxddp.wording import choices, first_line, show, size
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """What a StableHLO program runs on."""
@@ -72,7 +72,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
     files.replace(Path(f"{out}.json"), (json.dumps(description(run, form), indent=2) + "\n").encode())
     files.replace(out, content)
     return (
-        f"{out}: {len(content):,} bytes, step {run.step} of {run.directory}; logits within {difference:.1g} of the "
+        f"{out}: {size(len(content))}, step {run.step} of {run.directory}; logits within {difference:.1g} of the "
         f"network's; classes and sizes in {out}.json"
     )
 

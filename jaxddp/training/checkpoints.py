@@ -158,7 +158,7 @@ class Checkpoints:
             InputError: the checkpoint is damaged, no longer there, or of another architecture or optimizer.
         """
         self.verify(step)
-        with restoring(self.directory, step) as place:
+        with progress.doing(f"restoring step {step:,}"), restoring(self.directory, step) as place:
             saved = self._manager.item_metadata(step)["state"]
             if differs := first_difference(saved, like):
                 name, there, here = differs
@@ -177,7 +177,7 @@ class Checkpoints:
     def restore_as_saved(self, step: int, sharding: jax.sharding.Sharding) -> TrainState:
         """The state of a step, whatever its architecture, each array laid out as `sharding`. Raises: as `restore`."""
         self.verify(step)
-        with restoring(self.directory, step):
+        with progress.doing(f"restoring step {step:,}"), restoring(self.directory, step):
             saved = self._manager.item_metadata(step)["state"]
             abstract = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -187,14 +187,14 @@ class Checkpoints:
             restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
         return TrainState(**restored["state"])
 
-    @progress.phase("save")
+    @progress.phase("save", "finishing what is saved")
     def wait(self) -> None:
         """Return when all that was saved is on disk; an `InputError` of the background writing shows here."""
         with writing(self.directory):
             self._manager.wait_until_finished()
         self._finish_manifest()
 
-    @progress.phase("save")
+    @progress.phase("save", "finishing what is saved")
     def close(self) -> None:
         """Finish what is being written: another manager of the directory would take it for rubbish."""
         try:

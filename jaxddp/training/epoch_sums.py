@@ -11,6 +11,7 @@ from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.errors import InputError, NonFiniteError
 from jaxddp.training.skipped_steps import SkippedSteps
+from jaxddp.wording import counted
 
 # The host goes on while this many steps that it dispatched last are unfinished, or the one chunk that holds more; so
 # batches in flight stay few, and a chunk is dispatched while the devices compute the one before it.
@@ -102,6 +103,6 @@ def check_substituted(count: int, limit: int, where: str) -> None:
     """Raises `InputError` where more images of an epoch were substituted than may be."""
     if count > limit:
         raise InputError(
-            f"{where}: {count} images of this epoch were substituted, and data.max_bad_images allows {limit}; find "
-            "them with `jaxddp data check`, or raise data.max_bad_images"
+            f"{where}: {counted(count, 'image')} of this epoch {'was' if count == 1 else 'were'} substituted, and "
+            f"data.max_bad_images allows {limit}; find them with `jaxddp data check`, or raise data.max_bad_images"
         )

@@ -57,7 +57,7 @@ class Evaluator:
         """The metrics over the split, as `measure` finds them."""
         return self.measure(state, report, between).metrics
 
-    @progress.phase("validation")
+    @progress.phase("validation", "validating")
     def measure(
         self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
     ) -> Measured:
@@ -74,7 +74,9 @@ class Evaluator:
             progress.moved()
             if number:
                 between()
-            sums = self.step(state, *feed)
+            # The first one compiles.
+            with progress.doing("validating" if number else "compiling validation"):
+                sums = self.step(state, *feed)
             totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values), sets={})
             of_set.add(sums.sets, stacked=sums.values.ndim == 3)
             in_flight.append(totals.values)

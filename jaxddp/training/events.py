@@ -45,10 +45,10 @@ class RunStart:
     processes: int
     device_kind: str = "cpu"
     workdir: Path | None = None
-    params: Any = None
+    params: Any = field(default=None, repr=False)
     traced: range | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    class_names: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    class_names: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class EvaluationRecord:
     seconds: float
     split: str = VAL
     predictions: Shown | None = None
-    sets: Mapping[str, Any] = field(default_factory=dict)
+    sets: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def final(self) -> bool:

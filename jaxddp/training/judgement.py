@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxddp.goal import Goal, Mean
+from jaxddp.wording import counted, figure
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ class Judgement:
     @property
     def reason(self) -> str:
         """Why it stops, and which validation was the best."""
-        count = f"{self.without_gain} validation{'s' if self.without_gain > 1 else ''}"
+        count = counted(self.without_gain, "validation")
         if self.best is None:
             return f"{self.goal.name} was not finite in {count}"
         smoothed = "smoothed " if self.goal.smoothing else ""
-        return f"no gain in {smoothed}{self.goal.name} in {count} since step {self.step}, where it was {self.best:.6g}"
+        best = figure(self.goal.metric, self.best)
+        return f"no gain in {smoothed}{self.goal.name} in {count} since step {self.step}, where it was {best}"
 
     def patient(self) -> "Judgement":
         """The same, as if the last validation had brought a gain."""

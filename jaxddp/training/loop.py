@@ -26,7 +26,7 @@ from jaxddp.training.run import Run
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
 
-@progress.phase("training")
+@progress.phase("training", "")
 def fit(run: Run) -> TrainState:
     """Train from the run's state to its plan's last step, and return the last state.
 
@@ -60,7 +60,7 @@ def fit(run: Run) -> TrainState:
         loop.start()
         state = loop.begin(done, state)
         progress.at_step(done)
-        with progress.phase("start"):
+        with progress.phase("start", "opening the data"):
             stream = run.chunks(done)
         profile = run.profile if run.topology.process_index == 0 else None
         with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
@@ -88,7 +88,8 @@ def fit(run: Run) -> TrainState:
         raise
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.why_stopped())
     used = run.usage(loop.clock.rate(), loop.work.mean())
-    loop.tell("end", loop.ended(status, time.perf_counter() - begin, reason, used))
+    with progress.doing("finishing logs"):
+        loop.tell("end", loop.ended(status, time.perf_counter() - begin, reason, used))
     return state
 
 
@@ -113,7 +114,7 @@ class _Loop:
         # What one process prints and writes, all would print and write.
         listeners = self.run.listeners if self.run.topology.process_index == 0 else ()
         record = self.run.start()
-        with progress.phase("listeners"):
+        with progress.phase("listeners", "opening logs"):
             for listener in listeners:
                 getattr(listener, "start", _ignore)(record)
                 self.listeners.append(listener)
@@ -158,7 +159,7 @@ class _Loop:
         """Before the first step of this run, which may be a resumed one."""
         test, self._untested = self._untested, None
         if test:
-            with self.clock.paused(), progress.phase("compile"):
+            with self.clock.paused(), progress.phase("compile", "testing the averaged gradient"):
                 test(state, *feed)
 
     def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
@@ -169,7 +170,7 @@ class _Loop:
                 # What the devices still compute meanwhile is training time, and compiling is not.
                 with progress.phase("device"):
                     jax.block_until_ready(state)
-                with self.clock.paused(), progress.phase("compile"):
+                with self.clock.paused(), progress.phase("compile", "compiling the step"):
                     self.run.program.prepare(state, *needed)
             if first:
                 self.memory.check(state, feed)
@@ -204,10 +205,11 @@ class _Loop:
 
     def _save(self, step: int, state: TrainState) -> None:
         if self.run.checkpoints:
-            progress = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
-            progress["skipped_in_a_row"] = self.skipped.in_a_row
-            progress |= {"judgement": self.judgement.saved(), "total_steps": self.plan.total_steps}
-            self.run.checkpoints.save(step, state, progress)
+            told = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
+            told["skipped_in_a_row"] = self.skipped.in_a_row
+            told |= {"judgement": self.judgement.saved(), "total_steps": self.plan.total_steps}
+            with progress.doing(f"saving step {step:,}"):
+                self.run.checkpoints.save(step, state, told)
         self.clock.resume()
 
     def _leave(self, step: int) -> None:

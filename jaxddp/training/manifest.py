@@ -12,11 +12,12 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import jaxddp.files as files
+import jaxddp.job.progress as progress
 
 CHECKPOINTS = "checkpoints"
 """The folder of a work directory that holds them."""
@@ -131,7 +132,8 @@ class Manifests:
         try:
             if not self.has(step):
                 return next((f"{name} is missing" for name in _LEAST if not (folder / name).is_file()), None)
-            return self._compare(folder, step, quick)
+            with nullcontext() if quick else progress.doing(f"verifying step {step:,}"):
+                return self._compare(folder, step, quick)
         except OSError as error:
             files.check_server(folder, error)
             place = Path(error.filename or folder)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.config import Config
+from jaxddp.wording import counted
 
 MOST_SHOWN = 1000
 """Images of a picture."""
@@ -42,6 +43,9 @@ class Shown:
     ) -> "Shown":
         """Those of the probabilities of all classes, float[N, K]."""
         return cls(images, labels, probabilities.argmax(-1), probabilities.max(-1), class_names)
+
+    def __repr__(self) -> str:
+        return f"Shown({counted(len(self.images), 'image')}, {self.wrong.sum():,} wrong)"
 
     @property
     def wrong(self) -> np.ndarray:

@@ -8,6 +8,7 @@ from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE
 from jaxddp.errors import NonFiniteError
 from jaxddp.job.membership import is_first
+from jaxddp.wording import counted
 
 _log = logging.getLogger("jaxddp.training")
 
@@ -49,7 +50,7 @@ class SkippedSteps:
             _log.warning(f"step {step}: {reason}, so the step changed nothing; {self.in_a_row}{most} in a row")
         if self._limit is not None and self.in_a_row >= self._limit:
             begin = f" in a row, from step {step - self.in_a_row + 1}," if self.in_a_row > 1 else ""
-            count = f"{self.in_a_row} step{'s' if begin else ''}{begin}"
+            count = f"{counted(self.in_a_row, 'step')}{begin}"
             bound = f"as many as train.max_bad_steps={self._limit}" if self._limit else "and train.max_bad_steps=0"
             raise TooManySkipped(
                 f"step {step}: {count} had no finite gradient, {bound}. Lower the learning rate, or lengthen its "

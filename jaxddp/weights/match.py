@@ -9,7 +9,7 @@ from jaxddp.errors import InputError
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.models.published import Naming
 from jaxddp.weights.layout import from_published, to_published
-from jaxddp.wording import nearest
+from jaxddp.wording import counted, nearest
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of a network's arrays by path: "params/fc/kernel", "batch_stats/bn1/mean"."""
@@ -81,7 +81,9 @@ def _told(
     parts = []
     if missing:
         near = nearest(missing[0], set(state_dict) - set(names.values()))
-        parts.append(f"{len(missing)} of the network's {len(shapes)} arrays missing: {listed(missing)}{near}")
+        parts.append(
+            f"{len(missing)} of the network's {counted(len(shapes), 'array')} missing: {listed(missing)}{near}"
+        )
     if other:
         shown = []
         for path in other:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jaxddp.job.progress as progress
 from jaxddp.cluster.doctor import checks, rehearsal
 from jaxddp.cluster.doctor.checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
@@ -19,6 +20,7 @@ from jaxddp.job.membership import exchange, is_first
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.step_seconds import FILE
+from jaxddp.wording import plural
 
 _LONGEST_REASON = 500
 
@@ -41,7 +43,8 @@ class Checklist:
     def add(self, check: str, look: Callable[..., Finding], *arguments: Any) -> Any | None:
         """Run a check and add its row; returns the value that it found, None where it failed."""
         try:
-            found = look(*arguments)
+            with progress.doing(f"checking {check}"):
+                found = look(*arguments)
         except JaxddpError as error:
             found = Finding(str(error), verdict="fail")
         except Exception as error:
@@ -121,7 +124,7 @@ def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
                     elsewhere.setdefault(row, []).append(str(process))
         merged += own
         for row, processes in elsewhere.items():
-            who = f"process{'es' * (len(processes) > 1)} {', '.join(processes)}"
+            who = f"{plural(len(processes), 'process')} {', '.join(processes)}"
             merged.append(CheckRow(name, row.verdict, f"{who}: {row.detail}"))
     return merged
 

@@ -23,7 +23,7 @@ from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.step_seconds import FILE, StepSeconds
 from jaxddp.versions import installed_version
-from jaxddp.wording import size
+from jaxddp.wording import counted, size
 
 Verdict = Literal["ok", "warn", "fail"]
 PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorflow")
@@ -61,7 +61,9 @@ def coordinator(job: Job | None, parallel: ParallelConfig, known: bool) -> Findi
         return Finding("not joined: the environment does not say which job", verdict="fail")
     if job is None:
         return Finding("not in a job")
-    return Finding(f"{job.num_processes} processes met at {job.coordinator} in {time.monotonic() - begin:.1f} s")
+    return Finding(
+        f"{counted(job.num_processes, 'process')} met at {job.coordinator} in {time.monotonic() - begin:.1f} s"
+    )
 
 
 def devices(parallel: ParallelConfig) -> Finding:
@@ -147,7 +149,7 @@ def slow_processes(directory: Path) -> Finding:
         found = StepSeconds.loads(path, files.read(path))
     slow, steps = found.slow(), f"steps {found.first + 1:,} to {found.last:,} of the run there"
     if not slow:
-        return Finding(f"{len(found.seconds)} processes, none makes the others wait ({steps})")
+        return Finding(f"{counted(len(found.seconds), 'process')}, none makes the others wait ({steps})")
     more = f", and {len(slow) - 1} more" if len(slow) > 1 else ""
     return Finding(f"{slow[0]}{more} ({steps}); the table is in the run's log", verdict="warn")
 

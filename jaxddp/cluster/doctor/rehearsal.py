@@ -19,6 +19,7 @@ from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, Needs, Report
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.listeners.lines import count_parameters
+from jaxddp.wording import counted, speed
 
 SAMPLE_IMAGES = 512
 _SAMPLE_BATCH = 16
@@ -29,8 +30,8 @@ def data(config: Config) -> Finding:
     train_table, val_table = open_tables(config.data)
     train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
     more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
-    counts = f"{len(train_table):,} rows to train, {len(val_table):,} to validate{more}"
-    found = f"{counts}, {train_table.num_classes} classes; every image is there"
+    counts = f"{counted(len(train_table), 'row')} to train, {len(val_table):,} to validate{more}"
+    found = f"{counts}, {counted(train_table.num_classes, 'class')}; every image is there"
     return Finding(found, (train_table, val_table))
 
 
@@ -45,16 +46,16 @@ def images(config: Config, tables: tuple[Source, Source], process: int) -> Findi
     # The clock starts at the first batch, when what reads and decodes has started.
     decoded, begin = len(next(batches).row), time.perf_counter()
     timed = sum(len(batch.row) for batch in batches)
-    speed = f" at {timed / (time.perf_counter() - begin):,.0f} images/s" if timed else ""
+    pace = f" at {speed(timed / (time.perf_counter() - begin))} images/s" if timed else ""
     evaluation = val_source.eval_batches(EvalOrder(len(val_source), _SAMPLE_BATCH), config.data.of_evaluation)
     validated = int(sum(batch.mask.sum() for batch in islice(evaluation, steps)))
-    return Finding(f"{decoded + timed} read for training{speed}, {validated} for validation")
+    return Finding(f"{decoded + timed} read for training{pace}, {validated} for validation")
 
 
 def recipe(file: RecipeFile) -> Finding:
     """Set the run up as training does; the value is its setup."""
     setup = open_experiment(file).setup()
-    steps = f"{setup.plan.total_steps:,} steps of {setup.order.batch_size} images"
+    steps = f"{counted(setup.plan.total_steps, 'step')} of {counted(setup.order.batch_size, 'image')}"
     count = count_parameters(setup.state.params)
     name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
     return Finding(f"{name}, {count:,} parameters; {steps}", setup)

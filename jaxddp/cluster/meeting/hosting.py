@@ -26,6 +26,7 @@ from jaxddp.cluster.restarts import PREEMPTED, Budget, End, decide
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.errors import JaxddpError, Unreachable
 from jaxddp.job.ports import address_of, listen
+from jaxddp.wording import counted
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,8 @@ class Hosting:
     def _too_few(self) -> Exception:
         there = ", ".join(f"{machine} ({host})" for machine, host in sorted(self._present.items()))
         line = (
-            f"{len(self._present)} of at least {self._sizes[0]} machines came in {self._options.wait:g} s: {there}; "
-            "start the others, or raise --wait"
+            f"{len(self._present)} of at least {counted(self._sizes[0], 'machine')} came in {self._options.wait:g} "
+            f"s: {there}; start the others, or raise --wait"
         )
         if self._generation < 0:
             return Unreachable(f"--nodes {self._options.nodes}: {line}")

@@ -25,7 +25,7 @@ from jaxddp.data.storage.parquet import AGAIN, MOST_KEPT, ParquetFiles, errors_o
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError, about
 from jaxddp.registry import FORMATS
-from jaxddp.wording import nearest, show, size
+from jaxddp.wording import counted, nearest, show, size
 
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "test")}
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
@@ -202,7 +202,8 @@ def _labels(file: Path, cells: _Cells, names: tuple[str, ...], refuse: Refuse) -
     for row in np.flatnonzero(wrong).tolist():
         label = cells.labels.item(row)
         hint = nearest(label, names) if isinstance(label, str) else ""
-        refuse(f"{file}, row {row}: label {show(label)} is none of the {len(names)} classes{hint}; correct it")
+        classes = counted(len(names), "class")
+        refuse(f"{file}, row {row}: label {show(label)} is none of the {classes}{hint}; correct it")
     return np.where(cells.sound & ~wrong, labels, _REFUSED).astype(np.int32)
 
 

@@ -19,7 +19,7 @@ from jaxddp.data.faults import Refuse, at_once, check_apart, told_to
 from jaxddp.data.formats.csv_text import check_utf8, csv_rows, errors_of_text
 from jaxddp.data.storage.home import TextFile
 from jaxddp.errors import InputError
-from jaxddp.wording import nearest, show
+from jaxddp.wording import counted, nearest, show
 
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
 
@@ -40,6 +40,10 @@ class Solutions:
     """bytes 'S'[N], UTF-8, unique, each good as the name of a file."""
     label: np.ndarray
     """int32[N], index into the mapping; -1 where the file was read without labels."""
+
+    def __repr__(self) -> str:
+        return f"Solutions({self.file}, {counted(len(self.label), 'row')})"
+
     line: np.ndarray
     """int32[N], the line of the file on which the row ends."""
 

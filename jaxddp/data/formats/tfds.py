@@ -27,7 +27,7 @@ from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 from jaxddp.files import open_regular, reading
 from jaxddp.registry import FORMATS
-from jaxddp.wording import nearest, show
+from jaxddp.wording import counted, nearest, show
 
 _PREFIX = "tfds:"
 _SPLITS = {"train": ("train",), "val": ("validation", "test")}
@@ -200,7 +200,7 @@ def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
         place = int(np.searchsorted(np.cumsum(shards.lengths), wrong[0], side="right"))
         name = store.name(os.fsencode(shards.files[place]), int(offset[wrong[0]]))
         raise InputError(
-            f"{name}: the label {label[wrong[0]]} is not one of the {len(shards.class_names)} classes "
+            f"{name}: the label {label[wrong[0]]} is not one of the {counted(len(shards.class_names), 'class')} "
             f"({len(wrong)} such records); choose a split with labels"
         )
     return RecordIndex(offset, label.astype(np.int32))

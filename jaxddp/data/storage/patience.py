@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from jaxddp.errors import InputError, Unreachable
-from jaxddp.wording import show
+from jaxddp.wording import counted, show
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Patience:
             elapsed = time.monotonic() - began
             if tries >= self.tries or elapsed + pause > deadline:
                 raise Unreachable(
-                    f"{name}: no answer in {elapsed:.0f} s and {tries} {'try' if tries == 1 else 'tries'}, the last: "
+                    f"{name}: no answer in {elapsed:.0f} s and {counted(tries, 'try')}, the last: "
                     f"{reason}; check that the store and the network are up, and start again"
                 )
             time.sleep(pause)

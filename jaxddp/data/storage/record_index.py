@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.files as files
+import jaxddp.job.progress as progress
 from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.data.storage.cache import name_of_folder, put_sealed, sealed
+from jaxddp.wording import counted
 
 _FORMAT = 1
 _log = logging.getLogger("jaxddp.data")
@@ -30,6 +32,9 @@ class RecordIndex:
     """int64[N], where each record is in its file."""
     label: np.ndarray
     """int32[N], of each record."""
+
+    def __repr__(self) -> str:
+        return f"RecordIndex({counted(len(self.offset), 'record')})"
 
 
 def kept_index(
@@ -49,14 +54,14 @@ def kept_index(
     for place in places:
         if (index := _load(place, stamp)) is not None:
             return index
-    _log.info("%s: indexing %d record files, once", folder, len(files))
-    index = build()
+    with progress.doing(f"indexing {counted(len(files), 'record file')}, once"):
+        index = build()
     for place in places:
         try:
             _save(place, index, stamp)
             return index
         except OSError as error:
-            _log.info("%s: cannot be written (%s)", place, error.strerror)
+            _log.debug("%s: cannot be written (%s)", place, error.strerror)
     advice = f"set {CACHE_VARIABLE} to a folder that can be written"
     _log.warning(f"{places[1]}: the index cannot be kept and is built at each start; {advice}")
     return index

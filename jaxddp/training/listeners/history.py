@@ -12,7 +12,7 @@ from jaxddp.overrides import checked
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import METRICS
-from jaxddp.wording import not_installed
+from jaxddp.wording import counted, figure, not_installed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -103,9 +103,10 @@ class History(Listener):
 
     def __repr__(self) -> str:
         steps, epochs, val, _ = rows.series(self._rows)
-        counts = f"{len(steps.get('step', ()))} logged steps, {len(epochs.get('step', ()))} epochs"
-        last = [f"{name} {val[name][-1]:.4g}" for name in ("loss", "top1") if name in val]
-        return f"History({counts}, {len(val.get('step', ()))} evaluations{': val ' if last else ''}{', '.join(last)})"
+        columns = {"logged step": steps, "epoch": epochs, "evaluation": val}
+        counts = ", ".join(counted(len(rows.get("step", ())), noun) for noun, rows in columns.items())
+        last = [f"{name} {figure(name, val[name][-1])}" for name in ("loss", "top1") if name in val]
+        return f"History({counts}{': val ' if last else ''}{', '.join(last)})"
 
     def _repr_png_(self) -> bytes | None:
         return self.plot()._repr_png_() if self._rows else None

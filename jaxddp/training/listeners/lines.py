@@ -8,17 +8,19 @@ from typing import Any
 
 import jax
 
+from jaxddp.duration import Duration
 from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
-from jaxddp.wording import size
+from jaxddp.wording import counted, duration, figure, plural, size, speed
 
 
 def opening(run: RunStart) -> list[str]:
     """What is about to run: the size of the network and of the batch; the length of the run, and where its files go."""
-    scale = [f"{count_parameters(run.params):,} parameters"] if run.params is not None else []
+    scale = [counted(count_parameters(run.params), "parameter")] if run.params is not None else []
     devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
-    scale += [f"{run.num_examples:,} examples", f"global batch {run.batch_size:,} on {devices}"]
-    length = [f"{run.total_steps:,} steps ({total_epochs(run):.3g} epochs)"]
+    scale += [counted(run.num_examples, "example"), f"global batch {run.batch_size:,} on {devices}"]
+    epochs = total_epochs(run)
+    length = [f"{counted(run.total_steps, 'step')} ({epochs:.3g} {plural(epochs, 'epoch')})"]
     length += [f"resuming at step {run.start_step:,}"] if run.start_step else []
     length += [f"writing to {run.workdir}"] if run.workdir else []
     if run.traced is not None:
@@ -29,15 +31,21 @@ def opening(run: RunStart) -> list[str]:
 
 def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
     """One logged step; `remaining` is in seconds, None where it is not known yet."""
-    position = f"step {record.step}/{run.total_steps}  epoch {record.epoch:.2f}/{total_epochs(run):.3g}"
-    return f"{position}  {shown(record.metrics)}  {pace(record)}  ETA {duration(remaining)}"
+    line = f"step {record.step}/{run.total_steps}  {position(run, record.epoch)}"
+    return f"{line}  {shown(record.metrics)}  {pace(record)}  ETA {duration(remaining)}"
+
+
+def position(run: RunStart, epoch: float) -> str:
+    """How far the run is in epochs: `epoch 1.28/3.2`."""
+    total = total_epochs(run)
+    return f"epoch {min(epoch, total):.2f}/{total:.3g}"
 
 
 def pace(record: StepRecord) -> str:
     """The learning rate, the speed, the utilization where known, and the share of the time spent waiting for data."""
     rate = "" if record.learning_rate is None else f"lr {record.learning_rate:.4g}  "
-    speed = "  ".join([f"{record.images_per_second:,.0f} images/s", *_utilization(record.used)])
-    return f"{rate}{speed}  data wait {record.data_wait_fraction:.0%}"
+    used = "  ".join([f"{speed(record.images_per_second)} images/s", *_utilization(record.used)])
+    return f"{rate}{used}  data wait {record.data_wait_fraction:.0%}"
 
 
 def epoch(end: EpochMetrics, evaluation: EvaluationRecord | None) -> str:
@@ -53,9 +61,10 @@ def evaluation(record: EvaluationRecord) -> str:
     return f"step {record.step}  epoch {record.epoch:.2f}  {metrics}  {record.seen:,} in {duration(record.seconds)}"
 
 
-def closing(run: RunEnd) -> str:
-    """How the run ended, and what it took of the devices."""
-    line = f"{run.status} at step {run.step:,} after {duration(run.seconds)}"
+def closing(run: RunEnd, worked: float) -> str:
+    """How the run ended, how many seconds it trained and validated, and what it took of the devices."""
+    line = f"{run.status} at step {run.step:,} after {duration(worked)} of training and validation"
+    line += f" ({duration(run.seconds)} with all else)"
     line += "; the same command resumes it" if run.status == "preempted" else ""
     line += f": {run.reason}" if run.status == "stopped" else ""
     told = {VAL: run.validation, VAL_EMA: run.averaged}
@@ -66,22 +75,16 @@ def closing(run: RunEnd) -> str:
 
 
 def shown(metrics: Mapping[str, float]) -> str:
-    """`loss 0.4312 top-1 85.21%`: accuracies in percent, other metrics to four digits."""
+    """`loss 0.4312 top-1 85.21%`."""
     return " ".join(_shown(name, value) for name, value in metrics.items() if name != "count")
 
 
-def duration(seconds: float | None) -> str:
-    """`7.3s`, `4:07` or `2:04:07`; `--` where unknown."""
-    if seconds is None or not math.isfinite(seconds):
-        return "--"
-    if seconds < 59.95:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
-
-
 def total_epochs(run: RunStart) -> float:
-    """The length of the run in epochs."""
+    """The length of the run in epochs, as many as were asked for: 6 epochs of 1,497 examples are 281 steps of 32, which
+    make 6.01."""
+    asked = run.config.get("train", {}).get("duration")
+    if asked is not None and (length := Duration.parse(asked)).unit == "epochs":
+        return float(length.amount)
     return run.total_steps * run.batch_size / run.num_examples
 
 
@@ -103,17 +106,23 @@ class RunLines(Listener):
     def start(self, run: RunStart) -> None:
         self._run = run
         self._first: tuple[int, float] | None = None
+        self._last, self._worked = run.start_step, 0.0
         for line in opening(run):
             self._keep(line)
 
     def step(self, record: StepRecord) -> None:
         self.flush()
+        # As `jaxddp runs` adds them up from what is logged.
+        if record.images_per_second > 0:
+            self._worked += (record.step - self._last) * self._run.batch_size / record.images_per_second
+        self._last = record.step
         if record.epoch_end is not None:
             self._waiting = record
 
     def evaluation(self, record: EvaluationRecord) -> None:
         if not record.final:
             return
+        self._worked += record.seconds
         if self._waiting is not None and self._waiting.step == record.step:
             self.flush(record)
         else:
@@ -122,7 +131,7 @@ class RunLines(Listener):
 
     def end(self, run: RunEnd) -> None:
         self.flush()
-        self._keep(closing(run))
+        self._keep(closing(run, self._worked))
 
     def flush(self, record: EvaluationRecord | None = None) -> None:
         """Shows the epoch that waits, if one does."""
@@ -148,6 +157,4 @@ def _utilization(used: Used) -> list[str]:
 
 
 def _shown(name: str, value: float) -> str:
-    if accuracy := re.fullmatch(r"top(\d+)", name):
-        return f"top-{accuracy[1]} {value:.2%}"
-    return f"{name} {value:.4f}" if 0.001 <= abs(value) < 1000 else f"{name} {value:.4g}"
+    return f"{re.sub(r'^top(?=[0-9]+$)', 'top-', name)} {figure(name, value)}"

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import ExitStack
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
@@ -10,8 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+import jaxddp.job.progress as progress
 from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners import lines
+from jaxddp.wording import duration
 
 SECONDS_BETWEEN_FRAMES = 0.1
 # Those of the curves, to be told apart on light and on dark.
@@ -71,7 +74,8 @@ class NotebookScreen:
 
 
 class LiveDisplay(lines.RunLines):
-    """Shows a bar with the time left, the last metrics, and a second bar during an evaluation.
+    """Shows a bar with the time left, the last metrics, or what is done instead of training, and a second bar during an
+    evaluation.
 
     The line of each epoch, and of each evaluation between epochs, stays.
     """
@@ -80,14 +84,16 @@ class LiveDisplay(lines.RunLines):
         super().__init__(screen.keep)
         self._screen = screen
         self._training: tuple[RenderableType, ...] | None = None
-        self._metrics = ""
+        self._metrics = self._doing = ""
         self._last_frame = 0.0
+        self._hearing = ExitStack()
 
     def start(self, run: RunStart) -> None:
         super().start(run)
         self._training = self._training_bar(run.start_step, run.start_step * run.batch_size / run.num_examples, None)
         self._metrics = "waiting for the first step"
         self._draw()
+        self._hearing.enter_context(progress.told_to(self._hear))
 
     def step(self, record: StepRecord) -> None:
         super().step(record)
@@ -104,15 +110,19 @@ class LiveDisplay(lines.RunLines):
             self._draw((Text(record.split, VAL), _bar(record.seen, record.total, VAL), Text(done)))
 
     def end(self, run: RunEnd) -> None:
+        self._hearing.close()
         self.flush()
         self._draw(at_once=True)
         self._screen.close()
         super().end(run)
 
+    def _hear(self, words: str) -> None:
+        self._doing = words
+        self._draw(at_once=True)
+
     def _training_bar(self, step: int, epoch: float, remaining: float | None) -> tuple[RenderableType, ...]:
         total = self._run.total_steps
-        position = f"step {step:,}/{total:,}  epoch {epoch:.2f}/{lines.total_epochs(self._run):.3g}"
-        text = Text(f"{position}  ETA {lines.duration(remaining)}")
+        text = Text(f"step {step:,}/{total:,}  {lines.position(self._run, epoch)}  ETA {duration(remaining)}")
         return Text("train", TRAIN), _bar(step, total, TRAIN), text
 
     def _draw(self, *bars: tuple[RenderableType, ...], at_once: bool = False) -> None:
@@ -127,7 +137,7 @@ class LiveDisplay(lines.RunLines):
                 grid.add_row(*bar)
         picture = Table.grid(expand=True)
         picture.add_row(grid)
-        picture.add_row(Text(self._metrics, no_wrap=True, overflow="ellipsis"))
+        picture.add_row(Text(self._doing or self._metrics, no_wrap=True, overflow="ellipsis"))
         self._screen.draw(picture)
 
 

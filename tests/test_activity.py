@@ -1,0 +1,153 @@
+"""What lasts is said, by process 0 alone, on the screen of the moment; and no thread is left."""
+
+import io
+import re
+import sys
+import threading
+import time
+
+import pytest
+from support.listeners import run_start
+
+import jaxddp.job.activity as activity
+import jaxddp.job.progress as progress
+from jaxddp.cli import main
+from jaxddp.commands.screen import StatusLine
+from jaxddp.training.listeners.live import LiveDisplay
+
+
+class Told:
+    """A screen that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def show(self, words: str, seconds: float) -> None:
+        self.lines.append(words)
+
+    def clear(self) -> None:
+        self.lines.append("")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(activity, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(activity, "_BETWEEN_SECONDS", 0.02)
+
+
+def wait_until(true) -> None:
+    give_up = time.monotonic() + 20
+    while not true() and time.monotonic() < give_up:
+        time.sleep(0.005)
+    assert true()
+
+
+def test_words_are_of_the_innermost_block_that_has_any():
+    heard: list[str] = []
+    with progress.told_to(heard.append), progress.doing("reading"):
+        with progress.phase("compile", "compiling"), progress.phase("agreement"):
+            assert heard[-1] == "compiling" and progress.standing().phase == "agreement"
+        assert heard[-1] == "reading"
+        with pytest.raises(RuntimeError), progress.phase("training", ""):
+            assert heard[-1] == ""
+            raise RuntimeError
+    assert heard == ["", "reading", "compiling", "reading", "", "reading", "", ""]
+
+
+def test_the_last_to_listen_hears_alone():
+    first, second = [], []
+    with progress.told_to(first.append), progress.doing("one"):
+        with progress.told_to(second.append), progress.doing("two"):
+            assert (first[-1], second[-1]) == ("", "two")
+        assert (first[-1], second[-1]) == ("one", "")
+
+
+def test_threads_beside_the_one_that_trains_say_nothing():
+    heard: list[str] = []
+    with progress.told_to(heard.append), progress.phase("start", "training"):
+        thread = threading.Thread(target=lambda: progress.doing("beside").__enter__())
+        thread.start()
+        thread.join()
+    assert "beside" not in heard
+
+
+def test_what_lasts_is_shown_until_it_ends_and_what_is_short_is_not(impatient):
+    screen, before = Told(), threading.active_count()
+    with activity.shown_on(screen):
+        with progress.doing("reading"):
+            wait_until(lambda: screen.lines.count("reading") > 2)
+        assert screen.lines[-1] == ""
+        activity.PATIENCE_SECONDS = 3600
+        with progress.doing("compiling"):
+            pass
+    assert "compiling" not in screen.lines and screen.lines[-1] == ""
+    assert threading.active_count() == before
+
+
+def test_off_a_terminal_it_is_a_line_that_stays(capfd):
+    line = StatusLine()
+    for seconds in (1.0, 2.0):
+        line.show("compiling the step", seconds)
+    line.clear()
+    line.show("saving step 4", 1.0)
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "compiling the step ...\nsaving step 4 ...\n")
+
+
+def test_on_a_terminal_it_is_a_line_that_goes_and_fits(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    line = StatusLine()
+    line.show("reading " + "x" * 100, 1.0)
+    line.clear()
+    written = sys.stderr.getvalue()
+    assert written.endswith("\x1b[2K") and "\n" not in written
+    assert 0 < len(re.sub(r"\x1b\[[0-9;]*[A-Za-z]|\r", "", written)) <= 20
+
+
+@pytest.mark.parametrize("process", [None, 0, 1])
+def test_a_command_says_what_lasts_in_process_0_alone(process, impatient, monkeypatch, tmp_path, capfd):
+    if process is not None:
+        environ = {"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+    recipe = tmp_path / "slow.py"
+    recipe.write_text("import time\ntime.sleep(0.3)\ndef get_config(): raise ValueError('enough')\n")
+    before = threading.active_count()
+    assert main(["train", str(recipe)]) == 2
+    *lines, last = capfd.readouterr().err.splitlines()
+    assert lines == ([] if process else [f"reading {recipe} ..."]) and "enough" in last
+    assert threading.active_count() == before
+
+
+def test_a_live_display_shows_it_in_place_of_the_last_metrics():
+    class Frames:
+        def __init__(self) -> None:
+            self.drawn: list[str] = []
+
+        def draw(self, picture: object) -> None:
+            from rich.console import Console
+
+            console = Console(file=io.StringIO(), width=100, force_terminal=False)
+            console.print(picture)
+            self.drawn.append(console.file.getvalue().splitlines()[-1].strip())
+
+        def keep(self, line: str) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    frames = Frames()
+    display = LiveDisplay(frames)
+    display.start(run_start())
+    with progress.doing("compiling the step"):
+        assert frames.drawn[-1] == "compiling the step"
+    assert frames.drawn[-1] == "waiting for the first step"
+    display._hearing.close()

@@ -1,0 +1,25 @@
+"""The package's log: in a format of its own where the program has chosen none, and in the program's where it has."""
+
+import logging
+from pathlib import Path
+
+
+def test_information_is_plain_and_warnings_look_like_errors(monkeypatch, capfd):
+    # As in a program that has not said how its log looks; pytest has handlers of its own.
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log = logging.getLogger("jaxddp.experiment")
+    log.info("26 of the network's 32 arrays")
+    log.warning("%s: is missing", "x")
+    assert capfd.readouterr().err == "26 of the network's 32 arrays\njaxddp: warning: x: is missing\n"
+    # As absl does; nobody has chosen that format.
+    logging.basicConfig()
+    log.warning("again")
+    assert capfd.readouterr().err == "jaxddp: warning: again\n"
+
+
+def test_a_program_that_chose_a_format_has_the_lines_in_it_once(monkeypatch, tmp_path: Path, capfd):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    logging.basicConfig(filename=tmp_path / "log", format="%(name)s says %(message)s")
+    logging.getLogger("jaxddp.data").warning("damaged")
+    logging.root.handlers[0].close()
+    assert (tmp_path / "log").read_text() == "jaxddp.data says damaged\n" and capfd.readouterr().err == ""

@@ -1,0 +1,77 @@
+"""What an object prints of itself is one short line: counts, classes and shapes, and no arrays."""
+
+import jax
+import numpy as np
+import pytest
+from support.data import random_table
+from support.ilsvrc import write_tree
+from support.networks import linear_model
+from support.runs import setup_of
+from support.shared import sgd
+
+import jaxddp
+from jaxddp.data.balanced_order import BalancedOrder
+from jaxddp.data.label_sets import LabelSets, as_members
+from jaxddp.data.multi_label import MultiLabelTable
+from jaxddp.experiment.outcome import Outcome
+from jaxddp.experiment.predictions import Predictions
+from jaxddp.experiment.signature import Signature
+from jaxddp.training.events import RunStart
+from jaxddp.training.shown import Shown
+
+NAMES = tuple(f"class {label}" for label in range(1000))
+PROBABILITIES = np.full((3, 1000), 0.001, np.float32)
+
+
+@pytest.fixture(scope="module")
+def setup():
+    return setup_of(linear_model(), sgd(0.1))
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory):
+    return jaxddp.train_solutions(write_tree(tmp_path_factory.mktemp("data") / "tree"))
+
+
+def test_sources(listed):
+    arrays = jaxddp.ArrayTable(np.zeros((3, 8, 8, 1), np.uint8), np.zeros(3, int), NAMES)
+    assert repr(arrays) == "ArrayTable(3 examples of 1,000 classes (class 0, class 1, class 2, ...), uint8[3, 8, 8, 1])"
+    assert repr(listed).startswith(f"ExampleTable({len(listed)} examples of 3 classes (") and listed.name(0) in repr(
+        listed
+    )
+    assert repr(MultiLabelTable(listed)) == f"MultiLabelTable({listed!r})"
+    sets = LabelSets(as_members([[0], [0, 1]]), "x.csv", np.arange(2))
+    assert repr(sets) == "LabelSets(2 examples, 1 of several classes)"
+
+
+def test_orders_and_feeds(setup):
+    order = BalancedOrder.of(np.zeros(50, int), 8, 0)
+    assert repr(order) == "BalancedOrder(num_examples=50, batch_size=8, seed=0, classes=ClassRows(50 rows of 1 class))"
+    assert repr(setup.feed) == f"Feed({setup.table!r}, {setup.order!r}, 1 device)"
+
+
+def test_setups_and_states(setup):
+    count = sum(leaf.size for leaf in jax.tree.leaves(setup.state.params))
+    assert repr(setup) == f"RunSetup({count:,} parameters, 50 examples, global batch 8 over 1 device)"
+    assert str(setup).splitlines()[0] == repr(setup)
+    told = f"{count:,} parameters in 1 array)"
+    assert repr(setup.state) == f"TrainState(step 0, {told}"
+    assert repr(setup.like) == f"TrainState({told}"
+    assert repr(next(setup.batches(0, 1))).startswith("Batch(image=uint8[8, ")
+
+
+def test_results():
+    known = Predictions(["a", "b", "c"], PROBABILITIES, NAMES, NAMES, {1: "damaged"})
+    classes = "1,000 classes (class 0, class 1, class 2, ...)"
+    assert repr(known) == f"Predictions(3 images of {classes}, 1 cannot be used)"
+    assert repr(Signature(NAMES, NAMES, (8, 8, 3), "uint8", True)) == f"Signature({classes}, uint8[8, 8, 3])"
+    outcome = Outcome(np.array([0, 0, 1]), PROBABILITIES, NAMES, 1200)
+    assert repr(outcome) == "Outcome(step 1,200: accuracy 66.67% of 3 images, 1,000 classes)"
+    shown = Shown.of(np.zeros((3, 8, 8, 1), np.uint8), np.array([0, 0, 1]), PROBABILITIES, NAMES)
+    assert repr(shown) == "Shown(3 images, 1 wrong)"
+
+
+def test_nothing_that_a_user_is_given_dumps_arrays(setup):
+    start = RunStart(0, 10, 8, 50, 1, 1, params=setup.state.params, class_names=NAMES)
+    for each in (setup, setup.state, setup.feed, setup.recipe, start, random_table(50)):
+        assert "array(" not in repr(each) and "\n" not in repr(each) and len(repr(each)) < 1000
