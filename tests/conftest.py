@@ -15,6 +15,8 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# The width of whoever runs the tests, which pytest-xdist hands to its workers too.
+os.environ.pop("COLUMNS", None)
 # A program of a test runs a few times on a few numbers, so it is compiled in haste, and by one thread: other tests have
 # the other cores. Children inherit it. XLA ends a process for a flag that it does not know; one went with jaxlib 0.11.
 os.environ.setdefault(

@@ -175,7 +175,6 @@ def test_the_command_prints_a_table(tmp_path, capfd):
 def test_a_table_fits_and_a_file_has_a_line_a_run(columns, tmp_path, capfd, monkeypatch):
     for name in ("first", "a-run-with-a-name-that-is-longer-than-most"):
         write_run(tmp_path / name)
-    monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["runs", str(tmp_path)]) == 0
     whole = capfd.readouterr().out
     assert sum("top1" in line for line in whole.splitlines()) == 2
