@@ -102,13 +102,14 @@ def train(
     fingerprints |= objective_fingerprints(experiment.recipe, resources)
     with session(directory, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
         claimed = Claim(config.to_dict(), fingerprints, file)
-        claim(directory, claimed, resuming=own.resume_step is not None)
+        content = claim(directory, claimed, resuming=own.resume_step is not None, run_id=own.run_id)
+        own.belongs_to(content)
         hook = file.hooks.get("get_listeners") if is_first() else None
         of_file = [] if hook is None else check_listeners(hook(config, directory), hook.name)
         setup = experiment.setup(fresh=own.resume_step is None)
         if is_first() and (line := derivation(config)):
             print(line, flush=True)
-        return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file], config=claimed.content()))
+        return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file], config=content))
 
 
 @progress.phase("start")

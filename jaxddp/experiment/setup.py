@@ -38,6 +38,7 @@ from jaxddp.experiment.suspects import suspects
 from jaxddp.job.membership import agree, from_first, is_first
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.protocol import Model
+from jaxddp.recipe_file import RUN_ID
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.listeners.slow_processes import SlowProcesses
 from jaxddp.training.plan import Plan
@@ -265,7 +266,7 @@ class RunSetup:
         if session is None:
             return run
         if is_first():
-            Signature.of(self.table, self.data).write(session.directory)
+            Signature.of(self.table, self.data).write(session.directory, (config or {}).get(RUN_ID))
         return session.joined(run)
 
     def __str__(self) -> str:

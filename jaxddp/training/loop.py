@@ -105,7 +105,7 @@ class _Loop:
         self.listeners: list[Any] = []
         self.judgement = run.judgement.restored(run.progress.get("judgement"))
         self.measure = Measuring(run, self.tell)
-        self.step, self.used = int(run.state.step), UNKNOWN
+        self.step, self.used, self.logged = int(run.state.step), UNKNOWN, run.progress.get("logged")
         self._untested, self._told = run.self_test, False
 
     def start(self) -> None:
@@ -207,6 +207,7 @@ class _Loop:
             progress = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
             progress["skipped_in_a_row"] = self.skipped.in_a_row
             progress |= {"judgement": self.judgement.saved(), "total_steps": self.plan.total_steps}
+            progress["logged"] = self.logged
             self.run.checkpoints.save(step, state, progress)
         self.clock.resume()
 
