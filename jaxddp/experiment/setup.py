@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import optax
 
+import jaxddp.job.progress as progress
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
@@ -244,6 +245,10 @@ class RunSetup:
             self.feed.place(self.validated)
         judgement = judgement_of(self.recipe, self.resources, measures_more=bool(evaluators))
         (program, chunks), rate = self.program(), self.recipe.learning_rate
+        # What the step refuses is said before a run begins that somebody hears of.
+        with progress.phase("compile"):
+            feed = next(chunks(0)).feed if resident else (self.feed.abstract_batch(), self.key)
+            program.check(self.state, *feed)
         blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
         several = self.topology.num_devices > 1
         # Of the listeners, those of the first process count, and all have to predict.
