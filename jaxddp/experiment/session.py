@@ -53,7 +53,7 @@ class Session:
 
     def belongs_to(self, config: Mapping[str, Any]) -> None:
         """From here on checkpoints are of the run that the content of its config.json says."""
-        self.checkpoints.manifests.run = RunIdentity.of(config)
+        self.checkpoints.manifests.belong_to(RunIdentity.of(config))
 
     def joined(self, run: Run) -> Run:
         """The run in this work directory: it resumes there, saves there, and stops when asked.

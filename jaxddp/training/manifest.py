@@ -48,20 +48,27 @@ class Manifests:
         workdir: has the config.json that names their run; the folder around them where absent, which a link hides.
 
     Attributes:
-        run: whose checkpoints they are to be; None where nothing says so.
+        run: whose checkpoints they are to be, as config.json was found; None where nothing says so.
         fault: what is wrong with the index, or None.
     """
 
     def __init__(self, directory: Path, workdir: Path | None = None):
         self.directory = directory
         self.run = RunIdentity.in_workdir(workdir or directory.parent)
+        self._writer = self.run
         self.fault: str | None = None
         self._index = Index()
-        self._another = Index()
+        self._another, self._of_another = Index(), ""
         self._early: dict[Written, str] = {}
         # The manifest of a step is written while the loop goes on.
         self._lock = threading.Lock()
         self._read_index()
+
+    def belong_to(self, run: RunIdentity | None) -> None:
+        """What is written from here on is this run's; what is there is compared as before, unless another begins."""
+        self._writer = run
+        if self.run is not None and run is not None and self.run.id != run.id:
+            self.run = run
 
     def write(self, step: int) -> None:
         """Hash all files of a complete checkpoint into its manifest."""
@@ -70,7 +77,7 @@ class Manifests:
             names = sorted(_names(folder))
             digests = dict(zip(names, _digests(folder, names, self._early), strict=True))
             sizes = {name: (folder / name).stat().st_size for name in names}
-        content = Listing(step, {name: (sizes[name], digests[name]) for name in names}, self.run).encode()
+        content = Listing(step, {name: (sizes[name], digests[name]) for name in names}, self._writer).encode()
         self._early.clear()
         files.replace(folder / MANIFEST, content)
         with self._lock:
@@ -116,7 +123,7 @@ class Manifests:
         with self._lock:
             known = self._index.steps.pop(str(step), None) is not None
             # Once there is an index, its absence is damage; and so is another run's.
-            if known or self._index.run_id != self._run_id or not (self.directory / INDEX).exists():
+            if known or self._index.run_id != self._writer_id or not (self.directory / INDEX).exists():
                 self._write_index()
 
     def has(self, step: int) -> bool:
@@ -197,12 +204,8 @@ class Manifests:
         return f"its SHA-256 is not that in {INDEX}" if known and digest not in known else None
 
     @property
-    def _run_id(self) -> str | None:
-        return None if self.run is None else self.run.id
-
-    @property
-    def _of_another(self) -> str:
-        return f"is of run {self._another.run_id}, and {CONFIG_FILE} names run {self._run_id}"
+    def _writer_id(self) -> str | None:
+        return None if self._writer is None else self._writer.id
 
     def _read_index(self) -> None:
         try:
@@ -210,8 +213,8 @@ class Manifests:
             if self.run is None or found.run_id in (None, self.run.id):
                 self._index = found
             else:
-                self._another = found
-                self.fault = self._of_another
+                self._of_another = f"is of run {found.run_id}, and {CONFIG_FILE} names run {self.run.id}"
+                self._another, self.fault = found, self._of_another
         except FileNotFoundError:
             if any((self.directory / str(step) / MANIFEST).exists() for step in steps_in(self.directory)):
                 self.fault = "is missing"
@@ -229,7 +232,7 @@ class Manifests:
                     if Listing.parse(content).differs(step, self.run) is None:
                         self._index.steps.setdefault(str(step), sha256(content))
             self.fault = None
-        self._index.run_id = self._run_id
+        self._index.run_id = self._writer_id
         files.replace(self.directory / INDEX, self._index.encode())
 
 
