@@ -84,7 +84,7 @@ def check_path(path: Any, name: str) -> str | os.PathLike[str]:
     return path
 
 
-def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab"] = "rb", buffering: int = -1) -> Any:
+def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab", "wb"] = "rb", buffering: int = -1) -> Any:
     """As `open`, but of regular files alone: a FIFO keeps its reader waiting, and some devices have no end.
 
     Raises:
@@ -145,7 +145,7 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     with readable_errors(path):
         try:
-            with temporary.open("wb") as file:
+            with open_regular(temporary, "wb") as file:
                 file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())

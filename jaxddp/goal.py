@@ -61,8 +61,11 @@ class Goal:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Goal":
-        """The inverse of `plain`. Raises: InputError, KeyError or TypeError; it is something else."""
-        return cls.parse(plain["best"], plain["is"], float(plain["smoothing"]))
+        """The inverse of `plain`. Raises: ValueError, KeyError, TypeError or AttributeError; it is something else."""
+        smoothing = float(plain["smoothing"])
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"a smoothing of {smoothing}")
+        return cls.parse(plain["best"], plain["is"], smoothing)
 
     def plain(self) -> dict[str, Any]:
         """As JSON holds it."""

@@ -32,7 +32,9 @@ CONFIG_FILE = "config.json"
 """What a run writes into its work directory: its config, and what it was compared by."""
 COPY_FOLDER = "recipe"
 """Where a work directory keeps the recipe's files."""
-BESIDE_CONFIG = ("fingerprint", "recipe", "objects")
+RUN_ID = "run_id"
+"""The key of config.json that names the run."""
+BESIDE_CONFIG = (RUN_ID, "fingerprint", "recipe", "objects")
 """The keys of config.json that are not the config's."""
 
 

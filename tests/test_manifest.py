@@ -1,6 +1,5 @@
 """Checkpoints and the files beside them: damage is found before anything of it is used, and is one line."""
 
-import hashlib
 import json
 import os
 import random
@@ -23,12 +22,13 @@ from jaxddp.cli import main
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.resume import Claim, claim
-from jaxddp.experiment.session import session
+from jaxddp.experiment.session import session, set_damaged_aside
 from jaxddp.training import rows
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.events import RunEnd, RunStart
 from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.training.manifest import Manifests
+from jaxddp.training.manifest_files import sealed, sha256
 from jaxddp.training.validations import Validations
 
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
@@ -205,6 +205,83 @@ def test_a_manifest_of_another_run_does_not_stand_for_this_one(place, tmp_path):
     assert Manifests(place).check(4) == "manifest.json is not the one that was written"
 
 
+LISTED = {"step": 4, "files": {}}
+MISTYPED = {
+    "no step": {"files": {}},
+    "a step that is text": LISTED | {"step": "4"},
+    "files in a list": LISTED | {"files": []},
+    "a file without a digest": LISTED | {"files": {"x": {"bytes": 1}}},
+    "a size that is text": LISTED | {"files": {"x": {"bytes": "1", "sha256": "0"}}},
+    "a file elsewhere": LISTED | {"files": {"../2/x": {"bytes": 1, "sha256": "0"}}},
+    "half a character": LISTED | {"files": {"\ud800": {"bytes": 1, "sha256": "0"}}},
+    "a run that is text": LISTED | {"run": "x"},
+    "a run without digests": LISTED | {"run": {"id": "x"}},
+}
+
+
+@pytest.mark.parametrize("content", MISTYPED.values(), ids=MISTYPED)
+def test_a_manifest_of_another_form_is_damage_however_well_it_is_sealed(content, place):
+    manifest = sealed(content)
+    (place / "4" / "manifest.json").write_bytes(manifest)
+    index = json.loads((place / "manifests.json").read_bytes())
+    index["steps"]["4"] = sha256(manifest)
+    del index["sha256"]
+    (place / "manifests.json").write_bytes(sealed(index))
+    assert (Manifests(place).check(4) or "").startswith("manifest.json is damaged (")
+    assert set_damaged_aside(place) == "4.damaged"
+
+
+INDICES = {
+    "nothing": {},
+    "steps in a list": {"steps": ["4"], "validations": []},
+    "a digest that is none": {"steps": {"4": 5}, "validations": []},
+    "validations in text": {"steps": {}, "validations": "x"},
+    "a run that is a number": {"run_id": 5, "steps": {}, "validations": []},
+}
+
+
+@pytest.mark.parametrize("content", INDICES.values(), ids=INDICES)
+def test_an_index_of_another_form_is_written_anew(content, place, caplog):
+    (place / "manifests.json").write_bytes(sealed(content))
+    with session(place.parent) as own:
+        assert own.resume_step == 4
+        own.checkpoints.save(6, state_of(), {})
+    assert "manifests.json: is damaged (" in caplog.text
+    manifests = Manifests(place)
+    assert manifests.fault is None and [manifests.check(step) for step in (4, 6)] == [None, None]
+
+
+MEASURED = {
+    "a list": "[]",
+    "no metrics": '{"2": []}',
+    "no step": '{"x": {}}',
+    "a step before the first": '{"-2": {}}',
+    "a step in other digits": '{"\u0662": {}}',
+    "truth": '{"2": {"top1": true}}',
+    "beyond all floats": f'{{"2": {{"top1": 1{400 * "0"}}}}}',
+    "infinity": '{"2": {"top1": Infinity}}',
+    "a goal that is none": '{"goal": 5}',
+    "a goal without its side": '{"goal": {"best": "val loss", "smoothing": 0}}',
+    "a goal that smooths all away": '{"goal": {"best": "val loss", "is": "min", "smoothing": 1}}',
+}
+
+
+@pytest.mark.parametrize("text", MEASURED.values(), ids=MEASURED)
+def test_validations_of_another_form_are_damage_though_the_index_knows_them(text, place):
+    manifests = Manifests(place)
+    manifests.expect_validations(text.encode())
+    (place / "validation.json").write_text(text)
+    with pytest.raises(InputError, match=r"validation.json: is damaged \("):
+        Validations(place, Manifests(place))
+
+
+def test_a_copy_of_a_step_under_another_number_is_set_aside(place):
+    for number in ("3", "6"):
+        shutil.copytree(place / "4", place / number)
+    assert Manifests(place).check(3) == "its manifest is of step 4"
+    assert set_damaged_aside(place) == "6.damaged" and Manifests(place).check(4) is None
+
+
 def test_a_manifest_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch):
     def full(self, step):
         raise InputError("x: cannot be written (No space left on device)")
@@ -239,10 +316,6 @@ def test_a_large_file_is_hashed_early_and_again_if_it_changes(tmp_path):
         name: sha256((place / name).read_bytes()) for name in ("d", "other")
     }
     assert Manifests(tmp_path).check(8) is None
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 # The doors

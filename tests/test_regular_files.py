@@ -1,15 +1,20 @@
 """What is no regular file is never waited for: each file of each form of data set, and of a run, replaced in turn."""
 
 import errno
+import shutil
 
 import pytest
 from support.cases import rarely
+from support.data import random_table
 from support.forms import SIZE, write_npz, write_solutions
 from support.irregular import KINDS
 from support.networks import linear_model
+from support.shared import sgd, shared
 
+import jaxddp
 import jaxddp.files as files
 from jaxddp.cli import main
+from jaxddp.errors import InputError
 
 # What waits is ended by pytest; nothing here takes a second.
 pytestmark = pytest.mark.timeout(60)
@@ -49,6 +54,56 @@ def test_files_that_the_user_names_are_regular(kind, tmp_path, capfd, monkeypatc
         assert main(words) == 2, words
         last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]
         assert (last.startswith("jaxddp: ") and "odd" in last) or "config.json" in last, (words, last)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What trains one step from Python in a work directory, and such a directory."""
+    setup = shared(jaxddp.prepare_training(linear_model(), random_table(8), 1, sgd(0.1), 8))
+
+    def train(place):
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=random_table(4), workdir=place, listeners=())
+
+    train(workdir := tmp_path_factory.mktemp("trained") / "run")
+    return train, workdir
+
+
+OF_A_RUN = (
+    *(
+        "config.json",
+        "signature.json",
+        "result.json",
+        "metrics.jsonl",
+        ".lock",
+        ".metrics.jsonl.tmp",
+        ".result.json.tmp",
+    ),
+    *("checkpoints/validation.json", "checkpoints/manifests.json", "checkpoints/1/manifest.json"),
+    *("checkpoints/.manifests.json.tmp", "checkpoints/1/_CHECKPOINT_METADATA", "checkpoints/1/progress/metadata"),
+)
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a directory", *map(rarely, ("a socket", "a device", "a link to a FIFO"))])
+@pytest.mark.parametrize("name", OF_A_RUN)
+def test_a_run_with_what_is_no_file_is_resumed_and_asked_or_one_line(name, kind, trained, tmp_path, capfd):
+    train, workdir = trained
+    place = shutil.copytree(workdir, tmp_path / "run")
+    file = place / name
+    if file.exists():
+        file.unlink()
+    KINDS[kind](file)
+    asked = [
+        lambda: jaxddp.load_run(place, model=linear_model()),
+        lambda: train(place),
+        lambda: jaxddp.History.read(place),
+    ]
+    for ask in asked:
+        try:
+            ask()
+        except InputError as error:
+            assert str(place) in str(error) and "\n" not in str(error)
+    assert [main(words) in (0, 2) for words in (["checkpoints", str(place)], ["runs", str(tmp_path)])] == [True, True]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 NAMES = ("metrics.jsonl", "config.json", ".lock")

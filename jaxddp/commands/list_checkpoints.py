@@ -14,7 +14,7 @@ import jaxddp.files as files
 from jaxddp.commands.parse import check_run, parse
 from jaxddp.commands.screen import Row, print_table
 from jaxddp.errors import InputError
-from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
+from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, METADATA, Manifests, steps_in
 from jaxddp.training.validations import VALIDATION_FILE, Validations
 from jaxddp.wording import figure, on_screen, size
 
@@ -45,6 +45,8 @@ def run(arguments: list[str]) -> int:
         validations = None
         beside.append(str(error))
     listed = _listed(manifests, validations, quick=not options.verify)
+    if manifests.run is not None:
+        print(f"run {manifests.run.id}")
     if listed:
         print_table(("step", "saved", "size", "validation", "", "files"), [row for _, row in listed])
     else:
@@ -64,7 +66,8 @@ def _listed(manifests: Manifests, validations: Validations | None, *, quick: boo
         try:
             fault = manifests.check(step, quick=quick)
             whole = "sizes agree" if quick else "verified"
-            state = whole if manifests.has(step) else "no manifest"
+            unnamed = manifests.run is not None and manifests.run_id(step) is None
+            state = f"{whole}{', names no run' * unnamed}" if manifests.has(step) else "no manifest"
             metrics = {} if validations is None else validations.of(step)
             shown = "  ".join(f"{name} {figure(name, value)}" for name, value in metrics.items() if value is not None)
             marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)
@@ -78,7 +81,7 @@ def _listed(manifests: Manifests, validations: Validations | None, *, quick: boo
 def _saved(folder: Path) -> str:
     """When Orbax says that it was complete; in local time."""
     try:
-        moment = json.loads(files.read(folder / "_CHECKPOINT_METADATA"))["commit_timestamp_nsecs"] / 1e9
+        moment = json.loads(files.read(folder / METADATA))["commit_timestamp_nsecs"] / 1e9
         return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return "?"

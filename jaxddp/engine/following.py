@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import TrainState, kept_types
 from jaxddp.goal import named
 from jaxddp.mesh import Topology
 
@@ -16,7 +16,10 @@ Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
 
 
 def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
-    """Tell validations to the parts that follow them; of a step that has none the state stays as it is."""
+    """Tell validations to the parts that follow them; of a step that has none the state stays as it is.
+
+    Raises: InputError; when it is called, where a part changes what its arrays consist of.
+    """
     following = [part for part in parts if part.follows]
 
     @jax.jit(out_shardings=topology.replicated)
@@ -28,7 +31,8 @@ def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
             return state
         values = {named(name): np.float32(np.nan if value is None else value) for name, value in metrics.items()}
         own = {part.name: state.parts[part.name] for part in following}
-        return state.replace(parts={**state.parts, **told(own, topology.replicate(values))})
+        told_of = state.replace(parts={**state.parts, **told(own, topology.replicate(values))})
+        return kept_types(state, told_of, "what parts make of a validation")
 
     return follow
 

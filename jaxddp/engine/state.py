@@ -14,7 +14,7 @@ from jaxddp.errors import InputError
 from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
-from jaxddp.wording import counted, kind_of
+from jaxddp.wording import counted, kind_of, show
 
 Transform = Callable[[Any, Any], tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) of the same names, shapes and dtypes."""
@@ -182,6 +182,29 @@ def array_types(tree: Any) -> dict[str, str]:
         for path, leaf in leaves
         if hasattr(leaf, "shape")
     }
+
+
+def kept_types(before: TrainState, after: TrainState, by: str | None = None) -> TrainState:
+    """`after`, which takes the place of `before` in a run: their arrays are of the same names, shapes and dtypes.
+
+    Args:
+        by: what made it of a state that was alike; the optimizer and the model where absent.
+
+    Raises: InputError; they are not, so that no checkpoint could be resumed. Names the first array that differs.
+    """
+    for name in ("model_state", "opt_state", "params", "parts"):
+        was, now = getattr(before, name), getattr(after, name)
+        differs = first_difference(was, now)
+        if differs is None and (structure := jax.tree.structure(was)) != (other := jax.tree.structure(now)):
+            differs = "", show(structure), show(other)
+        if differs is not None:
+            path, there, here = differs
+            owner = by or ("model" if name == "model_state" else "optimizer")
+            raise InputError(
+                f"{owner}: {f'{name}/{path}'.rstrip('/')} is {there} before a step and {here} after it; keep names, "
+                "shapes and dtypes, or the run cannot be resumed"
+            )
+    return after
 
 
 def first_difference(one: Any, other: Any) -> tuple[str, str, str] | None:

@@ -21,7 +21,7 @@ from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.schedule_free_state import multiplied
 from jaxddp.engine.set_metrics import over_devices
-from jaxddp.engine.state import TrainState, all_finite
+from jaxddp.engine.state import TrainState, all_finite, kept_types
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.frozen import trained, whole
@@ -66,6 +66,9 @@ def make_local_step(
         schedule: multiplies the optimizer's updates, 0 for the first step; for optimizers that have no schedule.
         parts: optional pieces, in this order; their arrays are in the state.
         gradients: how the gradient of the batch is computed on the devices.
+
+    Raises:
+        InputError: when it is traced; the optimizer, the model or a part would change what its state consists of.
     """
 
     def local_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
@@ -90,7 +93,8 @@ def make_local_step(
             rate = functools.reduce(jnp.multiply, rates)
             updates, opt_state = multiplied(updates, state.opt_state, opt_state, lambda path: rate)
         params = whole(optax.apply_updates(moving, updates), params)
-        new = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
+        made = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
+        new = kept_types(state, made)
         sums = means.replace(values=means.values * gradients.shares(topology))
         for part in parts:
             following, new = part.update(own[part.name], state, new, grads)
@@ -98,6 +102,7 @@ def make_local_step(
                 following, new = part.judge(following, state, new, all_finite(undivided))
             if part.name in state.parts:
                 new = new.replace(parts={**new.parts, part.name: following})
+            new = kept_types(state, new, f"the part {part.name!r}")
             sums = sums.with_scalars(part.report(following, averaged))
         return new, sums
 
@@ -120,11 +125,11 @@ class Program:
         self.cost: Cost | None = None
 
     def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
-        try:
-            return self.prepare(state, *feed)(state, *feed)
-        except TypeError:
-            # A network may change the dtype of its own state. Under `jit` that compiles anew, and so it does here.
-            return self._compile(state, *feed)(state, *feed)
+        return self.prepare(state, *feed)(state, *feed)
+
+    def check(self, state: TrainState, *feed: Any) -> None:
+        """Trace what takes a feed of these shapes; to compile it traces no more. Raises: as `make_local_step`."""
+        self.function.eval_shape(state, *feed)
 
     def prepare(self, state: TrainState, *feed: Any) -> Any:
         """What takes a feed of these shapes, compiled unless one was needed before. A feed may be shapes alone."""

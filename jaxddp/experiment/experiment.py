@@ -107,7 +107,8 @@ def train(
     fingerprints |= objective_fingerprints(experiment.recipe, resources)
     with session(directory, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
         claimed = Claim(config.to_dict(), fingerprints, file)
-        is_same = claim(directory, claimed, resuming=own.resume_step is not None)
+        content, is_same = claim(directory, claimed, resuming=own.resume_step is not None, run_id=own.run_id)
+        own.belongs_to(content)
         total_steps = Plan.of(config, len(resources.train)).total_steps
         if told := how_it_ended(directory, own.resume_step, total_steps, is_same=is_same):
             if is_first():
@@ -118,7 +119,7 @@ def train(
         setup = experiment.setup(fresh=own.resume_step is None)
         if is_first() and (line := derivation(config)):
             print(line, flush=True)
-        return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file], config=claimed.content()))
+        return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file], config=content))
 
 
 @progress.phase("start")

@@ -1,5 +1,6 @@
 """A source becomes what the step is fed with: placed batches, or rows of images that lie on the devices."""
 
+import functools
 import itertools
 import math
 from collections import deque
@@ -87,12 +88,13 @@ class Feed:
         return replace(self, order=order, substitutes=substitutes, unlabelled=others)
 
     def abstract_batch(self) -> Batch:
-        """The shapes of a global batch."""
+        """The shapes of a global batch, and how it lies on the devices."""
         batch = columns(self.source.labels, self.order, 0)
         pixel = np.zeros((), image_dtype(self.source, self.data))
         image = np.broadcast_to(pixel, (len(batch.row), *self.source.image_shape(self.data)))
         batch = batch._replace(image=image, substituted=batch.mask if self.substitutes else None)
-        shapes = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype), batch)
+        place = functools.partial(jax.ShapeDtypeStruct, sharding=self.topology.sharded)
+        shapes = jax.tree.map(lambda column: place(column.shape, column.dtype), batch)
         return shapes._replace(unlabelled=self.unlabelled and self.unlabelled.abstract_batch())
 
     def eval_batches(self, source: Source, batch_size: int) -> Iterator[Batch]:

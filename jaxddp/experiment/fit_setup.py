@@ -32,18 +32,19 @@ def fit_setup(
     """
     compared = directory is not None or setup.topology.process_count > 1
     claimed = claim_of(setup, setup.identity() if compared else {})
-    told = {"evaluators": evaluators, "objects": claimed.objects, "config": claimed.content()}
+    told = {"evaluators": evaluators, "objects": claimed.objects}
     if directory is None:
         check_start(setup)
-        return fit(_consumed(setup).run(listeners=listeners, **told))
+        return fit(_consumed(setup).run(listeners=listeners, config=claimed.content(), **told))
     watching = [*listeners, *make_loggers(setup.recipe.config, directory)]
     check_wanted(watching, multi_label=is_multi_label(setup.table))
     with session(directory, goal=setup.recipe.config.checkpoint.goal) as own:
         check_start(setup, resumes=own.resume_step is not None)
         # Once there was no config.json.
         known = own.resume_step is not None and (own.directory / CONFIG_FILE).exists()
-        claim(own.directory, claimed, resuming=known)
-        return fit(_consumed(setup).run(own, listeners=watching, **told))
+        content, _ = claim(own.directory, claimed, resuming=known, run_id=own.run_id)
+        own.belongs_to(content)
+        return fit(_consumed(setup).run(own, listeners=watching, config=content, **told))
 
 
 def _consumed(setup: RunSetup) -> RunSetup:

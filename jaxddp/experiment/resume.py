@@ -3,46 +3,27 @@
 import json
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jaxddp.files as files
-from jaxddp.config import Config, ParallelConfig
+from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.experiment.objective_identity import objective_fingerprints
 from jaxddp.experiment.setup import RunSetup
-from jaxddp.job.membership import is_first
+from jaxddp.job.membership import from_first, is_first
 from jaxddp.overrides import flatten
-from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile
+from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
+from jaxddp.training.run_identity import FREE, MOVED, RunIdentity
 from jaxddp.wording import show
 
 _MEND = "restore it, or start in another --workdir"
 _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
-
-# What a resumed run may change: how long, how often, on what, what is kept, and how it is measured. All else is the
-# recipe. A teacher may have been moved, by its fingerprint.
-_MOVED = ("data.path", "data.name")
-_FREE = (
-    *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
-    *(
-        "log.profile",
-        "log.to",
-        "log.images",
-        "log.guard_formulas",
-        "eval.batch_size",
-        "eval.views",
-        "checkpoint.keep",
-        "recipe.file",
-    ),
-    *("train.stop_after", "train.stop_min_gain", "checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
-    *("objects.jax", "objective.teacher"),
-    *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
-    *("data.max_bad_images", "data.local_cache", "data.data_dir", *_MOVED),
-)
 _log = logging.getLogger("jaxddp.experiment")
 
 
@@ -85,12 +66,18 @@ def claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
     return Claim(config, fingerprints, objects=objects)
 
 
-def claim(directory: Path, claimed: Claim, *, resuming: bool) -> bool:
+def claim(directory: Path, claimed: Claim, *, resuming: bool, run_id: str | None = None) -> tuple[dict[str, Any], bool]:
     """Write config.json, and a copy of the recipe's files. On resume, compare with what stands there.
 
-    Data may have been moved. Of files, a fingerprint knows names and labels, and no image: a line says so. Returns
-    whether nothing at all differs. Raises: InputError; a key of the recipe differs, or a file cannot be read or
-    written.
+    A run that begins is given an id, and keeps it. One of an older release, which has none, is given that of its
+    checkpoint, `run_id`, or one from here on. Data may have been moved. Of files, a fingerprint knows names and labels,
+    and no image: a line says so.
+
+    Returns:
+        The content of config.json, and whether nothing at all of it is new.
+
+    Raises:
+        InputError: a key of the recipe differs, or a file cannot be read or written.
     """
     path, content, saved = directory / CONFIG_FILE, claimed.content(), None
     if resuming:
@@ -102,11 +89,14 @@ def claim(directory: Path, claimed: Claim, *, resuming: bool) -> bool:
                 if copy.is_file() and files.read(copy) != file:
                     raise InputError(f"{copy}: the recipe file {name} is another now; {_KEEPS}")
         _compare(path, saved, content)
+        known = RunIdentity.of(saved)
+        run_id = run_id if known is None else known.id
+    content = {RUN_ID: from_first("run id", lambda: run_id or secrets.token_hex(8)), **content}
     if is_first():
         if claimed.recipe is not None:
             _keep(directory / COPY_FOLDER, claimed.recipe.files())
         files.replace(path, (json.dumps(content, indent=2) + "\n").encode())
-    return saved == content
+    return content, saved == content
 
 
 def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -137,9 +127,9 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
         if there.get(key) != here.get(key)
     }
     for key, change in changed.items():
-        if key not in _FREE:
+        if key not in FREE:
             raise InputError(f"{path}: {change}; {_KEEPS}")
-    for key in _MOVED:
+    for key in MOVED:
         if key in changed and is_first():
             _log.info(f"{changed[key]}: the same data by their fingerprints, for which no image file is opened")
 

@@ -10,11 +10,11 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
@@ -28,6 +28,7 @@ from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
 from jaxddp.training.run import Run
+from jaxddp.training.run_identity import RunIdentity
 
 Resume = Literal["auto", "never", "must"]
 _SHARED_SECONDS = 5
@@ -45,10 +46,27 @@ class Session:
     resume_step: int | None = None
     should_stop: Callable[[int], bool] = lambda step: False
 
+    @property
+    def run_id(self) -> str | None:
+        """Of the run that is resumed, as its checkpoint names it."""
+        return None if self.resume_step is None else self.checkpoints.manifests.run_id(self.resume_step)
+
+    def belongs_to(self, config: Mapping[str, Any]) -> None:
+        """From here on checkpoints are of the run that the content of its config.json says."""
+        self.checkpoints.manifests.belong_to(RunIdentity.of(config))
+
     def joined(self, run: Run) -> Run:
-        """The run in this work directory: it resumes there, saves there, and stops when asked."""
+        """The run in this work directory: it resumes there, saves there, and stops when asked.
+
+        Raises: InputError; the checkpoint is another's, or of another step.
+        """
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
+            if (step := int(state.step)) != self.resume_step:
+                raise InputError(
+                    f"{self.checkpoints.directory / str(self.resume_step)}: holds the state of step {step}; move it "
+                    "away, and the step before it is taken"
+                )
             # As process 0 sees it: what it wrote last may not have come to every host.
             own = self.checkpoints.validations.of(self.resume_step)
             measured = json.loads(from_first("validated", lambda: json.dumps(own)))

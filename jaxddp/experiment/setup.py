@@ -39,6 +39,7 @@ from jaxddp.experiment.suspects import suspects
 from jaxddp.job.membership import agree, from_first, is_first
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.protocol import Model
+from jaxddp.recipe_file import RUN_ID
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.listeners.slow_processes import SlowProcesses
 from jaxddp.training.plan import Plan
@@ -247,8 +248,11 @@ class RunSetup:
             # Before anything is compiled: both have to fit, and no image may be damaged.
             self.feed.place(self.validated)
         judgement = judgement_of(self.recipe, self.resources, measures_more=bool(evaluators))
-        with progress.doing("preparing the step"):
+        with progress.phase("compile", "preparing the step"):
             (program, chunks), rate = self.program(), self.recipe.learning_rate
+            # What the step refuses is said before a run begins that somebody hears of.
+            feed = next(chunks(0)).feed if resident else (self.feed.abstract_batch(), self.key)
+            program.check(self.state, *feed)
         blame = functools.partial(suspects, objective=self.objective, feed=self.feed, key=self.key)
         several = self.topology.num_devices > 1
         # Of the listeners, those of the first process count, and all have to predict.
@@ -271,7 +275,7 @@ class RunSetup:
         if session is None:
             return run
         if is_first():
-            Signature.of(self.table, self.data).write(session.directory)
+            Signature.of(self.table, self.data).write(session.directory, (config or {}).get(RUN_ID))
         return session.joined(run)
 
     def __repr__(self) -> str:

@@ -15,7 +15,9 @@ from jaxddp.data.source import Source, image_dtype
 from jaxddp.errors import InputError
 from jaxddp.overrides import checked
 from jaxddp.ranges import Range
-from jaxddp.wording import counted, some
+from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
+from jaxddp.training.run_identity import RunIdentity
+from jaxddp.wording import counted, show, some
 
 SIGNATURE_FILE = "signature.json"
 _DECODED = (1, 3, 4)
@@ -51,7 +53,10 @@ class Signature:
 
     @classmethod
     def read(cls, directory: Path) -> "Signature | None":
-        """That of a work directory; None where it has none, as those of older releases. Raises: InputError."""
+        """That of a work directory; None where it has none, as those of older releases.
+
+        Raises: InputError; the file is damaged, or of another run than config.json.
+        """
         path = directory / SIGNATURE_FILE
         if not path.exists():
             return None
@@ -67,13 +72,17 @@ class Signature:
             # Which releases before it did not write.
             flags = {"in_memory": told["in_memory"], "multi_label": told.get("multi_label", False)}
             of_images = {key: checked(value, bool, key) for key, value in flags.items()}
+            own, run = told.get(RUN_ID), RunIdentity.in_workdir(directory)
+            if own is not None and run is not None and own != run.id:
+                raise ValueError(f"it is of run {show(own)}, and {CONFIG_FILE} names run {run.id}")
             return cls(**names, image_shape=shape, dtype=dtype, **of_images)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(f"{path}: is damaged ({error}); remove it, and the run's data are asked instead") from None
 
-    def write(self, directory: Path) -> None:
-        """Write it into a work directory. Raises: InputError."""
-        files.replace(directory / SIGNATURE_FILE, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
+    def write(self, directory: Path, run_id: str | None) -> None:
+        """Write it into the work directory of a run. Raises: InputError."""
+        content = {RUN_ID: run_id, **dataclasses.asdict(self)}
+        files.replace(directory / SIGNATURE_FILE, (json.dumps(content, indent=2) + "\n").encode())
 
     def check(self, images: np.ndarray) -> None:
         """Raises `InputError` where arrays are not such images, [N, H, W, C]."""

@@ -5,16 +5,17 @@ from typing import Any, NamedTuple
 
 from jaxddp.config import Config
 from jaxddp.overrides import flatten
+from jaxddp.recipe_file import RUN_ID
 from jaxddp.reports.run_files import RunFiles
 
 UNKNOWN = "unknown"
 _FREE = (
     *("seed", "data.path", "data.name", "data.data_dir", "data.local_cache", "parallel.", "log.", "checkpoint."),
-    *("eval.batch_size", "recipe.file", "objects.jax"),
+    *("eval.batch_size", "recipe.file", "objects.jax", RUN_ID),
 )
 """How the keys begin in which runs of one recipe may differ: on what it runs, where its data lie, what is watched."""
 _RECIPE = "parallel.reproducible"
-_BESIDE = ("fingerprint.", "objects.", "recipe.")
+_BESIDE = ("fingerprint.", "objects.", "recipe.", RUN_ID)
 _LONGEST_NAME = 3
 
 
@@ -28,7 +29,7 @@ class Difference(NamedTuple):
 def differences(runs: Sequence[RunFiles]) -> list[Difference]:
     """The settings that are not the same in all runs, in the order of a config."""
     flat, defaults = [flatten(dict(run.config)) for run in runs], flatten(Config().to_dict())
-    keys = dict.fromkeys([*defaults, *(key for each in flat for key in each)])
+    keys = dict.fromkeys([*defaults, *(key for each in flat for key in each if key != RUN_ID)])
     rows = [Difference(key, tuple(_text(key, each, defaults) for each in flat)) for key in keys]
     return [row for row in rows if len({*row.values} - {UNKNOWN}) > 1]
 

@@ -20,7 +20,7 @@ from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.listeners.jsonl import METRICS, RESULT
 from jaxddp.training.manifest import CHECKPOINTS
 from jaxddp.training.rows import Columns, Series, parse, series
-from jaxddp.training.validations import Validations
+from jaxddp.training.validations import VALIDATION_FILE, Validations
 from jaxddp.wording import show
 
 NOT_MEASURED = ("step", "epoch", "count", "seconds")
@@ -201,7 +201,7 @@ def _read(directory: Path, name: str) -> RunFiles:
     faults = []
     if of_config is not None:
         faults.append(f"{of_config}; its settings and its time are left out")
-    if of_rows is not None:
+    if (of_rows := of_rows or _other_losses(directory, columns.val)) is not None:
         faults.append(of_rows)
     if of_result is not None and (directory / RESULT).exists():
         faults.append(f"{of_result}; how it ended is left out")
@@ -223,6 +223,20 @@ def _object(path: Path) -> tuple[dict[str, Any], str | None]:
     except (ValueError, RecursionError) as error:
         return {}, f"{path.name} is damaged ({error})"
     return (content, None) if isinstance(content, dict) else ({}, f"{path.name} is damaged (it holds {show(content)})")
+
+
+def _other_losses(directory: Path, val: Columns) -> str | None:
+    """What is wrong where checkpoints were validated with other losses than metrics.jsonl has of their steps."""
+    try:
+        known = Validations(directory / CHECKPOINTS, None)
+    except InputError:
+        return None
+    losses = dict(zip(val["step"].tolist(), val["loss"].tolist(), strict=True)) if "loss" in val else {}
+    for step in known.steps:
+        loss = known.of(step).get("loss")
+        if loss is not None and losses.get(step, loss) != loss:
+            return f"{METRICS} and {VALIDATION_FILE} have other losses of step {step}; one of them is another run's"
+    return None
 
 
 def _goal(directory: Path) -> Goal:

@@ -1,6 +1,7 @@
 """Checkpoints through Orbax: (arrays, step), saved while training goes on; the last few are kept, and the best."""
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,15 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
+import jaxddp.files as files
 import jaxddp.job.progress as progress
 from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
 from jaxddp.goal import Goal
 from jaxddp.job.membership import is_alone, is_first, longest_wait
+from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.checkpoint_errors import Barrier, reading, restoring, writing
-from jaxddp.training.manifest import Manifests
+from jaxddp.training.manifest import MANIFEST, METADATA, Manifests, steps_in
 from jaxddp.training.validations import Validations
 
 _DELETING_SECONDS = 0.3
@@ -49,7 +52,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path, *, keep: int = 2, goal: Goal | None = None, read_only: bool = False):
         self.directory = Path(directory).resolve()
-        self.manifests = Manifests(self.directory)
+        self.manifests = Manifests(self.directory, Path(directory).parent)
         self.validations = Validations(self.directory, self.manifests if is_first() else None, goal)
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "manifest")
@@ -65,6 +68,7 @@ class Checkpoints:
             ),
         }
         to_read = {"read_only": True, "create": False, "save_interval_steps": 0}
+        _check_metadata(self.directory)
         with reading(self.directory) if read_only else writing(self.directory):
             self._manager = _Manager(
                 self.directory,
@@ -127,7 +131,8 @@ class Checkpoints:
 
     @progress.phase("restore")
     def verify(self, step: int) -> None:
-        """Compare a checkpoint with its manifest; a line says so where it has none. Does nothing on other processes.
+        """Compare a checkpoint with its manifest, and its run with that of config.json; a line says so where one of
+        them is missing. Does nothing on other processes.
 
         Raises:
             InputError: names the step, the first file that is damaged, and which steps are not.
@@ -148,7 +153,10 @@ class Checkpoints:
             others = f"steps {', '.join(sound)} are whole" if sound else "no other step is whole"
             raise InputError(f"{place}: step {step} is damaged: {fault}; {others}")
         if not self.manifests.has(step):
-            _log.warning(f"{place}: step {step} has no manifest, so its files cannot be verified")
+            _say_once(f"{place}: step {step} has no manifest, so its files cannot be verified")
+        elif self.manifests.run is None or self.manifests.run_id(step) is None:
+            silent = f"no {CONFIG_FILE} beside it" if self.manifests.run is None else f"its {MANIFEST} does not"
+            _say_once(f"{place}: {silent} names the run, so whether step {step} is this run's cannot be compared")
 
     @progress.phase("restore")
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
@@ -236,6 +244,20 @@ class Checkpoints:
             # The others may be elsewhere, and Orbax would wait for them: this process is to tell them why it ends.
             with contextlib.suppress(TimeoutError):
                 ThreadPoolExecutor(1, "close").submit(self.close).result(_FAILING_SECONDS)
+
+
+def _check_metadata(directory: Path) -> None:
+    """Raises `InputError` where a step's metadata are no regular file: Orbax, which looks at all, waits for a FIFO."""
+    for step in steps_in(directory):
+        if (metadata := directory / str(step) / METADATA).exists():
+            with files.reading(metadata, f"move the directory of step {step} away"):
+                files.open_regular(metadata).close()
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    """A checkpoint is verified each time that it is looked up."""
+    _log.warning(line)
 
 
 class _Manager(ocp.CheckpointManager):

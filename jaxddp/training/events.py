@@ -34,7 +34,8 @@ class RunStart:
     `start_step` is 0, or the step of the checkpoint that the run resumes; `total_steps` is the step at which it ends.
     `params` is the parameter pytree (arrays, or shapes and dtypes), for an overview. `traced` are the steps, from 1,
     that a profile traces; None where none was asked for. `config` is what config.json says of the run; `class_names`
-    are those of its data.
+    are those of its data. `logged` is the `step` and the `loss` of the last step that was logged before the checkpoint
+    of `start_step` was saved; None where that does not say.
     """
 
     start_step: int
@@ -49,6 +50,7 @@ class RunStart:
     traced: range | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     class_names: tuple[str, ...] = field(default=(), repr=False)
+    logged: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ def fit(run: Run) -> TrainState:
        averaged gradient of it;
     2. dispatch them; the host does not wait for them;
     3. where a record is due (the log cadence, an epoch's end, anything of 4 or 5): fetch the sums of all steps since,
-       stop if a loss is not finite, tell the listeners;
+       stop if a loss is not finite, tell the listeners. Where only a stop is, they hear nothing: the run that nobody
+       stops has no record there;
     4. where a checkpoint is due, or the run was asked to stop: save. Before it, and where the plan says so, compare the
        replicas;
     5. where validation is due: evaluate, predict the images that listeners want to show, tell them, put the metrics
@@ -106,7 +107,7 @@ class _Loop:
         self.listeners: list[Any] = []
         self.judgement = run.judgement.restored(run.progress.get("judgement"))
         self.measure = Measuring(run, self.tell)
-        self.step, self.used = int(run.state.step), UNKNOWN
+        self.step, self.used, self.logged = int(run.state.step), UNKNOWN, run.progress.get("logged")
         self._untested, self._told = run.self_test, False
 
     def start(self) -> None:
@@ -183,10 +184,12 @@ class _Loop:
     def end_step(self, step: int, state: TrainState) -> TrainState:
         """The state that the next step takes."""
         stop = self.run.should_stop(step)
-        saves = self.plan.saves(step) or stop
-        validates = self.run.evaluator is not None and self.plan.evaluates(step)
-        if self.plan.logs(step) or saves or validates:
+        due, validates = self.plan.saves(step), self.run.evaluator is not None and self.plan.evaluates(step)
+        saves = due or stop
+        if self.plan.logs(step) or due or validates:
             self.record(step, state)
+        elif stop:
+            self.fetch(state)
         if self.plan.compares(self.step, step) or (saves and self.run.checkpoints):
             self._compare(step, state)
         self.step = step
@@ -208,6 +211,7 @@ class _Loop:
             told = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
             told["skipped_in_a_row"] = self.skipped.in_a_row
             told |= {"judgement": self.judgement.saved(), "total_steps": self.plan.total_steps}
+            told["logged"] = self.logged
             with progress.doing(f"saving step {step:,}"):
                 self.run.checkpoints.save(step, state, told)
         self.clock.resume()
@@ -217,12 +221,18 @@ class _Loop:
             self.run.checkpoints.wait()
         raise Preempted(f"asked to stop: saved step {step} of {self.plan.total_steps}; the same command resumes it")
 
-    def record(self, step: int, state: TrainState) -> None:
+    def fetch(self, state: TrainState) -> tuple[dict[str, float], float, float]:
+        """The metrics of the last step, and the rates of the clock; the epoch's sums and seconds then include it."""
         try:
             metrics = self.sums.fetch()
         except TooManySkipped as error:
             raise NonFiniteError(f"{error}. {self.run.suspects(state, error.step)}") from error
-        images_per_second, data_wait = self.clock.rates()
+        rates = self.clock.rates()
+        self.used = self.run.usage(self.clock.rate(), self.work.mean())
+        return metrics, *rates
+
+    def record(self, step: int, state: TrainState) -> None:
+        metrics, images_per_second, data_wait = self.fetch(state)
         ended = None
         if self.plan.epochs.due(step):
             ended = EpochMetrics(self.plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
@@ -230,14 +240,13 @@ class _Loop:
         if self.run.learning_rate is not None:
             rate = float(self.run.learning_rate(step - 1)) * rate_factor(self.run.parts, state)
         epoch = self.plan.epoch(step)
-        self.used = self.run.usage(self.clock.rate(), self.work.mean())
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), Work()
         side = None if self.run.growing is None else self.run.growing.side(step - 1)
         record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used, side)
         # At the first one listeners open their files, some after an import that takes seconds.
         with nullcontext() if self._told else self.clock.paused():
             self.tell("step", record)
-        self._told = True
+        self._told, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
 
     def validate(self, step: int, state: TrainState, *, saved: bool) -> TrainState:
         """Where it is due. The metrics belong to the step's checkpoint, if there is one. Returns the state to go on."""

@@ -1,12 +1,12 @@
 """Manifests: what every file of a checkpoint held when the checkpoint was complete, so that damage is found later.
 
-A step's manifest, `STEP/manifest.json`, holds the size and the SHA-256 of each of its files, and goes away with the
-step. The index beside the steps, `manifests.json`, holds the SHA-256 of every manifest and of `validation.json`: a
-manifest that is missing is damage, and not a checkpoint that never had one. Both hold a SHA-256 of themselves.
+A step's manifest, `STEP/manifest.json`, holds its number, its run, and the size and the SHA-256 of each of its files,
+and goes away with the step. The index beside the steps, `manifests.json`, holds the SHA-256 of every manifest and of
+`validation.json`: a manifest that is missing is damage, and not a checkpoint that never had one. Both hold a SHA-256 of
+themselves.
 """
 
 import hashlib
-import json
 import os
 import stat
 import threading
@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import jaxddp.files as files
 import jaxddp.job.progress as progress
+from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.training.manifest_files import Index, Listing, sha256
+from jaxddp.training.run_identity import RunIdentity
 
 CHECKPOINTS = "checkpoints"
 """The folder of a work directory that holds them."""
@@ -25,8 +27,9 @@ MANIFEST = "manifest.json"
 INDEX = "manifests.json"
 ASIDE = ".damaged"
 """What ends the name of a step's directory that was set aside."""
-_SEAL = "sha256"
-_LEAST = ("_CHECKPOINT_METADATA", "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
+METADATA = "_CHECKPOINT_METADATA"
+"""Orbax's file about a step, which it reads of all steps at once."""
+_LEAST = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
 """Without these files of Orbax no checkpoint restores."""
 _THREADS = 4
 _LARGE = 1 << 20
@@ -42,19 +45,31 @@ class Manifests:
 
     One process writes them. What cannot be read counts as damage; writing raises InputError.
 
+    Args:
+        workdir: has the config.json that names their run; the folder around them where absent, which a link hides.
+
     Attributes:
+        run: whose checkpoints they are to be, as config.json was found; None where nothing says so.
         fault: what is wrong with the index, or None.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, workdir: Path | None = None):
         self.directory = directory
+        self.run = RunIdentity.in_workdir(workdir or directory.parent)
+        self._writer = self.run
         self.fault: str | None = None
-        self._steps: dict[str, str] = {}
-        self._validations: list[str] = []
+        self._index = Index()
+        self._another, self._of_another = Index(), ""
         self._early: dict[Written, str] = {}
         # The manifest of a step is written while the loop goes on.
         self._lock = threading.Lock()
         self._read_index()
+
+    def belong_to(self, run: RunIdentity | None) -> None:
+        """What is written from here on is this run's; what is there is compared as before, unless another begins."""
+        self._writer = run
+        if self.run is not None and run is not None and self.run.id != run.id:
+            self.run = run
 
     def write(self, step: int) -> None:
         """Hash all files of a complete checkpoint into its manifest."""
@@ -63,15 +78,14 @@ class Manifests:
             names = sorted(_names(folder))
             digests = dict(zip(names, _digests(folder, names, self._early), strict=True))
             sizes = {name: (folder / name).stat().st_size for name in names}
-        listed = {name: {"bytes": sizes[name], "sha256": digests[name]} for name in names}
-        content = _sealed({"step": step, "files": listed})
+        content = Listing(step, {name: (sizes[name], digests[name]) for name in names}, self._writer).encode()
         self._early.clear()
         files.replace(folder / MANIFEST, content)
         with self._lock:
             # Orbax removes old steps by itself.
             there = {str(each) for each in steps_in(self.directory)}
-            self._steps = {name: digest for name, digest in self._steps.items() if name in there}
-            self._steps[str(step)] = _sha256(content)
+            self._index.steps = {name: digest for name, digest in self._index.steps.items() if name in there}
+            self._index.steps[str(step)] = sha256(content)
             self._write_index()
 
     @contextmanager
@@ -108,13 +122,22 @@ class Manifests:
     def forget(self, step: int) -> None:
         """The step is about to be written: what is known of another one of its number must not stand for it."""
         with self._lock:
-            # Once there is an index, its absence is damage.
-            if self._steps.pop(str(step), None) is not None or not (self.directory / INDEX).exists():
+            known = self._index.steps.pop(str(step), None) is not None
+            # Once there is an index, its absence is damage; and so is another run's.
+            if known or self._index.run_id != self._writer_id or not (self.directory / INDEX).exists():
                 self._write_index()
 
     def has(self, step: int) -> bool:
         """Whether the step should have a manifest: those of older releases, and of runs killed before it, have none."""
-        return self.fault is not None or str(step) in self._steps or (self.directory / str(step) / MANIFEST).exists()
+        known = self.fault is not None or str(step) in self._index.steps
+        return known or (self.directory / str(step) / MANIFEST).exists()
+
+    def run_id(self, step: int) -> str | None:
+        """Of the run that a checkpoint is of by its manifest; None where that says nothing, or cannot be read."""
+        with suppress(OSError, ValueError):
+            run = Listing.parse(files.read(self.directory / str(step) / MANIFEST)).run
+            return None if run is None else run.id
+        return None
 
     def check(self, step: int, *, quick: bool = False) -> str | None:
         """The first thing that is wrong with a checkpoint, beginning with the file's name; None where nothing is.
@@ -143,12 +166,15 @@ class Manifests:
 
     def _compare(self, folder: Path, step: int, quick: bool) -> str | None:
         content = files.read(folder / MANIFEST)
-        if self._steps.get(str(step), _sha256(content)) != _sha256(content):
-            return f"{MANIFEST} is not the one that was written"
         try:
-            listed = {name: (entry["bytes"], entry["sha256"]) for name, entry in _unsealed(content)["files"].items()}
+            told = Listing.parse(content)
         except ValueError as error:
             return f"{MANIFEST} is damaged ({error})"
+        if (other := told.differs(step, self.run)) is not None:
+            return other
+        if self._index.steps.get(str(step), sha256(content)) != sha256(content):
+            return f"{MANIFEST} is not the one that was written"
+        listed = told.files
         for name, (size, _) in listed.items():
             found = (folder / name).stat()
             if not stat.S_ISREG(found.st_mode):
@@ -165,22 +191,32 @@ class Manifests:
     def expect_validations(self, content: bytes) -> None:
         """`validation.json` is about to hold this. Until it does, what it holds now is right too."""
         with self._lock:
-            self._validations = [_sha256(content), *self._validations[:1]]
+            self._index.validations = [sha256(content), *self._index.validations[:1]]
             self._write_index()
 
     def expects_validations(self) -> bool:
         """Whether there is a `validation.json`, as far as the index knows."""
-        return bool(self._validations)
+        return bool(self._index.validations)
 
-    def wrote_validations(self, content: bytes) -> bool:
-        """Whether this is what `validation.json` held; one that the index does not know of may hold anything."""
-        return not self._validations or _sha256(content) in self._validations
+    def fault_of_validations(self, content: bytes) -> str | None:
+        """What is wrong if `validation.json` holds this; one that the index does not know of may hold anything."""
+        digest, known = sha256(content), self._index.validations
+        if digest in self._another.validations:
+            return f"{INDEX}, which knows it, {self._of_another}"
+        return f"its SHA-256 is not that in {INDEX}" if known and digest not in known else None
+
+    @property
+    def _writer_id(self) -> str | None:
+        return None if self._writer is None else self._writer.id
 
     def _read_index(self) -> None:
         try:
-            content = _unsealed(files.read(self.directory / INDEX))
-            self._steps, self._validations = content["steps"], content["validations"]
-            return
+            found = Index.parse(files.read(self.directory / INDEX))
+            if self.run is None or found.run_id in (None, self.run.id):
+                self._index = found
+            else:
+                self._of_another = f"is of run {found.run_id}, and {CONFIG_FILE} names run {self.run.id}"
+                self._another, self.fault = found, self._of_another
         except FileNotFoundError:
             if any((self.directory / str(step) / MANIFEST).exists() for step in steps_in(self.directory)):
                 self.fault = "is missing"
@@ -195,10 +231,11 @@ class Manifests:
             for step in steps_in(self.directory):
                 with suppress(OSError, ValueError):
                     content = files.read(self.directory / str(step) / MANIFEST)
-                    _unsealed(content)
-                    self._steps.setdefault(str(step), _sha256(content))
+                    if Listing.parse(content).differs(step, self.run) is None:
+                        self._index.steps.setdefault(str(step), sha256(content))
             self.fault = None
-        files.replace(self.directory / INDEX, _sealed({"steps": self._steps, "validations": self._validations}))
+        self._index.run_id = self._writer_id
+        files.replace(self.directory / INDEX, self._index.encode())
 
 
 def steps_in(directory: Path) -> list[int]:
@@ -251,25 +288,3 @@ def _large_files(folder: Path) -> Iterable[tuple[Path, Written]]:
             with suppress(FileNotFoundError):
                 if (written := _written(Path(place, name).stat()))[2] >= _LARGE:
                     yield Path(place, name), written
-
-
-def _sealed(content: dict[str, Any]) -> bytes:
-    """Content as JSON that also holds the SHA-256 of the rest."""
-    seal = _sha256(json.dumps(content).encode())
-    return (json.dumps({**content, _SEAL: seal}, indent=1) + "\n").encode()
-
-
-def _unsealed(data: bytes) -> dict[str, Any]:
-    """The content of sealed bytes. Raises: ValueError; a bit of them differs from what was written."""
-    try:
-        content = json.loads(data)
-        del content[_SEAL]
-        if _sealed(content) == data:
-            return content
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    raise ValueError("its own SHA-256 is another")
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

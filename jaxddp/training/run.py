@@ -125,4 +125,5 @@ class Run:
             workdir=self.checkpoints.directory.parent if self.checkpoints else None,
             config=self.config,
             class_names=self.class_names,
+            logged=self.progress.get("logged"),
         )

@@ -10,7 +10,7 @@ from typing import Any
 import jaxddp.files as files
 from jaxddp.errors import InputError
 from jaxddp.goal import Goal
-from jaxddp.training.manifest import INDEX, Manifests
+from jaxddp.training.manifest import Manifests
 
 VALIDATION_FILE = "validation.json"
 _GOAL = "goal"
@@ -98,16 +98,23 @@ class Validations:
         try:
             told = dict(json.loads(content).items())
             goal = Goal.from_plain(told.pop(_GOAL)) if _GOAL in told else Goal()
-            known = {int(step): _checked(metrics) for step, metrics in told.items()}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            known = {_step(name): _checked(metrics) for name, metrics in told.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise InputError(f"{self._path}: is damaged ({error}); {_MEND}") from None
-        if self._manifests is not None and not self._manifests.wrote_validations(content):
-            raise InputError(f"{self._path}: is damaged (its SHA-256 is not that in {INDEX}); {_MEND}")
+        if self._manifests is not None and (fault := self._manifests.fault_of_validations(content)) is not None:
+            raise InputError(f"{self._path}: is damaged ({fault}); {_MEND}")
         return known, goal
+
+
+def _step(name: str) -> int:
+    if name != str(int(name)) or not 0 <= int(name) < 2**63:
+        raise ValueError(f"{name} is not a step")
+    return int(name)
 
 
 def _checked(metrics: Any) -> Metrics:
     for name, value in metrics.items():
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-            raise TypeError(f"{name} is not a number")
+        finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not finite:
+            raise TypeError(f"{name} is not a finite number")
     return dict(metrics)

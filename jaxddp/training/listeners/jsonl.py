@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.files as files
+from jaxddp.errors import InputError
 from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
@@ -22,7 +23,7 @@ class JsonLines(Listener):
 
     A line is handed to the operating system before the next step. A run that resumes continues the file: lines past
     the restored step and a torn last line are cut, the other bytes stay. A run from step 0 begins both files anew.
-    Raises: InputError; a file cannot be written, or a line of a resumed `metrics.jsonl` is not one of ours.
+    Raises: InputError; a file cannot be read or written, or a line of a resumed `metrics.jsonl` is not the run's.
     """
 
     def __init__(self, directory: Path):
@@ -33,9 +34,12 @@ class JsonLines(Listener):
         self._run = run
         files.create(self._metrics.parent)
         # Where nothing is trained or validated any more, what the run came to stays.
-        self._ended = files.read(self._result) if run.start_step and self._result.exists() else None
+        self._ended = None
+        if run.start_step and self._result.exists():
+            with files.reading(self._result, "remove it"):
+                self._ended = files.read(self._result)
         files.remove(self._result)
-        kept = _rewind(self._metrics, run.start_step)
+        kept = _rewind(self._metrics, run)
         self._validations = {row["split"]: row for row in kept if row["split"] != "train"}
 
     def step(self, record: StepRecord) -> None:
@@ -85,16 +89,30 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _rewind(path: Path, step: int) -> list[rows.Row]:
-    """Cuts what lies past `step` from the file at `path` and returns the rows that stay."""
-    if step == 0 or not path.exists():
+def _rewind(path: Path, run: RunStart) -> list[rows.Row]:
+    """Cuts what lies past the run's first step from the file at `path` and returns the rows that stay."""
+    if run.start_step == 0 or not path.exists():
         files.replace(path, b"")
         return []
-    kept = [(line, row) for line, row in rows.parse(path) if row["step"] <= step]
+    kept = [(line, row) for line, row in rows.parse(path) if row["step"] <= run.start_step]
+    _check_own(path, [row for _, row in kept], run.logged)
     content = b"".join(line for line, _ in kept)
     if len(content) != path.stat().st_size:
         files.replace(path, content)
     return [row for _, row in kept]
+
+
+def _check_own(path: Path, kept: list[rows.Row], logged: Mapping[str, Any] | None) -> None:
+    """Raises `InputError` where the rows have another loss of a step than the checkpoint that was saved after it."""
+    if logged is None:
+        return
+    step, loss = logged["step"], _finite(logged["loss"])
+    found = {row["step"]: row.get("loss") for row in kept if row["split"] == "train"}.get(step, loss)
+    if found != loss:
+        raise InputError(
+            f"{path}: the loss of step {step} is {found}, and {loss} by the checkpoint, so these lines are another "
+            "run's; put back the run's own, or move them away: new ones begin"
+        )
 
 
 LOGGERS.add("jsonl")(lambda config, workdir: JsonLines(workdir))

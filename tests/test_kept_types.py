@@ -1,0 +1,144 @@
+"""What a state consists of stays: an optimizer, a network or a part that changes it ends the run before a step."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from support.data import CLASSES, random_table, write_arrays
+from support.networks import linear_model
+from support.runs import fails
+
+import jaxddp
+from jaxddp.engine.following import make_follow
+from jaxddp.engine.parts.part import Part
+from jaxddp.errors import InputError
+from jaxddp.mesh import Topology
+
+TABLE = random_table(24, image=6)
+
+
+def optimizer(begins, follows, updates=lambda updates: updates) -> optax.GradientTransformation:
+    """Plain steps, with a state that the first of them changes."""
+    return optax.GradientTransformation(
+        lambda params: begins, lambda grads, state, params=None: (updates(jax.tree.map(lambda g: -g, grads)), follows)
+    )
+
+
+def keeping(begins, follows):
+    """A network whose own state changes in training."""
+
+    def init(key, example):
+        params, state = linear_model()[0](key, example), {"seen": begins}
+        return params, state
+
+    def apply(params, model_state, images, *, train):
+        return linear_model()[1](params, images), {"seen": follows} if train else model_state
+
+    return init, apply
+
+
+class Growing(Part):
+    name = "grown"
+
+    def init(self, params, model_state):
+        return {"count": jnp.zeros((), jnp.int32)}
+
+    def update(self, own, before, after, grads):
+        return {"count": own["count"] + jnp.float32(1)}, after
+
+
+SCALAR = jnp.zeros(())
+CASES = {
+    "a shape": (
+        {"optimizer": optimizer(SCALAR, jnp.zeros(2))},
+        "optimizer: opt_state is float32[] before a step and float32[2]",
+    ),
+    "a dtype": (
+        {"optimizer": optimizer({"m": SCALAR}, {"m": jnp.zeros((), jnp.bfloat16)})},
+        "optimizer: opt_state/m is float32[] before a step and bfloat16[] after it; keep names, shapes and dtypes",
+    ),
+    "another array": (
+        {"optimizer": optimizer({}, {"late": SCALAR})},
+        "optimizer: opt_state/late is absent before a step and float32[] after it",
+    ),
+    "a structure": ({"optimizer": optimizer((SCALAR,), [SCALAR])}, "optimizer: opt_state is PyTreeDef"),
+    "updates that are broadcast": (
+        {"optimizer": optimizer((), (), lambda updates: jax.tree.map(lambda u: jnp.stack([u, u]), updates))},
+        "optimizer: params/weight is float32[108, 5] before a step and float32[2, 108, 5] after it",
+    ),
+    "a network": (
+        {"model": keeping(jnp.zeros((), jnp.int32), SCALAR)},
+        "model: model_state/seen is int32[] before a step and float32[] after it",
+    ),
+    "a part": (
+        {"parts": [Growing()]},
+        "the part 'grown': parts/grown/count is int32[] before a step and float32[] after it",
+    ),
+}
+
+
+# Images that lie on the devices are taken in a loop, which JAX itself would find fault with.
+@pytest.mark.parametrize(("case", "cache"), [*((case, "none") for case in CASES), ("a shape", "device")])
+def test_what_changes_in_a_step_is_one_line_before_the_first(case, cache, tmp_path):
+    changes, expected = CASES[case]
+    given = {"model": linear_model(), "optimizer": optax.sgd(0.1), "parts": []} | changes
+    made = jaxddp.prepare_training(
+        *(given["model"], TABLE, 2, given["optimizer"], 4),
+        parts=given["parts"],
+        data=jaxddp.DataConfig(cache=cache),
+    )
+    told = []
+
+    class Listener:
+        def step(self, record):
+            told.append(record)
+
+    with pytest.raises(InputError) as raised:
+        jaxddp.train(jaxddp.softmax_cross_entropy, made, listeners=[Listener()], workdir=tmp_path / "run")
+    assert str(raised.value).startswith(expected)
+    # Nothing was begun.
+    assert told == [] and not (tmp_path / "run").exists()
+
+
+RECIPE = """
+import jax.numpy as jnp, optax
+from jaxddp.config import load
+
+def get_config():
+    return load("digits").replace(
+        data={"image_size": 6, "resize": 6}, train={"batch_size": 8, "duration": "2 steps"}, eval={"batch_size": 8},
+        log={"to": ("jsonl",)}, parallel={"devices": 1},
+    )
+
+def get_model(config, num_classes):
+    def init(key, example):
+        return {"weight": jnp.zeros((example[0].size, num_classes), example.dtype)}
+    return init, lambda params, images: images.reshape(len(images), -1) @ params["weight"]
+
+def get_optimizer(config, learning_rate):
+    update = lambda grads, state, params=None: (grads, jnp.zeros(2))
+    return optax.GradientTransformation(lambda params: jnp.zeros(()), update)
+"""
+
+
+def test_a_recipe_files_optimizer_too(tmp_path, capfd):
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    data = write_arrays(tmp_path / "images.npz", TABLE, random_table(8, image=6))
+    words = ["train", str(tmp_path / "recipe.py"), "--data.path", str(data), "--workdir", str(tmp_path / "run")]
+    assert "optimizer: opt_state is float32[] before a step and float32[2] after it" in fails(words, capfd)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_part_that_a_validation_changes_is_one_line():
+    class Following(Growing):
+        follows = True
+
+        def validated(self, own, metrics):
+            return {"count": metrics["val loss"]}
+
+    topology = Topology.create(1)
+    setup = jaxddp.prepare_training(linear_model(CLASSES), TABLE, 1, optax.sgd(0.1), 8, parts=[part := Following()])
+    with pytest.raises(
+        InputError, match=r"of a validation: parts/grown/count is int32\[\] before .* and float32\[\] after it"
+    ):
+        make_follow([part], topology)(setup.state, {"loss": 1.0})

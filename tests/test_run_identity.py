@@ -1,0 +1,222 @@
+"""A run knows its own checkpoints, and what lies beside them, from those of another run that differs in its seed."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+from support.data import random_table
+from support.networks import largest_difference, linear_model
+from support.shared import sgd, shared
+
+import jaxddp
+from jaxddp.cli import main
+from jaxddp.errors import InputError
+from jaxddp.reports.run_files import read_runs
+from jaxddp.training.manifest import Manifests
+from jaxddp.training.manifest_files import Index, Listing, sha256
+from jaxddp.training.run_identity import RunIdentity
+
+TABLE, VAL = random_table(24), random_table(9, seed=1)
+
+
+def train(workdir: Path, seed: int, epochs: int = 2):
+    """Saved after steps 2 and 3, the end of the first epoch, and after 4 and 6, that of the second."""
+    made = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.05), 8, seed=seed, epochs=2)
+    often = {"log_every": "1 step", "save_every": "2 steps"}
+    state, _ = jaxddp.train(
+        jaxddp.softmax_cross_entropy, shared(made), val=VAL, epochs=epochs, workdir=workdir, listeners=(), **often
+    )
+    return jax.device_get(state)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> tuple[Path, Path]:
+    """The work directories of two runs after one epoch."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed, name in enumerate("ab"):
+        train(folder / name, seed, epochs=1)
+    return folder / "a", folder / "b"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the first run comes to."""
+    return train(tmp_path_factory.mktemp("whole") / "a", 0)
+
+
+@pytest.fixture
+def run(runs, tmp_path) -> tuple[Path, Path]:
+    """The first, to be spoiled, and the second."""
+    return shutil.copytree(runs[0], tmp_path / "run"), runs[1]
+
+
+def id_of(workdir: Path) -> str:
+    return json.loads((workdir / "config.json").read_text())["run_id"]
+
+
+def copy(*names: str) -> Callable[[Path, Path], None]:
+    """Files and folders of the other run take the place of this one's."""
+
+    def spoil(own: Path, other: Path) -> None:
+        for name in names:
+            if (other / name).is_dir():
+                shutil.rmtree(own / name, ignore_errors=True)
+                shutil.copytree(other / name, own / name)
+            else:
+                shutil.copy(other / name, own / name)
+
+    return spoil
+
+
+NAMED = "step 3 is damaged: it is of run {other}, and config.json names run {own}; put the right one of them back; "
+INDEX, VALIDATION = "checkpoints/manifests.json", "checkpoints/validation.json"
+REFUSED = {
+    "all checkpoints": (copy("checkpoints"), f"{NAMED}no checkpoint there is whole"),
+    "the config alone": (
+        copy("config.json"),
+        "step 3 is damaged: it is of run {own}, and config.json names run {other}",
+    ),
+    "the validations": (copy(VALIDATION), "validation.json: is damaged (its SHA-256 is not that in manifests.json)"),
+    "validations and index": (
+        copy(INDEX, VALIDATION),
+        "is damaged (manifests.json, which knows it, is of run {other}, and config",
+    ),
+    "the metrics": (copy("metrics.jsonl"), "metrics.jsonl: the loss of step 3 is "),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_another_runs_is_refused_in_one_line(case, run):
+    spoil, expected = REFUSED[case]
+    own, other = run
+    ids = {"own": id_of(own), "other": id_of(other)}
+    spoil(own, other)
+    with pytest.raises(InputError) as raised:
+        train(own, 0)
+    assert expected.format(**ids) in str(raised.value) and str(own) in str(raised.value)
+
+
+MENDED = {
+    "the index": (
+        copy(INDEX),
+        "manifests.json: is of run {other}, and config.json names run {own}; it is written",
+    ),
+    "a step and the index": (copy("checkpoints/3", INDEX), "step 3 is damaged: it is of run {other}, and config.json"),
+    "a step and its number": (
+        lambda own, other: shutil.copytree(own / "checkpoints/3", own / "checkpoints/5"),
+        "step 5 is damaged: its manifest is of step 3; the run resumes from step 3",
+    ),
+    "an earlier step": (
+        lambda own, other: [shutil.rmtree(own / "checkpoints/3"), copy_of_step_2(own / "checkpoints")],
+        "step 3 is damaged: its manifest is of step 2; the run resumes from step 2",
+    ),
+    "the signature": (copy("signature.json"), ""),
+}
+
+
+def copy_of_step_2(place: Path) -> None:
+    shutil.copytree(place / "2", place / "3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MENDED)
+def test_a_run_goes_on_from_what_is_its_own(case, run, whole, caplog):
+    spoil, expected = MENDED[case]
+    own, other = run
+    ids = {"own": id_of(own), "other": id_of(other)}
+    spoil(own, other)
+    assert largest_difference(train(own, 0), whole) == 0
+    assert expected.format(**ids) in caplog.text and id_of(own) == ids["own"]
+    manifests = Manifests(own / "checkpoints")
+    assert manifests.fault is None and [manifests.check(step) for step in (4, 6)] == [None, None]
+    assert {manifests.run_id(step) for step in (4, 6)} == {ids["own"]}
+
+
+def test_asking_a_run_compares_too(run, runs, capfd):
+    (own, other), (own_before, _) = run, runs
+    ids = {"own": id_of(own), "other": id_of(other)}
+    assert jaxddp.load_run(own, model=linear_model()).step == 3
+    copy("signature.json")(own, other)
+    with pytest.raises(InputError, match=f"it is of run '{ids['other']}', and config.json names run {ids['own']}"):
+        jaxddp.load_run(own, model=linear_model())
+    copy("signature.json")(own, own_before)
+    copy("checkpoints")(own, other)
+    for last in (" is of run", "step 3 is damaged: it is of run"):
+        with pytest.raises(InputError, match=f"{last} {ids['other']}, and config.json names run {ids['own']}"):
+            jaxddp.load_run(own, model=linear_model())
+        (own / VALIDATION).unlink(missing_ok=True)
+    # And without JAX.
+    assert main(["checkpoints", str(own)]) == 0
+    said = capfd.readouterr().out
+    assert said.startswith(f"run {ids['own']}\n") and said.count(f"damaged: it is of run {ids['other']}") == 2
+    assert main(["checkpoints", str(other), "--verify"]) == 0
+    assert capfd.readouterr().out.startswith(f"run {ids['other']}\n")
+
+
+def test_a_report_says_that_its_curves_are_another_runs(run):
+    own, other = run
+    assert read_runs([own])[0].faults == ()
+    copy("metrics.jsonl")(own, other)
+    expected = "metrics.jsonl and validation.json have other losses of step 3; one of them is another run's"
+    assert read_runs([own])[0].faults == (expected,)
+
+
+def test_a_config_that_was_changed_behind_a_run_is_not_its_config(run):
+    """Also by who starts it under the other seed."""
+    own, _ = run
+    content = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(content | {"seed": 1}))
+    with pytest.raises(InputError, match="step 3 is damaged: it is of other settings than config.json says"):
+        train(own, 1)
+    # Where the data lie, and what a resumed run may change, is no such setting.
+    moved = content | {"data": content["data"] | {"path": "elsewhere"}}
+    (own / "config.json").write_text(json.dumps(moved))
+    assert Manifests(own / "checkpoints").check(3) is None
+    # Another release may compare more.
+    (own / "config.json").write_text(json.dumps(content | {"seed": 1, "data": content["data"] | {"new": 0}}))
+    assert Manifests(own / "checkpoints").check(3) is None
+
+
+def test_a_run_of_an_older_release_goes_on_with_a_line_and_has_an_id_from_there_on(run, whole, caplog):
+    own, _ = run
+    place = own / "checkpoints"
+    content = json.loads((own / "config.json").read_text())
+    del content["run_id"]
+    (own / "config.json").write_text(json.dumps(content))
+    digests = {}
+    for step in (2, 3):
+        file = place / str(step) / "manifest.json"
+        file.write_bytes(dataclasses.replace(Listing.parse(file.read_bytes()), run=None).encode())
+        digests[str(step)] = sha256(file.read_bytes())
+    index = Index.parse((place / "manifests.json").read_bytes())
+    (place / "manifests.json").write_bytes(dataclasses.replace(index, steps=digests, run_id=None).encode())
+    assert jaxddp.load_run(own, model=linear_model()).step == 3
+    lines = [record.message for record in caplog.records if "cannot be compared" in record.message]
+    silent = "no config.json beside it names the run"
+    assert lines == [f"{place / '3'}: {silent}, so whether step 3 is this run's cannot be compared"]
+    assert largest_difference(train(own, 0), whole) == 0
+    manifests = Manifests(place)
+    assert manifests.run_id(6) == id_of(own)
+
+
+def test_each_start_of_a_run_has_an_id_of_its_own_and_resuming_keeps_it(runs, tmp_path):
+    again = tmp_path / "again"
+    train(again, 0, epochs=1)
+    assert len({id_of(again), *map(id_of, runs)}) == 3
+    before = id_of(again)
+    train(again, 0)
+    assert id_of(again) == before
+    (again / "config.json").unlink()
+    # What is known of it is in its checkpoints.
+    train(again, 0)
+    assert id_of(again) == before
+
+
+def test_equal_numbers_are_one_setting():
+    one, other = RunIdentity.of({"run_id": "a", "x": [1, 0.5]}), RunIdentity.of({"run_id": "a", "x": [1.0, 0.5]})
+    assert one == other != RunIdentity.of({"run_id": "a", "x": [1.0, 0.25]})
+    assert RunIdentity.of({"run_id": 5}) is RunIdentity.of({}) is None
