@@ -10,6 +10,7 @@ from jaxddp.errors import InputError, JaxddpError, with_notes
 from jaxddp.job.activity import shown_on
 from jaxddp.job.environment import find_job
 from jaxddp.recipe_file import config_names
+from jaxddp.versions import versions
 from jaxddp.wording import choices, on_screen
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
@@ -31,13 +32,15 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
 CONFIG is a name ({names}), the path of a Python file with
 get_config(), or of the config.json of a run; RUN is a work directory; PATH is what data.path takes; IMAGES is a folder,
 files, a CSV file with a column path, or a directory with a test listing.
-`jaxddp train CONFIG --help` lists what can be overridden, with the config's values."""
+`jaxddp train CONFIG --help` lists what can be overridden, with the config's values; the keys that are used most have
+short forms: --data DIR, --model NAME, --epochs N, --batch-size B, --lr X. Each command has its own --help, and
+`jaxddp --version` says what is installed."""
 
 COMMANDS = (
     *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "data", "launch"),
 )
 
-
+_HELP = ("-h", "--help")
 _RESUMES = "the same command resumes from the last checkpoint, if there is one"
 _INTERRUPTED = {
     "data": "what it was writing is not there",
@@ -94,20 +97,29 @@ def _end(line: str, code: int, error: BaseException) -> int:
 
 def _run(arguments: list[str]) -> int:
     usage = _USAGE.format(names=", ".join(config_names()))
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in _HELP:
         print(usage)
         return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(versions())
+        return 0
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
-    if command in ("train", "eval", "find-lr"):
-        if rest and rest[0] in ("-h", "--help"):
-            print(usage)
-            return 0
-        if not rest or rest[0].startswith("-"):
-            print(usage, file=sys.stderr)
-            raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
-    return _command(command)(rest)
+    if command in ("train", "eval", "find-lr") and (not rest or _is_option(rest[0])):
+        print(usage, file=sys.stderr)
+        raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
+    try:
+        return _command(command)(rest)
+    except SystemExit as end:
+        # A page was shown; what a user's code exits with is not for this.
+        if end.code or not {*_HELP} & {*rest}:
+            raise
+        return 0
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and word not in _HELP
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

@@ -6,15 +6,24 @@ import functools
 import numbers
 import types
 import typing
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError, about
+from jaxddp.keys import near
 from jaxddp.ranges import Range
-from jaxddp.wording import choices, show
+from jaxddp.wording import choices, nearest, show
 
 _LONGEST_TEXT = 4096
 """A path can be no longer."""
+_WORDS = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("text", "texts"),
+    bool: ("True or False", "truth values"),
+}
+"""What one value of a type is called, and what several."""
 
 
 def plain(value: Any) -> Any:
@@ -26,21 +35,23 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def replaced(node: Any, changes: dict[str, Any], prefix: str = "") -> Any:
-    """A copy of a tree with keys changed, each value checked against its field's type.
+def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = None) -> Any:
+    """A copy of a tree, or of a part of `root`, with keys changed, each value checked against its field's type.
 
     Raises:
         InputError: an unknown key (the nearest right one is named), or a value of another type or out of range.
     """
-    hints = _hints(type(node))
+    hints, root = _hints(type(node)), node if root is None else root
     values = {}
     for key, value in changes.items():
         if key not in hints:
-            raise InputError(f"unknown config key {prefix + key!r}; {choices(key, hints)}")
-        if dataclasses.is_dataclass(hints[key]) and hints[key] is not Duration:
+            elsewhere = [] if nearest(key, hints) else near(prefix + key, dict(keys_of(type(root))))
+            meant = f"did you mean {' or '.join(map(repr, elsewhere))}? " if elsewhere else ""
+            raise InputError(f"unknown config key {prefix + key!r}; {meant}{choices(key, hints)}")
+        if _is_tree(hints[key]):
             if not isinstance(value, dict):
                 raise InputError(f"{prefix}{key}={show(value)}: give a dict of its keys to change")
-            values[key] = replaced(getattr(node, key), value, f"{prefix}{key}.")
+            values[key] = replaced(getattr(node, key), value, f"{prefix}{key}.", root)
         else:
             values[key] = checked(value, hints[key], prefix + key)
     return dataclasses.replace(node, **values)
@@ -60,20 +71,37 @@ def check_values(node: Any, prefix: str = "") -> None:
             checked(value, hint, prefix + key)
 
 
+def keys_of(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a tree of dataclasses, "train.batch_size", and the type of its values."""
+    for name, hint in _hints(tree).items():
+        node = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+        if _is_tree(node):
+            yield from keys_of(node, f"{prefix}{name}.")
+        else:
+            yield prefix + name, hint
+
+
+def _is_tree(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) and hint is not Duration
+
+
 @functools.cache
 def _hints(node: type) -> dict[str, Any]:
     return typing.get_type_hints(node, include_extras=True)
 
 
-def checked(value: Any, hint: Any, key: str) -> Any:
+def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
     """`value` as the type that `hint` asks for, converted only where nothing can be lost, and within its range.
+
+    What is expected is told as `named`, the whole of a type whose part `hint` is.
 
     Raises:
         InputError: names the key, the value, and what is expected.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    named = hint if named is None else named
     if origin is Annotated:
-        value = checked(value, args[0], key)
+        value = checked(value, args[0], key, named)
         for bounds in args[1:]:
             if isinstance(bounds, Range) and value not in bounds:
                 raise InputError(f"{key}={show(value)}: expected {bounds}")
@@ -82,6 +110,9 @@ def checked(value: Any, hint: Any, key: str) -> Any:
         return None if value is None else checked(value, args[0], key)
     if origin is Literal and value in args:
         return value
+    if origin is Literal and isinstance(value, str):
+        near_one = nearest(value, map(str, args))
+        raise InputError(f"{key}={show(value)}: expected {_named(named)}{near_one}")
     if origin is tuple and isinstance(value, list | tuple) and (args[-1] is ... or len(value) == len(args)):
         return tuple(checked(item, args[0], key) for item in value)
     if hint is Duration and isinstance(value, str):
@@ -97,19 +128,23 @@ def checked(value: Any, hint: Any, key: str) -> Any:
         raise InputError(f"{key}={show(value)}: expected text of 1 to {_LONGEST_TEXT:,} characters")
     if origin is None and hint not in (int, float) and isinstance(value, hint):
         return value
-    raise InputError(f"{key}={show(value)}: expected {_named(hint)}")
+    raise InputError(f"{key}={show(value)}: expected {_named(named)}")
 
 
-def _named(hint: Any) -> str:
-    """A type as an error message names it."""
+def _named(hint: Any, *, several: bool = False) -> str:
+    """A type as an error message names it, with its range: `a whole number, 1 to 4,096`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return _named(args[0])
+        bounds = [f", {each}" for each in args[1:] if isinstance(each, Range)]
+        return "".join([_named(args[0], several=several), *bounds])
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is tuple:
-        return f"a list of {_named(args[0])}" if args[-1] is ... else f"{len(args)} values of {_named(args[0])}"
-    return f"a duration, such as {'90 epochs'!r}" if hint is Duration else hint.__name__
+        number = "a list of" if args[-1] is ... else f"{len(args)}"
+        return f"{number} {_named(args[0], several=True)}"
+    if hint is Duration:
+        return f"a duration, such as {'90 epochs'!r}"
+    return _WORDS[hint][several] if hint in _WORDS else hint.__name__
 
 
 def names_of(words: tuple[str, ...]) -> tuple[str, ...]:

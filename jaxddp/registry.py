@@ -7,9 +7,11 @@ A file that lies in the folder is found. It must be quick to import: what is hea
 entry is, its protocol, is said beside each registry below; a recipe file's hooks have the same signatures.
 """
 
+import ast
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxddp.errors import InputError
@@ -41,8 +43,21 @@ class Registry:
         if name not in self._entries:
             self._look()
         if name not in self._entries:
-            raise InputError(f"{self._key}={name!r} is unknown; {choices(str(name), self._entries)}")
+            raise self._unknown(name, self._entries)
         return self._entries[name]
+
+    def check(self, name: str) -> None:
+        """See that there may be such a name, and import nothing. Raises: as `get`; no module's source has the name."""
+        folders = importlib.import_module(self._package).__path__
+        sources = [file.read_text("utf-8") for folder in folders for file in sorted(Path(folder).glob("*.py"))]
+        if name in self._entries or any(f'"{name}"' in source for source in sources):
+            return
+        told = [each for source in sources if ".add(" in source for each in _added(ast.parse(source))]
+        if None not in told:
+            raise self._unknown(name, {each for each in told if each is not None})
+
+    def _unknown(self, name: str, known: Iterable[str]) -> InputError:
+        return InputError(f"{self._key}={name!r} is unknown; {choices(str(name), known)}")
 
     def names(self) -> list[str]:
         """All names, sorted."""
@@ -57,6 +72,30 @@ class Registry:
         self._complete = True
 
 
+def _added(module: ast.Module) -> Iterator[Any]:
+    """The names that a module adds to a registry, as its source says them: written out, or keys of a dict that a loop
+    goes over. None for a name of another form."""
+    imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.module == __name__]
+    registries = {alias.name for node in imports for alias in node.names}
+    dicts, loops = {}, {}
+    for node in module.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(name)], value=ast.Dict(keys)):
+                dicts[name] = [key.value if isinstance(key, ast.Constant) else None for key in keys]
+            case ast.For(target=ast.Name(name), iter=ast.Name(over)):
+                loops[name] = over
+    for node in ast.walk(module):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name(registry), "add"), args=[ast.Constant(name)]) if (
+                registry in registries
+            ):
+                yield name
+            case ast.Call(ast.Attribute(ast.Name(registry), "add"), args=[ast.Name(name)]) if registry in registries:
+                yield from dicts.get(loops.get(name), [None])
+            case ast.Call(ast.Attribute(ast.Name(registry), "add")) if registry in registries:
+                yield None
+
+
 MODELS = Registry("model.name", "jaxddp.models")
 """`(config, num_classes) -> model`: whatever `jaxddp.models.adapt.adapt` takes."""
 LOSSES = Registry("loss.name", "jaxddp.losses")
@@ -65,7 +104,8 @@ LOSSES = Registry("loss.name", "jaxddp.losses")
 METRICS = Registry("eval.metrics", "jaxddp.metrics")
 """`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.set_metrics`."""
 OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers")
-"""`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
+"""`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step. What the config
+leaves to the optimizer is None; `config.optimizer.numbers` has a number for it."""
 OBJECTIVES = Registry("objective.name", "jaxddp.objectives")
 """`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.objective`. The function that
 takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
@@ -78,3 +118,29 @@ LOGGERS = Registry("log.to", "jaxddp.training.listeners")
 """`(config, workdir) -> listener`, whose failure ends no run; see `jaxddp.training.events.Listener`."""
 FORMATS = Registry("data.path", "jaxddp.data.formats")
 """A `jaxddp.data.format.Format`: whether a place holds such a data set, and how it becomes a source."""
+
+
+def check_names(config: Any, hooks: Collection[str] = ()) -> None:
+    """See that what a config names is there, and how weights begin and what loggers record, before anything is imported
+    that takes seconds.
+
+    Args:
+        hooks: the hooks of its recipe file, which stand for what they bring.
+
+    Raises:
+        InputError: as `Registry.get`, or as these.
+    """
+    named = (
+        ("get_model", MODELS, (config.model.name,)),
+        ("get_loss", LOSSES, (config.loss.name,)),
+        ("get_optimizer", OPTIMIZERS, (config.optimizer.name,)),
+        ("get_objective", OBJECTIVES, (config.objective.name,)),
+        ("", SCHEDULES, (config.optimizer.schedule,)),
+        ("", METRICS, config.eval.metrics),
+        ("", AUGMENTATIONS, config.data.augment.then),
+        ("", LOGGERS, config.log.to),
+    )
+    for hook, registry, names in named:
+        for name in names if hook not in hooks else ():
+            registry.check(name)
+    _ = config.model.initialization, config.log.recorded

@@ -31,7 +31,11 @@ class Room:
 
 HOUSE = (
     Room(0, "cache_folder errors log_level log_lines private_names ranges versions wording"),
-    Room(1, "batch_statistics config duration files goal hooks layers overrides recipe_file registry sections"),
+    Room(
+        1,
+        "batch_statistics config duration files goal hooks keys layers overrides recipe_file registry sections "
+        "weight_init",
+    ),
     Room(1, "job", "jax"),
     Room(2, "mesh", "jax"),
     Room(2, "data"),

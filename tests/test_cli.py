@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -411,22 +412,39 @@ def test_mistyped_commands(arguments, expected, capfd):
 
 @pytest.mark.parametrize(
     ("option", "suggestion"),
-    [("--train.batchsize", "--train.batch-size"), ("--optimizer.learing-rate", "--optimizer.learning-rate")],
+    [
+        ("--train.batchsize", "--train.batch-size"),
+        ("--optimizer.learing-rate", "--optimizer.learning-rate"),
+        ("--train.durationn", "--train.duration"),
+        ("--optimizer.lr", "--optimizer.learning-rate"),
+        ("--train.epochs", "--train.duration"),
+        ("--weight-decay", "--optimizer.weight-decay"),
+        ("--augment.flip", "--data.augment.flip"),
+        ("--optimizer", "--optimizer.name"),
+        ("--every", "--eval.every or --checkpoint.every or --log.every"),
+        ("--work-dir", "--workdir"),
+    ],
 )
 def test_a_mistyped_option_is_answered_with_the_nearest(option, suggestion, capfd):
     said = f"jaxddp: Unrecognized options: {option}, 1; perhaps you mean {suggestion}"
     line = fails(["train", "digits", option, "1"], capfd)
-    assert line.startswith(said) and line.endswith("; see jaxddp train digits --help")
+    assert line == f"{said}; see jaxddp train digits --help"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--lr", "0.1"], "Unrecognized options: --lr, 0.1; see"),
+        (["--train.batch-size", "many"], "train.batch_size='many': expected a whole number, 1 to 16,777,216"),
+        (["--parallel.devices", "1.5"], "parallel.devices='1.5': expected a whole number, 1 to 100,000"),
+        (["--data.std", "0.2", "x"], "data.std='x': expected a number, 1e-06 to 1"),
+        (["--model.stem", "smal"], "--model.stem='smal': expected 'imagenet' or 'small', did you mean 'small'?"),
+        (["--data.augment.flip", "0"], "--data.augment.flip 0: expected True or False; see"),
+        (["--data.augment.flip=maybe"], "--data.augment.flip maybe: expected True or False; see"),
         (
-            ["--train.batch-size", "many"],
-            "Error parsing --train.batch-size: invalid literal for int() with base 10: 'many'; see",
+            ["--lr", "1", "--optimizer.learning-rate=2"],
+            "--lr is short for --optimizer.learning-rate, which is given too; leave one of them out",
         ),
+        (["--epochs", "few"], "Error parsing --train.duration: 'few epochs': 'few' is not a number; write"),
         (
             ["--train.batch-size", "\uff11\uff12"],
             "Error parsing --train.batch-size: '\uff11\uff12' is not written in the digits",
@@ -455,9 +473,6 @@ def test_help_names_commands_and_configs(capfd):
     assert main(["--help"]) == 0
     text = capfd.readouterr().out
     assert "jaxddp train CONFIG" in text and "imagenet_resnet50" in text
-    for command in ("train", "eval"):
-        assert main([command, "--help"]) == 0
-        assert capfd.readouterr().out == text
     assert main([]) == 2
 
 
@@ -476,3 +491,50 @@ def test_a_finished_run_started_again_says_what_it_came_to_and_compiles_nothing(
     assert {path: path.read_bytes() for path in finished.glob("*.json*")} == before
     with pytest.raises(AssertionError, match="compiled"):
         main(train_words(data, finished, "--train.duration", "13 steps"))
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "find-lr", "doctor", "data show"])
+def test_each_command_has_a_page_of_its_own_before_a_config_is_named(command, capfd):
+    assert main([*command.split(), "--help"]) == 0
+    said = " ".join(capfd.readouterr().out.replace("│", "").split())
+    word = "[CONFIG]" if command == "doctor" else "CONFIG"
+    assert said.startswith(f"usage: jaxddp {command} [-h] [OPTIONS] {word} ")
+    assert f"Example: jaxddp {command} digits " in said and "imagenet_resnet50" in said
+    assert "--lr X Short for --optimizer.learning-rate." in said
+    assert "--train.accumulate" not in said
+
+
+def test_the_page_of_a_config_has_a_word_for_every_key(capfd):
+    assert main(["train", "digits", "--help"]) == 0
+    said = capfd.readouterr().out
+    lines = [line.strip("│ ") for line in said.splitlines()]
+    beneath = {line.split()[0]: following for line, following in itertools.pairwise(lines) if line.startswith("--")}
+    assert [name for name, text in beneath.items() if not text or text.startswith("(")] == []
+    assert len(beneath) > 100
+    assert "--epochs N for --train.duration" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_the_keys_of_a_config(shell, tmp_path):
+    with pytest.raises(SystemExit) as end:
+        main(["train", "digits", "--tyro-write-completion", shell, str(tmp_path / "script")])
+    assert not end.value.code
+    written = (tmp_path / "script").read_text()
+    assert "jaxddp" in written and "--optimizer.learning-rate" in written and "random_area" in written
+
+
+def test_the_versions_are_one_line(capfd):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"jaxddp \S+ \(jax \S+, flax \S+, optax \S+, Python \S+\)\n", capfd.readouterr().out)
+
+
+def test_a_name_that_there_is_not_costs_no_import_of_jax():
+    words = ["train", "digits", "--model.name", "efficientnet_b0"]
+    code = (
+        f"import sys; from jaxddp.cli import main; code = main({words}); sys.exit(10 * ('jax' in sys.modules) + code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "jaxddp: model.name='efficientnet_b0' is unknown; there are: airbench, convnext_small"
+    )

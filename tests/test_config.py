@@ -240,7 +240,7 @@ def test_an_unknown_key_is_answered_with_the_nearest(change, key, nearest):
 
 
 def test_a_key_like_no_other_is_answered_with_all_there_are():
-    there = "every, gradient_norm, guard_formulas, images, profile, to"
+    there = "config, every, gradient_norm, guard_formulas, images, name, profile, project, to"
     with pytest.raises(InputError, match=f"unknown config key 'log.zzz'; there are: {there}"):
         Config().replace(log={"zzz": 1})
 
@@ -248,21 +248,21 @@ def test_a_key_like_no_other_is_answered_with_all_there_are():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 1.5}, "seed=1.5: expected int"),
-        ({"seed": True}, "seed=True: expected int"),
-        ({"seed": None}, "seed=None: expected int"),
+        ({"seed": 1.5}, "seed=1.5: expected a whole number"),
+        ({"seed": True}, "seed=True: expected a whole number"),
+        ({"seed": None}, "seed=None: expected a whole number"),
         ({"train": 3}, "train=3: give a dict of its keys to change"),
-        ({"train": {"batch_size": "256"}}, "train.batch_size='256': expected int"),
+        ({"train": {"batch_size": "256"}}, "train.batch_size='256': expected a whole number"),
         ({"train": {"precision": "float8"}}, "train.precision='float8': expected 'float32' or 'bfloat16'"),
         ({"train": {"duration": 90}}, "train.duration=90: expected a duration, such as '90 epochs'"),
-        ({"optimizer": {"learning_rate": "0.1"}}, "optimizer.learning_rate='0.1': expected float"),
-        ({"optimizer": {"nesterov": 1}}, "optimizer.nesterov=1: expected bool"),
-        ({"data": {"path": 3}}, "data.path=3: expected str"),
-        ({"data": {"mean": 0.5}}, "data.mean=0.5: expected a list of float"),
-        ({"data": {"crop_area": [0.5]}}, r"data.crop_area=\[0.5\]: expected 2 values of float"),
-        ({"data": {"mean": [0.5, 0.5, "x"]}}, "data.mean='x': expected float"),
-        ({"data": {"augment": {"flip": "yes"}}}, "data.augment.flip='yes': expected bool"),
-        ({"parallel": {"devices": "4"}}, "parallel.devices='4': expected int"),
+        ({"optimizer": {"learning_rate": "0.1"}}, "optimizer.learning_rate='0.1': expected a number"),
+        ({"optimizer": {"nesterov": 1}}, "optimizer.nesterov=1: expected True or False"),
+        ({"data": {"path": 3}}, "data.path=3: expected text"),
+        ({"data": {"mean": 0.5}}, "data.mean=0.5: expected a list of numbers, 0 to 1"),
+        ({"data": {"crop_area": [0.5]}}, r"data.crop_area=\[0.5\]: expected 2 numbers, 0 to 1"),
+        ({"data": {"mean": [0.5, 0.5, "x"]}}, "data.mean='x': expected a number"),
+        ({"data": {"augment": {"flip": "yes"}}}, "data.augment.flip='yes': expected True or False"),
+        ({"parallel": {"devices": "4"}}, "parallel.devices='4': expected a whole number"),
     ],
 )
 def test_a_value_of_another_type_is_refused(change, message):

@@ -37,7 +37,7 @@ BUILT_IN = {
     "losses": {"cross_entropy"},
     "objectives": {"supervised"},
     "metrics": {"top1", "top5", "top10"},
-    "optimizers": {"momentum", "adamw", "lars", "lamb", "muon", "schedule_free"},
+    "optimizers": {"sgd", "rmsprop", "momentum", "adamw", "lars", "lamb", "muon", "schedule_free"},
     "schedules": {"cosine", "linear", "step", "constant", "polynomial", "one_cycle", "wsd"},
     "augment": {"flip", "pad", "rand_augment", "cutout", "erase", "vertical_flip", "grayscale"},
     "training.listeners": {"jsonl", "curves", "parameters", "tensorboard", "wandb", "mlflow"},
@@ -139,6 +139,29 @@ def test_an_unknown_name_is_answered_with_the_key_the_nearest_and_all(kind):
     }
     assert str(caught.value).startswith(f"{key[kind]}='{name}x' is unknown; did you mean '")
     assert str(caught.value).endswith(f"there are: {', '.join(names)}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_are_known_without_an_import(kind):
+    """But for metrics, whose names are computed."""
+    registry, names = KINDS[kind], KINDS[kind].names()
+    unseen = Registry("some.key", f"jaxddp.{kind}")
+    for name in names:
+        unseen.check(name)
+    if kind != "metrics":
+        with pytest.raises(InputError) as caught:
+            unseen.check("none of them")
+        built_in = {name for name in names if name in str(caught.value)}
+        assert str(caught.value).endswith(f"there are: {', '.join(sorted(built_in))}") and built_in >= BUILT_IN[kind]
+    registry.check(names[0])
+
+
+def test_a_name_that_a_file_adds_is_known_without_an_import(added):
+    added("models")
+    MODELS.check("added")
+    with pytest.raises(InputError, match="model.name='adde' is unknown; did you mean 'added'"):
+        Registry("model.name", "jaxddp.models").check("adde")
+    assert "jaxddp.models.added_file" not in sys.modules
 
 
 def test_a_model_in_a_file_of_its_own(added):

@@ -201,14 +201,14 @@ def odd_run(key: str, word: str, workdir: str, data: Path, capfd) -> tuple[int, 
 @pytest.mark.parametrize(
     ("named", "value", "expected"),
     [
-        ("batch_size_per_device", 4.5, "batch_size_per_device=4.5: expected int"),
+        ("batch_size_per_device", 4.5, "batch_size_per_device=4.5: expected a whole number, "),
         ("batch_size_per_device", 0, "batch_size_per_device=0: expected 1 to"),
-        ("batch_size_per_device", True, "batch_size_per_device=True: expected int"),
+        ("batch_size_per_device", True, "batch_size_per_device=True: expected a whole number, "),
         ("epochs", math.nan, "epochs=nan: expected above 0"),
         ("epochs", -1, "epochs=-1.0: expected above 0"),
-        ("epochs", "3", "epochs='3': expected float"),
+        ("epochs", "3", "epochs='3': expected a number, above 0"),
         ("seed", -1, "seed=-1: expected 0 to"),
-        ("seed", 1.5, "seed=1.5: expected int"),
+        ("seed", 1.5, "seed=1.5: expected a whole number, "),
     ],
 )
 def test_prepare_training_names_its_argument(named, value, expected):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from jaxddp.commands.pages import HELP
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.commands.screen import IMPORTING
 from jaxddp.curate.pack import Packing, pack
@@ -26,7 +27,7 @@ class DataPlace:
     """The data set that a command reads."""
 
     path: tyro.conf.Positional[str] = tyro.MISSING
-    """Where the data are, as in data.path."""
+    """Where the data are, as in data.path, or their name in datasets.toml."""
     data_dir: str | None = None
     """Where tensorflow-datasets keeps its prepared sets."""
     train: str | None = None
@@ -49,7 +50,10 @@ class Check(DataPlace):
 
 @dataclass(frozen=True)
 class Show:
-    """Draw training images exactly as the model is given them at a step, with their labels."""
+    """Draw training images exactly as the model is given them at a step, with their labels.
+
+    Example: jaxddp data show digits --data data/digits --step 100 --out show.png
+    """
 
     config: ConfigOfRecipe
     step: Annotated[int, Range(1, 2**31 - 1)] = 1
@@ -114,9 +118,7 @@ def _check(arguments: list[str]) -> int:
 
 
 def _show(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("-h", "--help"):
-        arguments = [config_names()[0], *arguments]
-    if not arguments or arguments[0].startswith("-"):
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in HELP):
         raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
     options, file = parse_recipe(Show, "jaxddp data show", arguments)
     with doing(IMPORTING):
@@ -150,8 +152,11 @@ def _sample(arguments: list[str]) -> int:
 
 
 def _open(options: DataPlace, refuse: "Refuse | None" = None) -> "dict[str, Source]":
+    from jaxddp.data.catalog import place_of
     from jaxddp.data.faults import at_once
     from jaxddp.data.opening import open_splits
 
-    given = {key: getattr(options, key) for key in ("path", "data_dir", "train", "val", "val_share")}
-    return open_splits(DataConfig(**given), refuse or at_once)
+    place, given = place_of(options.path), {key: getattr(options, key) for key in ("data_dir", "val_share")}
+    splits = {key: getattr(options, key) or getattr(place, key) for key in ("train", "val")}
+    data = DataConfig(path=place.path, classes=place.classes, **splits, **given)
+    return open_splits(data, refuse or at_once)

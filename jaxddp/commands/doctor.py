@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxddp.commands.pages import HELP, page_of
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.commands.screen import IMPORTING, print_table
 from jaxddp.job.progress import doing
@@ -20,7 +21,10 @@ class Doctor:
 
 @dataclass(frozen=True)
 class DoctorOfConfig:
-    """Check this machine and what a run of the config needs: its data, its compiled step, room for its checkpoints."""
+    """Check this machine and what a run of the config needs: its data, its compiled step, room for its checkpoints.
+
+    Example: jaxddp doctor digits --data data/digits --workdir runs/first
+    """
 
     config: ConfigOfRecipe
     workdir: Path
@@ -29,6 +33,9 @@ class DoctorOfConfig:
 
 def run(arguments: list[str]) -> int:
     """Run the command on its words; returns the exit code: 1 where a check failed. Raises: InputError."""
+    if arguments and arguments[0] in HELP:
+        page, shown = page_of(DoctorOfConfig, optional=True)
+        parse(page, shown, "jaxddp doctor", arguments)
     if arguments and not arguments[0].startswith("-"):
         options, file = parse_recipe(DoctorOfConfig, "jaxddp doctor", arguments)
     else:

@@ -12,7 +12,10 @@ from jaxddp.wording import decimal
 
 @dataclass(frozen=True)
 class Eval:
-    """Evaluate a checkpoint of a run on the validation split."""
+    """Evaluate a checkpoint of a run on the validation split.
+
+    Example: jaxddp eval digits --data data/digits --workdir runs/first --step best
+    """
 
     config: ConfigOfRecipe
     workdir: Path

@@ -7,7 +7,9 @@ from typing import Annotated
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.commands.screen import IMPORTING
+from jaxddp.commands.spelling import typed
 from jaxddp.job.progress import doing
+from jaxddp.keys import SHORT
 from jaxddp.ranges import Range
 from jaxddp.wording import counted
 
@@ -17,7 +19,10 @@ _KEY = "--optimizer.learning-rate"
 
 @dataclass(frozen=True)
 class FindLr:
-    """Train a config for a few steps at rates that rise, and suggest one; no work directory is made or touched."""
+    """Train a config for a few steps at rates that rise, and suggest one; no work directory is made or touched.
+
+    Example: jaxddp find-lr digits --data data/digits --highest 1 --out rates.png
+    """
 
     config: ConfigOfRecipe
     lowest: Rate = 1e-6
@@ -53,7 +58,9 @@ def run(arguments: list[str]) -> int:
         return 0
     print(f"the loss falls fastest at {steepest:.2g}, and {ended}; suggested: {rate:.2g}")
     own = [f"--{field.name}" for field in fields(FindLr) if field.name != "config"]
-    words = words_without(arguments, [*own, _KEY])
+    words = words_without(
+        arguments, [*own, _KEY, *(typed(short) for short, key in SHORT.items() if typed(key) == _KEY)]
+    )
     # With a reference batch the key holds the rate for that one.
     print(f"jaxddp train {shlex.join(words)} {_KEY} {rate / batch_factor(file.config):.2g}")
     return 0

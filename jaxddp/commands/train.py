@@ -11,7 +11,10 @@ from jaxddp.job.progress import doing
 
 @dataclass(frozen=True)
 class Train:
-    """Train a config."""
+    """Train a config, or go on with its run.
+
+    Example: jaxddp train digits --data data/digits --epochs 3 --workdir runs/first
+    """
 
     config: ConfigOfRecipe
     workdir: Path

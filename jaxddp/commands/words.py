@@ -12,9 +12,24 @@ from jaxddp.duration import Duration
 from jaxddp.files import check_path
 from jaxddp.ranges import real_number, whole_number
 
+
+def _number(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What is no number stays the word that it is: it is refused where every value is checked, as from Python."""
+
+    def number(word: str) -> Any:
+        try:
+            return read(word)
+        except ValueError:
+            if not word.isascii():
+                raise
+            return word
+
+    return number
+
+
 _READERS: dict[Any, Callable[[str], Any]] = {
-    int: whole_number,
-    float: real_number,
+    int: _number(whole_number),
+    float: _number(real_number),
     Duration: Duration.parse,
     Path: lambda word: Path(check_path(word, "path")),
 }

@@ -1,0 +1,49 @@
+"""The names of a config's keys as people write them: short forms, and which key a mistyped name is near to."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+SHORT = {
+    "lr": "optimizer.learning_rate",
+    "epochs": "train.duration",
+    "batch_size": "train.batch_size",
+    "model": "model.name",
+    "data": "data.path",
+}
+"""Short forms that the terminal takes for a key; `--seed` is the key itself."""
+_ELSEWHERE = {
+    **{"num_epochs": "train.duration", "max_epochs": "train.duration", "bs": "train.batch_size"},
+    **{"wd": "optimizer.weight_decay", "arch": "model.name", "output_dir": "workdir"},
+}
+"""What other trainers call a key."""
+_MOST, _LONGEST, _LIKENESS = 3, 80, 0.78
+_SHORTEST = 2
+"""Anything of three letters is like an end of two."""
+
+
+def near(name: str, known: Iterable[str]) -> list[str]:
+    """The known keys that somebody may have meant by a name, the nearest alone where there is one.
+
+    A key is found by its short form, by its end, or by one letter or two: "train.lr", "weight_decay", "train.duratoin".
+    """
+    keys, name = list(known), name.replace("-", "_")
+    last = name.rpartition(".")[2]
+    if (short := (SHORT | _ELSEWHERE).get(last)) in keys:
+        return [short]
+    if f"{name}.name" in keys:
+        return [f"{name}.name"]
+    if alike := [key for key in keys if f".{key}".endswith(f".{name}")] or [key for key in keys if _last(key) == last]:
+        return alike[:_MOST]
+    # Matching takes quadratic time, and no name that anybody meant to write is this long.
+    if len(name) > _LONGEST:
+        return []
+    if close := get_close_matches(name, keys, n=1, cutoff=_LIKENESS):
+        return close
+    ends = [*SHORT, *(end for end in map(_last, keys) if len(end) > _SHORTEST)]
+    for end in get_close_matches(last, ends, n=1, cutoff=_LIKENESS):
+        return near(end, keys)
+    return []
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]

@@ -1,0 +1,104 @@
+"""What may be typed for a key: its short form, a truth value behind a flag, and names that are near to it."""
+
+import shlex
+
+import pytest
+
+from jaxddp.commands.predict import Predict
+from jaxddp.commands.spelling import options_of, spelled_out
+from jaxddp.commands.train import Train
+from jaxddp.config import Config
+from jaxddp.errors import InputError
+from jaxddp.keys import SHORT, near
+from jaxddp.overrides import keys_of
+
+OPTIONS = options_of(Train)
+KEYS = dict(keys_of(Config))
+
+
+def test_the_options_of_a_command_are_its_own_and_the_keys_of_its_config():
+    assert OPTIONS.keys() == {"workdir", "resume", *KEYS}
+    # A word without a name is none.
+    assert {"out", "top", "cpu_devices"} <= options_of(Predict).keys() and "run" not in options_of(Predict)
+    assert set(SHORT.values()) <= OPTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--lr 0.1 --seed 2", "--optimizer.learning-rate 0.1 --seed 2"),
+        ("--lr=0.1", "--optimizer.learning-rate=0.1"),
+        ("--batch-size 8 --data d --model resnet18", "--train.batch-size 8 --data.path d --model.name resnet18"),
+        ("--batch_size 8", "--train.batch-size 8"),
+        ("--epochs 5", "--train.duration '5 epochs'"),
+        ("--epochs=0.5", "'--train.duration=0.5 epochs'"),
+        ("--epochs '5 steps'", "--train.duration '5 steps'"),
+        ("--epochs --lr 1", "--train.duration --optimizer.learning-rate 1"),
+        ("--data.augment.flip false --seed 1", "--data.augment.no-flip --seed 1"),
+        ("--data.augment.flip True", "--data.augment.flip"),
+        ("--data.augment.flip=False", "--data.augment.no-flip"),
+        ("--data.augment.flip", "--data.augment.flip"),
+        ("--no-data.augment.flip", "--data.augment.no-flip"),
+        ("--data.augment.no-flip", "--data.augment.no-flip"),
+        ("--data.augment.flip maybe", "--data.augment.flip maybe"),
+        ("--optimizer.nesterov", "--optimizer.nesterov True"),
+        ("--optimizer.no-nesterov", "--optimizer.nesterov False"),
+        ("--optimizer.nesterov false", "--optimizer.nesterov False"),
+        ("--train.duration '5 epochs' --resume never", "--train.duration '5 epochs' --resume never"),
+    ],
+)
+def test_words_are_spelled_out(typed, meant):
+    assert spelled_out(shlex.split(typed), OPTIONS) == shlex.split(meant)
+
+
+@pytest.mark.parametrize("short", SHORT)
+def test_a_short_form_beside_its_key_is_refused(short):
+    whole = "--" + SHORT[short].replace("_", "-")
+    for words in ([f"--{short}", "1", whole, "2"], [f"{whole}=2", f"--{short}=1"]):
+        with pytest.raises(InputError, match=f"^--{short} is short for {whole}, which is given too; leave one of them"):
+            spelled_out(words, OPTIONS)
+
+
+def test_where_there_is_no_config_nothing_is_short():
+    words = ["run", "--lr", "1", "--data", "d"]
+    assert spelled_out(words, options_of(Predict)) == words
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_with_a_letter_too_many_is_near_to_itself(key):
+    assert near(f"{key}x", KEYS) == [key]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("lr", ["optimizer.learning_rate"]),
+        ("train.lr", ["optimizer.learning_rate"]),
+        ("wd", ["optimizer.weight_decay"]),
+        ("epoch", ["train.duration"]),
+        ("train.weight-decay", ["optimizer.weight_decay"]),
+        ("weightdecay", ["optimizer.weight_decay"]),
+        ("precison", ["train.precision"]),
+        ("loss", ["loss.name"]),
+        ("every", ["eval.every", "checkpoint.every", "log.every"]),
+        ("top", []),
+        ("x" * 5000, []),
+    ],
+)
+def test_a_name_is_near_to_a_key(name, meant):
+    assert near(name, KEYS) == meant
+
+
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [
+        ({"lr": 0.1}, "optimizer.learning_rate"),
+        ({"optimizer": {"lr": 0.1}}, "optimizer.learning_rate"),
+        ({"train": {"learning_rate": 0.1}}, "optimizer.learning_rate"),
+        ({"batch_size": 8}, "train.batch_size"),
+        ({"data": {"flip": True}}, "data.augment.flip"),
+    ],
+)
+def test_from_python_a_key_is_found_in_another_section_too(change, meant):
+    with pytest.raises(InputError, match=f"^unknown config key '.*'; did you mean '{meant}'[?] there are: "):
+        Config().replace(**change)
