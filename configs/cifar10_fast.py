@@ -96,9 +96,9 @@ def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
         """The root of the mean squared norm of a feature is 1 before the update."""
         return update + kernel * (kernel.shape[-1] ** 0.5 / jnp.linalg.norm(kernel) - 1)
 
-    settings = config.optimizer
+    momentum = config.optimizer.numbers().momentum
     return optax.chain(
-        contrib.scale_by_muon(ns_steps=3, beta=settings.momentum, weight_dimension_numbers=matrices),
+        contrib.scale_by_muon(ns_steps=3, beta=momentum, weight_dimension_numbers=matrices),
         optax.scale_by_learning_rate(learning_rate),
         optax.stateless(lambda updates, params: jax.tree.map(renormalized, updates, params)),
     )

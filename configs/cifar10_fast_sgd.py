@@ -62,10 +62,10 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 
 def sgd(config: Config, learning_rate: optax.Schedule, factor: float = 1) -> optax.GradientTransformation:
     """A rate `factor` times as high, with the same decay: the decay is decoupled from the rate."""
-    settings = config.optimizer
+    settings, numbers = config.optimizer, config.optimizer.numbers()
     return optax.chain(
         optax.add_decayed_weights(settings.weight_decay / factor),
-        optax.sgd(lambda step: factor * learning_rate(step), settings.momentum, nesterov=settings.nesterov),
+        optax.sgd(lambda step: factor * learning_rate(step), numbers.momentum, nesterov=numbers.nesterov),
     )
 
 

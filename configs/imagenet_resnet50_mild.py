@@ -60,7 +60,7 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
     """SGD whose decay follows the schedule and not the peak of the rate."""
     settings = config.optimizer
     return optax.chain(
-        optax.trace(settings.momentum),
+        optax.trace(settings.numbers().momentum),
         optax.add_decayed_weights(settings.weight_decay / settings.learning_rate),
         optax.scale_by_learning_rate(learning_rate),
     )

@@ -1,6 +1,7 @@
 """What single schedules and optimizers do besides what `conformance/test_optimizers.py` says of all, and the peak of
 the rate for another batch size."""
 
+import json
 import math
 import runpy
 from pathlib import Path
@@ -15,10 +16,12 @@ from support.optimizers import config_of, make_optimizer, parameters, rates
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.experiment.resume import Claim, claim
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import MODELS
 from jaxddp.schedules.peak import at_batch_size, batch_factor, derivation
 from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.sections.optimizer import Numbers
 from jaxddp.training.plan import Plan
 
 PEAK = 0.8
@@ -110,6 +113,30 @@ def test_an_unknown_schedule_is_answered_with_the_nearest(name, nearest):
 def test_an_unknown_optimizer_is_answered_with_the_nearest(name, nearest):
     with pytest.raises(InputError, match=f"optimizer.name='{name}' is unknown; did you mean '{nearest}'"):
         make_optimizer(config_of(name=name), optax.constant_schedule(0.1))
+
+
+def test_what_is_absent_is_the_optimizers_own():
+    own = Numbers(momentum=0.0, nesterov=False)
+    assert Config().optimizer.numbers(own) == own
+    given = config_of(momentum=0.8, nesterov=True, beta2=0.9, epsilon=0.1).optimizer
+    assert given.numbers(own) == given.numbers() == Numbers(0.8, True, 0.9, 0.1)
+    # Plain SGD keeps no buffer.
+    state = make_optimizer(config_of(name="sgd"), optax.constant_schedule(0.1)).init(parameters())
+    assert all(leaf.ndim == 0 for leaf in jax.tree.leaves(state))
+
+
+def test_a_run_of_a_release_that_wrote_every_number_goes_on(tmp_path):
+    claimed = Claim(Config().to_dict(), {})
+    claim(tmp_path, claimed, resuming=False)
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content["optimizer"]["momentum"] is content["optimizer"]["nesterov"] is content["optimizer"]["beta2"] is None
+    content["optimizer"] |= {"momentum": 0.9, "nesterov": True, "beta2": 0.999}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    claim(tmp_path, claimed, resuming=True)
+    content["optimizer"]["momentum"] = 0.8
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="optimizer.momentum was 0.8 and is now None"):
+        claim(tmp_path, claimed, resuming=True)
 
 
 def test_a_run_of_no_steps_is_refused():

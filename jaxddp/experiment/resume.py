@@ -19,11 +19,14 @@ from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import from_first, is_first
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
+from jaxddp.sections.optimizer import Numbers
 from jaxddp.training.run_identity import FREE, MOVED, RunIdentity
 from jaxddp.wording import show
 
 _MEND = "restore it, or start in another --workdir"
 _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
+_ONCE = {f"optimizer.{key}": getattr(Numbers(), key) for key in ("momentum", "nesterov", "beta2")}
+"""What releases wrote in which these keys could not be absent."""
 _log = logging.getLogger("jaxddp.experiment")
 
 
@@ -124,7 +127,7 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
     changed = {
         key: f"{key} was {there.get(key)!r} and is now {here.get(key)!r}"
         for key in sorted(known.keys() | here.keys())
-        if there.get(key) != here.get(key)
+        if there.get(key) != here.get(key) and not (here.get(key) is None and there.get(key) == _ONCE.get(key))
     }
     for key, change in changed.items():
         if key not in FREE:

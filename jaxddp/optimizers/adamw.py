@@ -5,6 +5,7 @@ import optax
 from jaxddp.config import Config
 from jaxddp.optimizers.decay import add_decay
 from jaxddp.registry import OPTIMIZERS
+from jaxddp.sections.optimizer import Numbers
 
 EPSILON = 1e-8
 
@@ -15,10 +16,9 @@ def adamw(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransf
 
     Of `optimizer` it reads `momentum` (beta 1), `beta2`, `epsilon` (1e-8) and `weight_decay`.
     """
-    settings = config.optimizer
-    epsilon = EPSILON if settings.epsilon is None else settings.epsilon
+    numbers = config.optimizer.numbers(Numbers(epsilon=EPSILON))
     return optax.chain(
-        optax.scale_by_adam(b1=settings.momentum, b2=settings.beta2, eps=epsilon),
+        optax.scale_by_adam(b1=numbers.momentum, b2=numbers.beta2, eps=numbers.epsilon),
         add_decay(config),
         optax.scale_by_learning_rate(learning_rate),
     )

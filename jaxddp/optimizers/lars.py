@@ -5,6 +5,7 @@ import optax
 from jaxddp.config import Config
 from jaxddp.optimizers.decay import add_decay, decayed
 from jaxddp.registry import OPTIMIZERS
+from jaxddp.sections.optimizer import Numbers
 
 
 @OPTIMIZERS.add("lars")
@@ -17,14 +18,15 @@ def lars(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
     not), `weight_decay`, `trust_coefficient` and `epsilon` (0, beside |g|).
     """
     settings = config.optimizer
+    numbers = settings.numbers(Numbers(epsilon=0.0))
     return optax.chain(
         add_decay(config),
         optax.lars(
             learning_rate,
             trust_coefficient=settings.trust_coefficient,
-            eps=settings.epsilon or 0.0,
+            eps=numbers.epsilon,
             trust_ratio_mask=decayed,
-            momentum=settings.momentum,
-            nesterov=settings.nesterov,
+            momentum=numbers.momentum,
+            nesterov=numbers.nesterov,
         ),
     )

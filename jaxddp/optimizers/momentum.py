@@ -13,7 +13,7 @@ def momentum(config: Config, learning_rate: optax.Schedule) -> optax.GradientTra
 
     Of `optimizer` it reads `momentum`, `nesterov` and `weight_decay`.
     """
-    settings = config.optimizer
+    numbers = config.optimizer.numbers()
     return optax.chain(
-        add_decay(config), optax.sgd(learning_rate, momentum=settings.momentum, nesterov=settings.nesterov)
+        add_decay(config), optax.sgd(learning_rate, momentum=numbers.momentum, nesterov=numbers.nesterov)
     )

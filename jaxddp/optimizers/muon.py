@@ -10,6 +10,7 @@ from jaxddp.config import Config
 from jaxddp.optimizers.adamw import EPSILON
 from jaxddp.optimizers.decay import add_decay, decayed
 from jaxddp.registry import OPTIMIZERS
+from jaxddp.sections.optimizer import Numbers
 
 _ADAMS_SIZE = 0.2
 """The root of the mean square of an AdamW update, about, which an orthogonal one is scaled to."""
@@ -26,15 +27,15 @@ def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
     the rest: batch norm and biases, which Adam trains at the same rate. Of `optimizer` it reads `momentum` (Muon's;
     0.95 is usual), `nesterov` (of both), `beta2` and `epsilon` (Adam's; 1e-8) and `weight_decay`.
     """
-    settings = config.optimizer
+    numbers = config.optimizer.numbers(Numbers(epsilon=EPSILON))
     # The direction alone, with its sign: decay and rate follow, as they do in every optimizer.
     direction = contrib.muon(
         -1.0,
-        beta=settings.momentum,
-        eps=EPSILON if settings.epsilon is None else settings.epsilon,
-        nesterov=settings.nesterov,
+        beta=numbers.momentum,
+        eps=numbers.epsilon,
+        nesterov=numbers.nesterov,
         adam_b1=_ADAMS_BETA1,
-        adam_b2=settings.beta2,
+        adam_b2=numbers.beta2,
         muon_weight_dimension_numbers=_matrices,
         consistent_rms=_ADAMS_SIZE,
     )

@@ -8,6 +8,7 @@ from jaxddp.errors import InputError
 from jaxddp.optimizers.adamw import EPSILON
 from jaxddp.optimizers.decay import add_decay
 from jaxddp.registry import OPTIMIZERS
+from jaxddp.sections.optimizer import Numbers
 
 
 @OPTIMIZERS.add("schedule_free")
@@ -22,17 +23,17 @@ def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
         InputError: the rate would fall all the same, or there is no momentum.
     """
     settings = config.optimizer
+    numbers = settings.numbers(Numbers(epsilon=EPSILON))
     if settings.schedule != "constant":
         raise InputError(
             f"optimizer.schedule={settings.schedule!r}: schedule_free averages in place of a rate that falls; set it "
             "to constant, which has a warm-up too"
         )
-    if not settings.momentum:
+    if not numbers.momentum:
         raise InputError("optimizer.momentum=0.0: schedule_free divides by it; give a number above 0, such as 0.9")
-    epsilon = EPSILON if settings.epsilon is None else settings.epsilon
     step = optax.chain(
-        optax.scale_by_rms(decay=settings.beta2, eps=epsilon, eps_in_sqrt=False, bias_correction=True),
+        optax.scale_by_rms(decay=numbers.beta2, eps=numbers.epsilon, eps_in_sqrt=False, bias_correction=True),
         add_decay(config),
         optax.scale_by_learning_rate(learning_rate),
     )
-    return contrib.schedule_free(step, learning_rate, b1=settings.momentum)
+    return contrib.schedule_free(step, learning_rate, b1=numbers.momentum)

@@ -1,6 +1,6 @@
 """The part of a config that says how parameters follow from gradients: the optimizer and its schedule."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
@@ -13,6 +13,16 @@ Decay = Annotated[float, Range(0, 1, below=True)]
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """The keys that a config may leave to its optimizer, and what most optimizers have there."""
+
+    momentum: float = 0.9
+    nesterov: bool = True
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer and its schedule; batch norm and biases are never decayed.
 
@@ -20,23 +30,33 @@ class OptimizerConfig:
     """
 
     name: str = "momentum"
+    """Of an optimizer of jaxddp/optimizers/; another name is answered by the list of them."""
     learning_rate: Annotated[float, Range(0, 1_000_000)] = 0.1
     """The peak, for the global batch size of this config, or for `reference_batch`."""
     schedule: str = "cosine"
+    """How the rate falls from the peak: by name, of jaxddp/schedules/."""
     warmup: Duration = field(default_factory=lambda: Duration.parse("5%"))
-    momentum: Decay = 0.9
-    nesterov: bool = True
-    beta2: Decay = 0.999
+    """How long the rate rises to the peak, along a straight line."""
+    momentum: Decay | None = None
+    """Momentum of SGD and its kin, beta 1 of Adam and its kin. The optimizer's own where absent: 0 of "sgd" and
+    "rmsprop", 0.9 of all others."""
+    nesterov: bool | None = None
+    """Whether momentum is Nesterov's. The optimizer's own where absent: not of "sgd" and "rmsprop"."""
+    beta2: Decay | None = None
+    """The decay of the mean of squared gradients. The optimizer's own where absent: 0.99 of "rmsprop", 0.999 of
+    others."""
     weight_decay: Annotated[float, Range(0, 100)] = 1e-4
+    """Of kernels; batch norms and biases have none."""
     step_at: tuple[Share, ...] = (1 / 3, 2 / 3, 8 / 9)
     """Schedule "step": the shares of the run at which the rate is multiplied by step_factor."""
     step_factor: Share = 0.1
+    """Schedule "step": what the rate is multiplied by at each of them."""
     end_factor: Share = 0.0
     """Schedules "linear", "polynomial" and "wsd": the share of the peak at which the run ends; "plateau": the least."""
     plateau_factor: Annotated[float, Range(0, 1, above=True, below=True)] = 0.1
+    """Schedule "plateau": what the rate is multiplied by where the validation loss has stopped falling."""
     plateau_patience: Annotated[int, Range(1, 1_000_000)] = 10
-    """Schedule "plateau": after so many validations without gain in the validation loss the rate is multiplied by
-    plateau_factor."""
+    """Schedule "plateau": after so many validations without gain in the validation loss."""
     rate_factors: tuple[str, ...] = ()
     """What multiplies the learning rate of layers: "conv1=0.1,fc=10". Of several that begin a name, the longest."""
     layer_decay: Annotated[float, Range(0, 1, above=True)] = 1.0
@@ -62,6 +82,11 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate_factors", names_of(self.rate_factors))
         object.__setattr__(self, "groups", names_of(self.groups))
+
+    def numbers(self, own: Numbers = Numbers()) -> Numbers:
+        """What the config says, and an optimizer's own numbers where it says nothing."""
+        given = {key: getattr(self, key) for key in asdict(own)}
+        return replace(own, **{key: value for key, value in given.items() if value is not None})
 
     @property
     def factors(self) -> dict[str, float]:

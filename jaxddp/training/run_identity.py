@@ -20,6 +20,7 @@ FREE = frozenset(
     (
         *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
         *("log.profile", "log.to", "log.images", "log.guard_formulas", "eval.batch_size", "eval.views"),
+        *("log.project", "log.name", "log.config"),
         *("checkpoint.keep", "recipe.file", "train.stop_after", "train.stop_min_gain"),
         *("checkpoint.best", "checkpoint.best_is"),
         *("checkpoint.best_smoothing", "objects.jax", "objective.teacher", RUN_ID),

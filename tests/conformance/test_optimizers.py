@@ -63,6 +63,22 @@ def momentum(nesterov: bool) -> Callable:
     return functools.partial(by_hand, update)
 
 
+def plain(p, g, memory, step, decays):
+    p -= rate(step) * (g + 0.02 * p * decays)
+
+
+def rmsprop(decay: float, epsilon: float, momentum: float) -> Callable:
+    """Tieleman and Hinton's, with PyTorch's epsilon beside the root and the rate outside of the buffer."""
+
+    def update(p, g, memory, step, decays):
+        g = g + 0.02 * p * decays
+        memory[0] = decay * memory[0] + (1 - decay) * g**2
+        memory[1] = momentum * memory[1] + g / (np.sqrt(memory[0]) + epsilon)
+        p -= rate(step) * memory[1]
+
+    return functools.partial(by_hand, update)
+
+
 def of_adam(epsilon: float, adaptive: bool) -> Callable:
     """Loshchilov and Hutter's (arXiv:1711.05101, algorithm 2), with the schedule's rate on both terms, as PyTorch and
     optax have it; `adaptive` is You et al.'s LAMB (arXiv:1904.00962, algorithm 2), whose vectors keep Adam's update."""
@@ -113,6 +129,14 @@ FREE = {"momentum": 0.8, "beta2": 0.98, "schedule": "constant"}
 STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
     "momentum": ({"momentum": 0.8, "nesterov": False, "weight_decay": 0.02}, momentum(nesterov=False)),
     "momentum, nesterov": ({"momentum": 0.8, "nesterov": True, "weight_decay": 0.02}, momentum(nesterov=True)),
+    "sgd": ({"weight_decay": 0.02}, functools.partial(by_hand, plain)),
+    "sgd, momentum": ({"momentum": 0.8, "weight_decay": 0.02}, momentum(nesterov=False)),
+    "sgd, nesterov": ({"momentum": 0.8, "nesterov": True, "weight_decay": 0.02}, momentum(nesterov=True)),
+    "rmsprop": ({"weight_decay": 0.02}, rmsprop(0.99, 1e-8, 0.0)),
+    "rmsprop, momentum": (
+        {"momentum": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.02},
+        rmsprop(0.9, 1e-3, 0.8),
+    ),
     "adamw": (OF_ADAM, of_adam(1e-8, adaptive=False)),
     "lars": (OF_LARS, functools.partial(by_hand, lars)),
     "lamb": (OF_ADAM, of_adam(1e-6, adaptive=True)),
@@ -185,7 +209,16 @@ def test_layers_are_frozen_and_have_rates_in_any_of_them(name):
 STEPS = 8
 TABLE = random_table(50)
 CHANGES = {"train": {"duration": f"{STEPS} steps"}, "log": {"every": "4 steps"}, "eval": {"every": "0 steps"}}
-RATES = {"momentum": 0.05, "adamw": 0.02, "lars": 1.0, "lamb": 0.02, "muon": 0.02, "schedule_free": 0.02}
+RATES = {
+    "sgd": 0.3,
+    "rmsprop": 0.01,
+    "momentum": 0.05,
+    "adamw": 0.02,
+    "lars": 1.0,
+    "lamb": 0.02,
+    "muon": 0.02,
+    "schedule_free": 0.02,
+}
 
 
 class TwoLayers(nn.Module):
