@@ -239,8 +239,32 @@ def test_weight_initializers(name):
 
 
 @pytest.mark.parametrize(
+    ("text", "deviation"),
+    [
+        ("normal", 0.01),
+        ("normal(0.02)", 0.02),
+        ("truncated_normal(0.3)", 0.264),
+        ("zeros", 0),
+        ("glorot_uniform", 0.025),
+    ],
+)
+def test_a_kernel_begins_as_the_config_says_and_the_head_as_ever(text, deviation):
+    made = resnet("resnet18", 1000, weight_init=text)
+    module = ResNet(Architecture((), BASIC), num_classes=1000, kernel_init=made.kernel_init)
+    params = module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
+    assert float(params["conv1"]["kernel"].std()) == pytest.approx(deviation, rel=0.05)
+    assert float(params["fc"]["kernel"].std()) == pytest.approx(0.01, rel=0.05)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"weight_init": "normal(-1)"},
+            "weight_init='normal(-1)': expected a standard deviation, above 0, at most 100",
+        ),
+        ({"weight_init": "normal(x)"}, "weight_init='normal(x)': expected a standard deviation, above 0, at most 100"),
+        ({"weight_init": "uniform(0.1)"}, "unknown weight_init 'uniform(0.1)'; did you mean "),
         ({"name": "resnt50"}, "unknown model 'resnt50'; did you mean 'resnet50'?"),
         ({"stem": "smal"}, "stem='smal': expected 'imagenet' or 'small'"),
         ({"batch_norm": "synch"}, "batch_norm='synch': expected 'local', 'sync' or 'ghost:K' (K images"),

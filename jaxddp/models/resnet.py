@@ -21,7 +21,7 @@ from jaxddp.errors import InputError
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.blur import blurring
 from jaxddp.models.published import Naming, depth_of, naming
-from jaxddp.models.settings import WEIGHT_INITS, check_floating, lookup, refuse
+from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup, refuse
 from jaxddp.models.stems import STEMS, ModuleFactory, imagenet_stem
 from jaxddp.registry import MODELS
 
@@ -232,7 +232,7 @@ def build(
         num_classes=num_classes,
         width=settings.width,
         stem=lookup("stem", settings.stem, STEMS),
-        kernel_init=lookup("weight_init", settings.weight_init, WEIGHT_INITS),
+        kernel_init=kernel_init(settings.initialization),
         zero_init_last_scale=settings.zero_init_last_scale,
         shortcut_norm=settings.shortcut_norm,
         blur_pool=settings.blur_pool,

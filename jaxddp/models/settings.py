@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxddp.config import ModelConfig
 from jaxddp.errors import InputError
+from jaxddp.weight_init import WeightInit
 from jaxddp.wording import choices
 
 T = TypeVar("T")
@@ -21,9 +22,17 @@ WEIGHT_INITS = {
     "xavier_normal": nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
     "xavier_uniform": nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
     "lecun_normal": nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"),
+    "lecun_uniform": nn.initializers.lecun_uniform(),
     "orthogonal": nn.initializers.orthogonal(2.0**0.5),
-    "normal": nn.initializers.normal(0.01),
 }
+_WITH_DEVIATION = {"normal": nn.initializers.normal, "truncated_normal": nn.initializers.truncated_normal}
+
+
+def kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
+    """The initializer of a network's kernels. Glorot's is Xavier's: he has both names."""
+    if chosen.deviation is not None:
+        return _WITH_DEVIATION[chosen.name](chosen.deviation)
+    return nn.initializers.zeros if chosen.name == "zeros" else WEIGHT_INITS[chosen.name.replace("glorot", "xavier")]
 
 
 def lookup(key: str, name: str, known: Mapping[str, T]) -> T:

@@ -9,6 +9,7 @@ from jaxddp.errors import about
 from jaxddp.layers import Layers, assignments
 from jaxddp.overrides import names_of
 from jaxddp.ranges import Range
+from jaxddp.weight_init import WeightInit
 
 
 @dataclass(frozen=True)
@@ -18,17 +19,20 @@ class ModelConfig:
     name: str = "resnet50"
     """Of a network of jaxddp/models/; another name is answered by the list of them."""
     width: Annotated[int, Range(1, 4096)] = 64
+    """Of a ResNet and of airbench: features of the first stage, of which all others are multiples."""
     stem: Literal["imagenet", "small"] = "imagenet"
     """7x7 stride 2 and max-pool, or one 3x3 for images of about 32 pixels."""
     batch_norm: str = "local"
     """Over which images batch norm takes its statistics: "local", each device's slice of the batch; "sync", the global
     batch; "ghost:K", every K consecutive images of it, so that they are the same on any number of devices."""
     zero_init_last_scale: bool = True
+    """Of a ResNet: whether each block begins as the identity, by a last batch norm whose scale is zero."""
     shortcut_norm: bool = True
     """Of a ResNet: whether the 1x1 convolutions of its shortcuts have a batch norm behind them, or a bias."""
     weight_init: str = "he_normal"
-    """Of a ResNet's kernels: "he_normal", "he_uniform", "xavier_normal", "xavier_uniform", "lecun_normal",
-    "orthogonal", or "normal", whose standard deviation is 0.01."""
+    """Of the kernels of a ResNet's convolutions: he_, xavier_ (or glorot_) and lecun_ with normal or uniform,
+    "orthogonal", "zeros", or with a standard deviation "normal(0.02)" and, cut off at two of them,
+    "truncated_normal(0.02)"; 0.01 where none is given. The head is always normal(0.01)."""
     blur_pool: bool = False
     """Of ResNets: blur what a convolution strides over, of 16 channels or more, so that a shifted image gives more
     nearly the same."""
@@ -54,6 +58,11 @@ class ModelConfig:
     def batch_statistics(self) -> BatchStatistics:
         """What `batch_norm` says. Raises: InputError; it says nothing."""
         return BatchStatistics.parse(self.batch_norm)
+
+    @property
+    def initialization(self) -> WeightInit:
+        """What `weight_init` says. Raises: InputError; it says nothing."""
+        return WeightInit.parse(self.weight_init)
 
     @property
     def new(self) -> Layers:

@@ -1,0 +1,43 @@
+"""How the kernels of a network begin: what `model.weight_init` says."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from jaxddp.errors import InputError
+from jaxddp.ranges import Range
+from jaxddp.wording import choices, show
+
+_FAMILIES = ("he", "xavier", "glorot", "lecun")
+_NAMES = (*(f"{family}_{kind}" for family in _FAMILIES for kind in ("normal", "uniform")), "orthogonal", "zeros")
+_WITH_DEVIATION = ("normal", "truncated_normal")
+_USUAL_DEVIATION = 0.01
+_FORM = re.compile(rf"({'|'.join(_WITH_DEVIATION)})\(([^()]*)\)")
+_DEVIATIONS = Range(0, 100, above=True)
+
+
+@dataclass(frozen=True)
+class WeightInit:
+    """A distribution by its name; of "normal" and "truncated_normal" with its standard deviation."""
+
+    name: str
+    deviation: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "WeightInit":
+        """Read "he_normal", "normal" (of 0.01), "normal(0.02)" and their like. Raises: InputError; says the nearest."""
+        if text in _NAMES:
+            return cls(text)
+        if text in _WITH_DEVIATION:
+            return cls(text, _USUAL_DEVIATION)
+        if (found := _FORM.fullmatch(text)) is None:
+            known = (*_NAMES, *(f"{name}(0.02)" for name in _WITH_DEVIATION))
+            raise InputError(f"model.weight_init: unknown weight_init {show(text)}; {choices(text, known)}")
+        try:
+            deviation = float(found[2]) if text.isascii() else math.nan
+        except ValueError:
+            deviation = math.nan
+        if deviation not in _DEVIATIONS:
+            advice = f"expected a standard deviation, {_DEVIATIONS}, as in {found[1]}(0.02)"
+            raise InputError(f"model.weight_init={show(text)}: {advice}")
+        return cls(found[1], deviation)
