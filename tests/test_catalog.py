@@ -1,14 +1,17 @@
 """A name becomes a data set, and every bad catalog gets its line."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 from support.ilsvrc import write_tree
 
+import jaxddp
 from jaxddp.config import DataConfig
-from jaxddp.data.catalog import CATALOG_VARIABLE, DatasetEntry, resolve
+from jaxddp.data.catalog import CATALOG_VARIABLE, DatasetEntry, place_of, resolve
 from jaxddp.data.opening import open_splits
 from jaxddp.errors import InputError
+from jaxddp.recipe_file import configs_folder
 
 CATALOG = """
 [imagenet]
@@ -66,6 +69,42 @@ def test_where_solution_files_are_not_named_they_have_the_usual_names(tmp_path: 
         assert (len(sources["train"]), len(sources["val"])) == (6, 4)
         with pytest.raises(InputError, match="LOC_train_solution.csv: no such file"):
             open_splits(DataConfig(name="plain"))
+
+
+def test_python_knows_the_same_names(tmp_path, monkeypatch):
+    root = write_tree(tmp_path / "tree", classes=3, images=4, val=3)
+    (root / "LOC_train_solution.csv").rename(root / "mine.csv")
+    told = '[pets]\npath = "tree"\ntrain = "mine.csv"\nclasses = "0:2"\n'
+    monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"^{tmp_path}/pets: no such directory; give the directory that holds LOC_syn"):
+        jaxddp.train_solutions("pets")
+    (tmp_path / "datasets.toml").write_text(told)
+    expected = open_splits(DataConfig(name="pets"))
+    for train, val in (jaxddp.open_data("pets"), (jaxddp.train_solutions("pets"), jaxddp.val_solutions("pets"))):
+        assert train.fingerprint == expected["train"].fingerprint and val.fingerprint == expected["val"].fingerprint
+    # What is said comes before what is written down.
+    assert (
+        jaxddp.open_data("pets", classes="0:3")[0].num_classes
+        == jaxddp.val_solutions("pets", classes="0:3").num_classes
+    )
+    for read in (jaxddp.open_data, jaxddp.train_solutions, jaxddp.val_solutions, jaxddp.test_listing):
+        with pytest.raises(InputError, match=r"^'petz' is no path here: .*: no data set 'petz', did you mean 'pets'\?"):
+            read("petz")
+    # A path is never a name, and what lies there comes first.
+    assert place_of(Path("pets")) == DatasetEntry("pets")
+    assert place_of("./pets") == DatasetEntry("./pets")
+    (tmp_path / "pets").mkdir()
+    assert place_of("pets") == DatasetEntry("pets")
+
+
+def test_the_example_that_comes_with_the_configs(monkeypatch):
+    file = configs_folder() / "datasets.toml"
+    assert resolved("imagenet", file) == DatasetEntry(
+        "/data/imagenet", "LOC_train_solution.csv", "LOC_val_solution.csv"
+    )
+    for name in tomllib.loads(file.read_text()):
+        assert resolved(name, file).path
 
 
 def test_the_variable_comes_before_the_working_directory(catalog, tmp_path, monkeypatch):

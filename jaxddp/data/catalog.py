@@ -1,10 +1,6 @@
 """Names of data sets: `datasets.toml` says, for a machine or a group, where the data are.
 
-[imagenet]
-path = "/data/imagenet"           # or relative to this file, a URL such as s3://bucket/imagenet, or tfds:NAME
-train = "LOC_train_solution.csv"  # this key and those below may be left out
-val = "LOC_val_solution.csv"
-classes = "0:200"
+configs/datasets.toml is an example.
 """
 
 import os
@@ -18,7 +14,7 @@ from typing import Any
 import jaxddp.files as files
 from jaxddp.data.faults import check_apart
 from jaxddp.data.storage.home import is_address
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
 from jaxddp.wording import nearest, show
 
 CATALOG_VARIABLE = "JAXDDP_DATASETS"
@@ -42,7 +38,7 @@ def resolve(name: str) -> DatasetEntry:
         InputError: a catalog that is missing or not TOML, headings that look alike, an unknown name or key, or a value
             that is not a string.
     """
-    catalog = Path(os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).expanduser().absolute()
+    catalog = _place()
     text = _read(catalog)
     tables = _parsed(catalog, text)
     check_apart(tables, lambda name: f"{catalog}:{_line(text, name)}")
@@ -57,6 +53,24 @@ def resolve(name: str) -> DatasetEntry:
     if not is_address(path):
         path = str(catalog.parent / Path(path).expanduser())
     return DatasetEntry(**table | {"path": path})
+
+
+def place_of(place: str | os.PathLike[str]) -> DatasetEntry:
+    """What a word stands for that may be a path, an address, or a name: where nothing lies there, that of the catalog.
+
+    Raises:
+        InputError: as `resolve`, of a name where there is a catalog.
+    """
+    word = os.fspath(place)
+    is_path = not isinstance(place, str) or "/" in word or word.startswith("~") or os.path.exists(word)
+    if is_path or is_address(word) or not os.path.isfile(_place()):
+        return DatasetEntry(word)
+    with about(f"{show(word)} is no path here"):
+        return resolve(word)
+
+
+def _place() -> Path:
+    return Path(os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).expanduser().absolute()
 
 
 def _read(catalog: Path) -> str:

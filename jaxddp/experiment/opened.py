@@ -3,6 +3,7 @@
 import os
 
 from jaxddp.config import DataConfig
+from jaxddp.data.catalog import place_of
 from jaxddp.data.multi_label import with_several_labels
 from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source
@@ -19,16 +20,17 @@ def open_data(
     """What to train on and what to validate on: a folder with a folder for each class, or any form of docs/data.md.
 
     Args:
-        path: of a folder or a file, a URL, or "tfds:NAME".
+        path: of a folder or a file, a URL, "tfds:NAME", or, where nothing lies there, a name in datasets.toml.
         val_share: where there is no validation split, the share of each class that is held out, above 0 and below 1.
-        classes: a range of the classes, "0:200", or their ids, "cats,dogs"; all where absent.
+        classes: a range of the classes, "0:200", or their ids, "cats,dogs"; where absent, all, or those of a name.
 
     Raises:
         InputError: there is no such data set, it has no validation split and no `val_share` makes one, or it is wrong;
             names the file. Images are opened when they are read.
     """
-    place = os.fspath(check_path(path, "path"))
+    place = place_of(check_path(path, "path"))
     held_out = checked(val_share, HeldOut | None, "val_share")
-    data = DataConfig(path=place, val_share=held_out, classes=checked(classes, str | None, "classes"))
+    chosen = checked(classes, str | None, "classes") or place.classes
+    data = DataConfig(path=place.path, train=place.train, val=place.val, val_share=held_out, classes=chosen)
     train, val = with_several_labels(open_splits(data)).values()
     return train, val

@@ -11,6 +11,7 @@ from os import PathLike
 import numpy as np
 
 import jaxddp.files as files
+from jaxddp.data.catalog import DatasetEntry, place_of
 from jaxddp.data.faults import Refuse, at_once
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.solution_files import SYNSET_MAPPING, Solutions, read_mapping, read_solutions
@@ -43,9 +44,10 @@ def train_solutions(
 
     Args:
         root: the directory of Kaggle's archive, or its URL: `s3://bucket/imagenet`, `gs://…` or `https://…`; for keys
-            and endpoints see docs/data.md.
-        csv: the solution file, in the root unless it is an absolute path.
-        classes: as in `ExampleTable.select`.
+            and endpoints see docs/data.md. Or a name in datasets.toml, where that is no directory.
+        csv: the solution file, in the root unless it is an absolute path; of a name, what datasets.toml says before the
+            usual one.
+        classes: as in `ExampleTable.select`; of a name, those of datasets.toml where absent.
         cache: a folder of this machine where images of a URL are kept after they were fetched; see `CachedStore`.
         refuse: what is told of a row that cannot be used; unless given, the first is raised.
 
@@ -53,7 +55,9 @@ def train_solutions(
         InputError: naming file, line and value of what is wrong in the files, or the link that leads out of the root.
         Unreachable: a URL's store gave no answer.
     """
-    return _labelled(root, csv, classes, cache, f"{_IMAGES}/train/{{synset}}/", refuse)
+    entry = _named(root)
+    csv = entry.train or csv if csv == TRAIN_CSV else csv
+    return _labelled(entry, csv, classes, cache, f"{_IMAGES}/train/{{synset}}/", refuse)
 
 
 def val_solutions(
@@ -65,7 +69,9 @@ def val_solutions(
     refuse: Refuse = at_once,
 ) -> ExampleTable:
     """Reads the validation examples, whose images lie in one folder; otherwise as `train_solutions`."""
-    return _labelled(root, csv, classes, cache, f"{_IMAGES}/val/", refuse)
+    entry = _named(root)
+    csv = entry.val or csv if csv == VAL_CSV else csv
+    return _labelled(entry, csv, classes, cache, f"{_IMAGES}/val/", refuse)
 
 
 def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None = None) -> ExampleTable:
@@ -73,24 +79,29 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
 
     Only the column ImageId is read. Raises: as `train_solutions`.
     """
-    home = _open(root, csv, cache)
+    home = _open(_named(root).path, csv, cache)
     solutions = read_solutions(home.file(csv), None)
     folder = np.array([f"{_IMAGES}/test/".encode()])
     return _within(home, _table(home, solutions, folder, {}), solutions, at_once)
 
 
+def _named(root: AnyPath) -> DatasetEntry:
+    return place_of(files.check_path(root, "root"))
+
+
 def _labelled(
-    root: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, folder: str, refuse: Refuse
+    entry: DatasetEntry, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, folder: str, refuse: Refuse
 ) -> ExampleTable:
-    home = _open(root, csv, cache)
+    home = _open(entry.path, csv, cache)
     mapping = read_mapping(home.file(SYNSET_MAPPING), refuse)
     solutions = read_solutions(home.file(csv), tuple(mapping), refuse)
     folders = np.array([folder.format(synset=synset).encode() for synset in mapping])
+    classes = entry.classes if classes is None else classes
     return _within(home, _table(home, solutions, folders, mapping).select(classes), solutions, refuse)
 
 
-def _open(root: AnyPath, csv: AnyPath, cache: AnyPath | None) -> Home:
-    for name, path in (("root", root), ("csv", csv), *([] if cache is None else [("cache", cache)])):
+def _open(root: str, csv: AnyPath, cache: AnyPath | None) -> Home:
+    for name, path in (("csv", csv), *([] if cache is None else [("cache", cache)])):
         files.check_path(path, name)
     return open_root(root, SYNSET_MAPPING, cache)
 
