@@ -108,6 +108,32 @@ def test_shapes_and_counts():
     assert table.labels.dtype == np.int32
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_floats_become_the_pixels_that_they_were_made_of(dtype, caplog):
+    # More than are looked at at once.
+    pixels = np.random.default_rng(0).integers(0, 256, (1030, 2, 2, 1), np.uint8)
+    pixels[-1], labels = 255, np.zeros(1030, np.int64)
+    made = [ArrayTable(given, labels, NAMES) for given in (pixels.astype(dtype) / dtype(255), pixels.astype(dtype))]
+    assert [table.images.dtype for table in made] == [np.uint8] * 2
+    assert {table.fingerprint for table in made} == {ArrayTable(pixels, labels, NAMES).fingerprint}
+    dark = ArrayTable(pixels.astype(np.float64) / 65_535, labels, NAMES)
+    assert dark.images.dtype == np.uint16 and (dark.images == pixels).all()
+    assert not caplog.records
+
+
+def test_any_other_floats_are_kept_in_16_bits_which_a_line_says(caplog):
+    given = np.random.default_rng(0).random((4, 2, 2, 1), np.float32)
+    table = ArrayTable(given, LABELS, NAMES)
+    assert table.images.dtype == np.uint16
+    assert np.abs(table.images / 65_535 - given).max() <= 0.5 / 65_535
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        "images: float32 that are no multiples of 1/255 are kept as uint16, each number rounded by at most 7.6e-06"
+    )
+    # What is made of the table is as it is.
+    assert (table.rows(np.arange(2)).images == table.images[:2]).all() and len(caplog.records) == 1
+
+
 IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int64)
 
 
@@ -115,7 +141,15 @@ IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int64)
     ("images", "labels", "message"),
     [
         (IMAGES[..., 0], LABELS, r"images of shape \(4, 2, 2\): give \[N, H, W, C\]"),
-        (IMAGES.astype(np.float32), LABELS, "images of float32: give uint8 from 0 to 255"),
+        (IMAGES.astype(np.int64), LABELS, "images of int64: give uint8 from 0 to 255, uint16 .* or floats from 0 to 1"),
+        (IMAGES - 0.5, LABELS, "images of float64 from -0.5 to -0.5: give floats from 0 to 1, or uint8 from 0 to 255"),
+        (IMAGES + np.float32("nan"), LABELS, "images of float32 from nan to nan: give floats from 0 to 1"),
+        (
+            IMAGES + 1.5,
+            LABELS,
+            r"to 1.5, which are no whole numbers up to 65,535: give floats from 0 to 1, images / 1.5",
+        ),
+        (IMAGES + 7e4, LABELS, "images of float64 from 70000 to 70000, which are no whole numbers up to 65,535"),
         (IMAGES[:0], LABELS[:0], r"images of shape \(0, 2, 2, 1\): a data set needs at least one example"),
         (IMAGES, LABELS[:3], r"labels of shape \(3,\) for 4 images: give one label per image"),
         (IMAGES, LABELS[:, None], r"labels of shape \(4, 1\) for 4 images"),

@@ -124,7 +124,7 @@ def test_of_four_gigabytes_a_batch_reads_its_rows(tmp_path):
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("train_images", IMAGES.astype(np.float32), "images of float32: give uint8 from 0 to 255"),
+        ("train_images", IMAGES - 300.0, "images of float64 from .*: give floats from 0 to 1, or uint8 from 0 to 255"),
         ("train_images", IMAGES[..., 0], r"images of shape \(5, 4, 6\): give \[N, H, W, C\], with C = 1 for gray"),
         ("train_images", IMAGES[:0], "a data set needs at least one example"),
         ("train_labels", np.zeros(4, int), r"labels of shape \(4,\) for 5 images: give one label per image"),

@@ -385,6 +385,7 @@ def test_a_run_predicts_arrays_and_files_alike(run, pictures):
     again = run.predict(batch.image[:3])
     assert found.ids == [str(file) for file in files] and again.ids == ["0", "1", "2"]
     assert np.array_equal(found.probabilities, again.probabilities)
+    assert np.array_equal(run.predict(batch.image[:3] / 255).probabilities, found.probabilities)
     assert found.classes == [found.class_names[label] for label in found.labels]
     labels, shares = found.top(2)
     assert np.array_equal(labels[:, 0], found.labels) and np.array_equal(shares[:, 0], found.probabilities.max(1))
@@ -405,7 +406,9 @@ def test_a_run_predicts_arrays_and_files_alike(run, pictures):
     [
         (np.zeros((2, 8, 8, 3), np.uint8), r"images: uint8\[2, 8, 8, 3\] was given; give uint8\[N, 16, 16, 3\]"),
         (np.zeros((16, 16, 3), np.uint8), r"images of shape \(16, 16, 3\): give \[N, H, W, C\]"),
-        (np.zeros((2, 16, 16, 3)), "images of float64: give uint8"),
+        (np.zeros((2, 16, 16, 3), int), "images of int64: give uint8"),
+        (np.full((2, 16, 16, 3), -1.0), "images of float64 from -1 to -1: give floats from 0 to 1"),
+        (np.full((2, 16, 16, 3), 0.3), "float64 that are no multiples of 1/255, and the network was trained on uint8"),
         (5, "images=5: give an array, a path, a list of paths, or a source"),
         ([1, 2], r"images=\[1, 2\]: give an array, a path"),
         ("nowhere", "nowhere: no such file or folder"),
@@ -489,7 +492,7 @@ def test_what_a_run_is_asked_is_checked(run, pictures):
             lambda: run.outcome(table.select(["a", "b"])),
             "the source has other classes than the run; give the run's data",
         ),
-        (lambda: run.predict(table).top("x"), "k='x': expected int"),
+        (lambda: run.predict(table).top("x"), "k='x': expected a whole number"),
         (lambda: run.predict(table).top(6), "k=6: expected 1 to 5, the number of classes"),
         (lambda: jaxddp.export_program(5, "net.onnx"), "run=5: give what jaxddp.load_run returns"),
         (lambda: jaxddp.export_program(run, "net.onnx", ["onnx"]), "form=['onnx']: expected"),

@@ -11,6 +11,7 @@ import numpy as np
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_apart
+from jaxddp.data.images.float_pixels import from_floats
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.source import Record, check_order, columns, in_a_line
 from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes, label_codes, selected
@@ -28,11 +29,12 @@ class ArrayTable:
 
     Args:
         images: uint8 or uint16 [N, H, W, C], as decoded; normalizing happens on the device. They may be mapped into
-            memory (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all.
+            memory (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all. Floats
+            become such pixels at once, see `jaxddp.data.images.float_pixels.from_floats`.
         labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32. Or, where an
             image may be of several classes or of none, multi-hot [N, K], 0 or 1 each; kept as uint8.
 
-    Raises `InputError` as `check_images`, `check_labels` and `check_class_names`.
+    Raises `InputError` as `as_pixels`, `check_labels` and `check_class_names`.
     """
 
     images: np.ndarray
@@ -47,8 +49,7 @@ class ArrayTable:
             if np.ma.is_masked(values):
                 raise InputError(f"{name}: a masked array with masked values; leave those examples out")
         check_class_names(self.class_names)
-        images, labels = _array("images", self.images), _array("labels", self.labels)
-        check_images(images)
+        images, labels = as_pixels(_array("images", self.images)), _array("labels", self.labels)
         check_labels(labels, len(images), len(self.class_names))
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "labels", labels.astype(np.int32 if labels.ndim == 1 else np.uint8))
@@ -196,14 +197,24 @@ def check_class_names(names: Any) -> None:
     check_apart(names, lambda name: "class_names")
 
 
-def check_images(images: np.ndarray) -> None:
-    """Raises `InputError` where images are not uint8 or uint16 [N, H, W, C], or none; no pixel is read."""
+def as_pixels(images: np.ndarray) -> np.ndarray:
+    """Images as uint8 or uint16 [N, H, W, C]; of those that are it already no pixel is read.
+
+    Raises:
+        InputError: there are none, or they are neither such pixels nor floats that can become some.
+    """
+    pixels = from_floats(images) if images.size and np.issubdtype(images.dtype, np.floating) else images
+    _check_images(pixels)
+    return pixels
+
+
+def _check_images(images: np.ndarray) -> None:
     if images.ndim != 4:
         raise InputError(f"images of shape {images.shape}: give [N, H, W, C], with C = 1 for gray")
     if images.dtype not in (np.uint8, np.uint16):
         raise InputError(
-            f"images of {images.dtype}: give uint8 from 0 to 255, or uint16 from 0 to 65535 in this machine's order of "
-            "bytes; normalizing happens on the device"
+            f"images of {images.dtype}: give uint8 from 0 to 255, uint16 from 0 to 65535 in this machine's order of "
+            "bytes, or floats from 0 to 1; normalizing happens on the device"
         )
     if 0 in images.shape:
         raise InputError(f"images of shape {images.shape}: a data set needs at least one example and one pixel")

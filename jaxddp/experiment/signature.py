@@ -10,6 +10,8 @@ import numpy as np
 
 import jaxddp.files as files
 from jaxddp.config import DataConfig
+from jaxddp.data.arrays import as_pixels
+from jaxddp.data.images.float_pixels import widened
 from jaxddp.data.labels import is_multi_label
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.errors import InputError
@@ -84,14 +86,23 @@ class Signature:
         content = {RUN_ID: run_id, **dataclasses.asdict(self)}
         files.replace(directory / SIGNATURE_FILE, (json.dumps(content, indent=2) + "\n").encode())
 
-    def check(self, images: np.ndarray) -> None:
-        """Raises `InputError` where arrays are not such images, [N, H, W, C]."""
+    def pixels(self, images: np.ndarray) -> np.ndarray:
+        """Arrays [N, H, W, C] as such images. Raises: InputError; they are others, or as `as_pixels`."""
+        given, images = images.dtype, as_pixels(images)
+        if given != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
+            images = widened(images)
+        if given != images.dtype and images.dtype == np.uint16 and self.dtype == "uint8":
+            raise InputError(
+                f"images: {given} that are no multiples of 1/255, and the network was trained on uint8; give "
+                "np.rint(images * 255).astype(np.uint8)"
+            )
         if images.shape[1:] != self.image_shape or images.dtype != self.dtype:
             wanted = ", ".join(map(str, self.image_shape))
             raise InputError(
                 f"images: {images.dtype}{list(images.shape)} was given; give {self.dtype}[N, {wanted}], as the network "
                 "was trained on"
             )
+        return images
 
     def data(self, data: DataConfig) -> DataConfig:
         """The config by which evaluation makes such images of files. Raises: InputError; no files have them."""

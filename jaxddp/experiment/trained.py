@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config, DataConfig, Precision
-from jaxddp.data.arrays import ArrayTable, check_images
+from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.chosen import chosen_images
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.opening import open_splits
@@ -79,8 +79,9 @@ class TrainedRun:
         """Classify images as evaluation does; all processes of a job must ask alike.
 
         Args:
-            images: an array, uint8 or uint16 [N, H, W, C] of the size that the network was trained on; a folder, a
-                CSV file or a test listing, or paths of files (see `jaxddp.data.inputs.open_inputs`); or a source.
+            images: an array, uint8, uint16 or floats [N, H, W, C] as an `ArrayTable` takes them, of the size that the
+                network was trained on; a folder, a CSV file or a test listing, or paths of files (see
+                `jaxddp.data.inputs.open_inputs`); or a source.
 
         Returns:
             The classes of all images, in their order; a file that cannot be used has an error instead.
@@ -138,9 +139,7 @@ class TrainedRun:
         if all(isinstance(path, str | os.PathLike) for path in paths):
             return open_inputs(paths)
         if isinstance(images, np.ndarray | jax.Array):
-            images = np.asarray(images)
-            check_images(images)
-            self.signature.check(images)
+            images = self.signature.pixels(np.asarray(images))
             return ArrayTable(images, np.full(len(images), -1), self.class_names)
         if not hasattr(images, "eval_batches"):
             raise InputError(f"images={show(images)}: give an array, a path, a list of paths, or a source")

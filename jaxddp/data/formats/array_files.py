@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.files as files
-from jaxddp.data.arrays import ArrayTable, check_images, check_labels
+from jaxddp.data.arrays import ArrayTable, as_pixels, check_labels
 from jaxddp.data.faults import check_apart
 from jaxddp.errors import InputError
 from jaxddp.wording import show
@@ -109,7 +109,7 @@ def make_table(
 ) -> ArrayTable:
     """An `ArrayTable` whose errors begin with the file at fault."""
     with errors_of(images_from):
-        check_images(images)
+        images = as_pixels(images)
     with errors_of(labels_from):
         check_labels(labels, len(images), len(names))
     return ArrayTable(images, labels, names)

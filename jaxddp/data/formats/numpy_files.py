@@ -1,10 +1,11 @@
 """Arrays that NumPy saved: one .npz file, or a folder of .npy files.
 
-    train_images  val_images     uint8 or uint16 [N, H, W, C]
+    train_images  val_images     uint8 or uint16 [N, H, W, C], or floats from 0 to 1
     train_labels  val_labels     integers [N], class indices from 0
     class_names                  optional: strings [K]
 
-Images in a folder are mapped into memory: a batch reads its own rows, so they may be larger than the memory.
+Images in a folder are mapped into memory: a batch reads its own rows, so they may be larger than the memory, but for
+floats, which are read at once.
 Pickled objects are never read, since reading them can run any code.
 """
 
