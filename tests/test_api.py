@@ -442,13 +442,21 @@ def test_what_is_no_optimizer_metric_or_listener_is_one_line():
         (lambda params, images: (images.mean((1, 2)) @ params)[:, 0], r"float32\[2\]"),
         (lambda params, images: (images.mean((1, 2)) @ params[:, :5]).astype(int), r"int32\[2, 5\]"),
         (lambda params, images: (images, params), "an object of type tuple"),
+        (lambda params, images: {"logits": images}, "an object of type dict"),
+        (lambda params, images: None, "an object of type NoneType"),
+        (lambda params, images, train: (images.mean((1, 2)) @ params)[:, : 7 if train else 5], r"float32\[2, 7\]"),
     ],
 )
 def test_what_are_no_logits_of_the_classes_is_one_line(apply, found):
+    """Said before anything is compiled, also where only training makes another output."""
     model = (lambda key, example: jnp.zeros((3, 7)), apply)
-    setup = prepare_training(model, TABLE, 4, SGD, 2)
-    with pytest.raises(InputError, match=f"the model returned {found} for 2 images; return logits, float\\[2, 5\\]"):
-        train(jaxddp.softmax_cross_entropy, setup, listeners=())
+    expected = (
+        f"^the model returned {found} for 2 images; return logits, float\\[2, 5\\], one for each of the 5 classes"
+    )
+    with pytest.raises(InputError, match=expected) as caught:
+        prepare_training(model, TABLE, 4, SGD, 2)
+    advice = ": its last layer has 7 outputs, make it one of 5" if found == r"float32\[2, 7\]" else ""
+    assert str(caught.value).removesuffix(advice).removesuffix(" in training").endswith(" of table")
 
 
 def test_images_without_labels_are_refused_for_training_and_shown_with_predictions():

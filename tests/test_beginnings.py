@@ -32,6 +32,22 @@ def test_a_mistake_in_a_recipe_leaves_nothing(mistake, tmp_path, capfd):
     assert not (tmp_path / "w").exists()
 
 
+def test_a_network_for_other_classes_is_found_before_anything_is_written(tmp_path, capfd):
+    data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, image=16))
+    (tmp_path / "mine.py").write_text(
+        f"from jaxddp.config import load\nfrom jaxddp.models.resnet import build\n"
+        f"def get_config():\n    return load({RECIPE!r})\n"
+        f"def get_model(config, num_classes):\n    return build(config.model, 7)\n"
+    )
+    words = ["train", str(tmp_path / "mine.py"), "--data.path", str(data), "--workdir", str(tmp_path / "w")]
+    assert main(words) == 2
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        f"jaxddp: {tmp_path}/mine.py: get_model: the model returned float32[2, 7] for 2 images; return logits, "
+        "float[2, 5], one for each of the 5 classes of the data: its last layer has 7 outputs, make it one of 5"
+    )
+    assert not (tmp_path / "w").exists()
+
+
 @pytest.mark.parametrize("kept", [None, "notes.txt", "checkpoints/4.damaged", "config.json", COPY_FOLDER])
 def test_what_was_there_stays(kept, tmp_path):
     if kept:

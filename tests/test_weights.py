@@ -39,7 +39,7 @@ def state_dict_of(model, image_shape=(64, 64, 3), naming=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [lambda: small_resnet(), lambda: adapt(SmallNet())], ids=["published", "own names"])
+@pytest.mark.parametrize("make", [lambda: small_resnet(5), lambda: adapt(SmallNet())], ids=["published", "own names"])
 def test_what_is_exported_comes_back_bit_for_bit(tmp_path, make):
     setup = setup_of(make(), optax.adamw(0.01), random_table(20), devices=2)
     export_weights(setup.state, setup, tmp_path / "w.safetensors")
@@ -138,7 +138,7 @@ def test_another_network_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 def test_arrays_of_any_precision(tmp_path, dtype):
-    model = small_resnet()
+    model = small_resnet(5)
     arrays = {name: each.astype(dtype) for name, each in state_dict_of(model, (6, 6, 3)).items()}
     file = tmp_path / "w.safetensors"
     write(file, arrays)

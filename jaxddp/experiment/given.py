@@ -12,6 +12,7 @@ from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.errors import InputError
 from jaxddp.experiment.argument_kinds import check_function
 from jaxddp.experiment.chosen_metrics import configured_metrics, with_given
+from jaxddp.experiment.outputs import check_outputs
 from jaxddp.experiment.recipe import Recipe, check_optimizer, check_parts
 from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
@@ -35,7 +36,7 @@ def recipe_of_objects(config: Config, table: Source, topology: Topology, given: 
     named = config.replace(eval={"metrics": ("map",)}) if several else config
     metrics = configured_metrics(named, classes, multi_label=several)
     steps = Plan.of(config, len(table)).total_steps
-    return Recipe(
+    recipe = Recipe(
         config=config,
         model=adapt(given["model"]),
         optimizer=check_optimizer(given["optimizer"], "optimizer", config),
@@ -46,6 +47,8 @@ def recipe_of_objects(config: Config, table: Source, topology: Topology, given: 
         parts=check_parts(given["parts"], "parts", configured_parts(config, steps)),
         **{name: check_function(given[name], name, f"({of})", of) for name, of in functions.items()},
     )
+    check_outputs(recipe.model, table.image_shape(config.data), classes, "table")
+    return recipe
 
 
 def check_unlabelled(source: Any) -> Source | None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from jaxddp.engine.state import Transform
 from jaxddp.errors import InputError, about
 from jaxddp.experiment.chosen_loss import configured_losses
 from jaxddp.experiment.chosen_metrics import configured_metrics, with_given
+from jaxddp.experiment.outputs import check_outputs
 from jaxddp.hooks import Hook, check_called, one_line
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
@@ -86,18 +87,20 @@ class TrainingData:
         class_counts: int64[K], how many examples of each class there are.
         images: gives so many of the training images, [count, H, W, C], or all if there are fewer.
         multi_label: whether an image may have several labels.
+        image_shape: [H, W, C], as the network is given them in training; None leaves its outputs unchecked.
     """
 
     num_examples: int
     class_counts: np.ndarray = field(repr=False)
     images: Callable[[int], np.ndarray]
     multi_label: bool = False
+    image_shape: tuple[int, int, int] | None = None
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "TrainingData":
         """Of a source, by a config."""
         images = functools.partial(sample_images, source, data)
-        return cls(len(source), class_counts(source), images, is_multi_label(source))
+        return cls(len(source), class_counts(source), images, is_multi_label(source), source.image_shape(data))
 
     @property
     def num_classes(self) -> int:
@@ -139,9 +142,14 @@ def recipe_of(
     if "get_metrics" in hooks:
         own, where = hooks["get_metrics"](config), hooks["get_metrics"].name
         metrics = with_given(metrics, own, where, num_classes, multi_label=data.multi_label)
+    model = model_of(file, config, num_classes)
+    # One that is built in has as many outputs as it is told.
+    if "get_model" in hooks and data.image_shape is not None:
+        with about(hooks["get_model"].name):
+            check_outputs(model, data.image_shape, num_classes, "the data")
     return Recipe(
         config=config,
-        model=model_of(file, config, num_classes),
+        model=model,
         optimizer=optimizer,
         loss=loss,
         eval_loss=eval_loss,
@@ -232,6 +240,9 @@ def _function(hook: Hook | None, of: str, *arguments: Any) -> Any:
 def _optimizer(hook: Hook | None, config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     if hook is None:
         return OPTIMIZERS.get(config.optimizer.name)(config, learning_rate)
+    # One that the config does not name has no numbers of its own there; epsilon was always its affair.
+    usual = asdict(config.optimizer.numbers()) | {"epsilon": config.optimizer.epsilon}
+    config = config.replace(optimizer=usual)
     return check_optimizer(hook(config, learning_rate), hook.name, config)
 
 
