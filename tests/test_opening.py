@@ -5,14 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.data import random_table, write_arrays
 from support.forms import SIZE, write_folders, write_idx, write_npz, write_solutions
 from support.networks import linear_model
 
 import jaxddp
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.opening import open_splits, open_tables
+from jaxddp.data.order import EvalOrder
 from jaxddp.errors import InputError
+from jaxddp.experiment.resources import open_resources
+from jaxddp.mesh import Topology
 
 
 def test_python_divides_a_folder_as_a_config_does(tmp_path: Path):
@@ -52,6 +57,25 @@ def test_what_does_not_hold_of_images_in_memory_is_refused(tmp_path: Path, chang
     with pytest.raises(InputError) as caught:
         open_tables(DataConfig(**data))
     assert str(caught.value) == expected
+
+
+def test_a_limit_of_validation_keeps_the_balance_on_any_number_of_devices(tmp_path: Path):
+    """Every example of the part is counted once, also where the last batch is padded."""
+    train, val = random_table(16), random_table(40, seed=1)
+    path, counts = str(write_arrays(tmp_path / "data.npz", train, val)), []
+    for limit, devices in ((None, 1), (13, 1), (13, 4), (100, 1)):
+        config = Config().replace(
+            data={"path": path, "image_size": 6, "crop": "whole"},
+            train={"batch_size": 4},
+            eval={"limit": limit, "batch_size": 8},
+            parallel={"devices": devices},
+        )
+        source = open_resources(config, Topology.create(devices)).val
+        assert source is not None
+        order = EvalOrder(len(source), 8)
+        counts.append(sum(batch.mask.sum() for batch in source.eval_batches(order, config.data)))
+        np.testing.assert_array_equal(source.labels, (val.take(limit) if limit else val).labels)
+    assert counts == [40, 13, 13, 40]
 
 
 def test_a_folder_of_nothing_known_is_told_the_forms(tmp_path: Path):

@@ -21,11 +21,16 @@ from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
 
 
-def open_tables(data: DataConfig) -> tuple[Source, Source]:
-    """The training and the validation source of a config, checked. Raises: as `open_splits` and `Source.check`."""
+def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[Source, Source]:
+    """The training and the validation source of a config, checked; of the latter no more than `val_limit` examples.
+
+    Raises: as `open_splits` and `Source.check`.
+    """
     train, val = with_several_labels(open_splits(data)).values()
     if data.limit is not None:
         train = train.take(data.limit)
+    if val_limit is not None:
+        val = val.take(val_limit)
     with progress.doing("looking for the images"):
         for source in (train, val):
             source.check(data)

@@ -62,7 +62,7 @@ def open_resources(config: Config, topology: Topology) -> Resources:
     Gradients.of(config, topology).check_batch_size(config.train.batch_size, topology)
     topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     options = step_options(config, topology)
-    train, val = open_tables(config.data)
+    train, val = open_tables(config.data, config.eval.limit)
     agree({"validation data": val.fingerprint})
     check_comparable(val, train, config.data)
     train, unlabelled = labelled_and_unlabelled(train, config.data)

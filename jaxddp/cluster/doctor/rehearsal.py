@@ -27,7 +27,7 @@ _SAMPLE_BATCH = 16
 
 def data(config: Config) -> Finding:
     """Open the data and check that every image exists; the value is the two tables."""
-    train_table, val_table = open_tables(config.data)
+    train_table, val_table = open_tables(config.data, config.eval.limit)
     train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
     more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
     counts = f"{counted(len(train_table), 'row')} to train, {len(val_table):,} to validate{more}"
