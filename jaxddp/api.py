@@ -6,6 +6,7 @@ history
 """
 
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from jaxddp.experiment.arguments import (
     check_written,
     loggers_of,
     options_of,
+    told_to_loggers,
     words_of_arguments,
 )
 from jaxddp.experiment.exported_weights import export_weights
@@ -185,7 +187,8 @@ def prepare_training(
     check_labelled(check_source(table, "table"), "training data")
     per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
     length = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
-    config = Config().replace(seed=seed, **changes_of_options({"precision": "float32"} | options))
+    named = inspect.signature(prepare_training).parameters.keys() - {"options"}
+    config = Config().replace(seed=seed, **changes_of_options({"precision": "float32"} | options, named))
     config = dataclasses.replace(config, data=check_data(data) or table.default_data())
     join_job(find_job(), config.parallel)
     topology = Topology.create(devices)
@@ -209,6 +212,9 @@ def train(
     evaluators: Sequence[Measure] = (),
     workdir: str | Path | None = None,
     log_to: str | Sequence[str] = (),
+    log_project: str | None = None,
+    log_name: str | None = None,
+    log_config: Mapping[str, Any] | None = None,
     log_every: str = "10 steps",
     eval_every: str = "1 epoch",
     save_every: str = "1 epoch",
@@ -219,19 +225,18 @@ def train(
     """Train a setup for its epochs. The setup stays as it was: training it, or its `with_seed`, compiles nothing anew.
 
     Args:
-        loss: a function of (logits, labels) that returns the loss of each example, their mean, or a pair (sum, weight);
-            see `jaxddp.engine.loss`.
+        loss: of (logits, labels), the loss of each example, their mean, or (sum, weight); see `jaxddp.engine.loss`.
         val: measured each `eval_every` and at the end.
         schedule: multiplies the optimizer's updates, as a function of the step (0 first).
         epochs: how long, from step 0 on; the setup's where absent. A setup with a trained state goes on from its step.
-        listeners: objects with any of the methods of `jaxddp.training.events.Listener`. A live progress display where
-            absent; () watches in silence.
+        listeners: each a `jaxddp.training.events.Listener`. A live progress display where absent; () is silent.
         evaluators: functions of the state to a dict of numbers, which join each evaluation's. With an average they are
             called for it, too: `params` and `eval_params` of their state are what is measured.
         workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
             returned as it is (and measured, if it was not). A run with another model, loss, optimizer or data is
             refused there. With it, SIGTERM makes the run save and stop.
         log_to: loggers beside metrics.jsonl, by their names in a config's `log.to`; there must be a workdir for them.
+        log_project, log_name, log_config: what "wandb" and "mlflow" are told, as a config's `log` has it; a dict.
         log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
         check_every: as well as before each save, see that all devices hold the same state; "0 steps" never does.
         self_test: "auto", "always" or "never": compare the averaged gradient with one device's before the first step.
@@ -247,7 +252,8 @@ def train(
     check_written(workdir, profile, log_to)
     often = {"log_every": log_every, "eval_every": eval_every, "save_every": save_every, "check_every": check_every}
     changes = changes_of_cadences(**often, self_test=self_test, profile=profile)
-    changes["eval"]["batch_size"], changes["log"]["to"] = setup.order.batch_size, loggers_of(log_to)
+    changes["eval"]["batch_size"] = setup.order.batch_size
+    changes["log"] |= {"to": loggers_of(log_to)} | told_to_loggers(log_project, log_name, log_config)
     if epochs is not None:
         changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
         check_length(setup.recipe.config, setup.recipe.config.replace(**changes))

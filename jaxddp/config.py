@@ -26,7 +26,8 @@ from jaxddp.sections.training import LossConfig as LossConfig
 from jaxddp.sections.training import ObjectiveConfig as ObjectiveConfig
 from jaxddp.sections.training import Precision as Precision
 from jaxddp.sections.training import TrainConfig
-from jaxddp.sections.watching import CheckpointConfig, EvalConfig, LogConfig
+from jaxddp.sections.watching import CheckpointConfig, EvalConfig
+from jaxddp.sections.watching import LogConfig as LogConfig
 from jaxddp.sections.watching import ShownImages as ShownImages
 from jaxddp.sections.watching import Views as Views
 
@@ -40,6 +41,7 @@ class Config:
     """
 
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    """Of all that is random: the initial parameters, the order of examples, augmentation, dropout."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

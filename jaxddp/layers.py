@@ -117,13 +117,14 @@ def begins(prefix: str, name: str) -> bool:
     return _words(name)[: len(words)] == words
 
 
-def assignments(pairs: Iterable[str], key: str) -> dict[str, str]:
-    """Of "layer4=0.1" and its like, the value by layer. Raises: InputError; another form, or a layer twice."""
+def assignments(pairs: Iterable[str], key: str, of: str = "LAYER") -> dict[str, str]:
+    """Of "layer4=0.1" and its like, the value by layer, or `of` something else. Raises: InputError; another form, or a
+    layer twice."""
     found: dict[str, str] = {}
     for pair in pairs:
         layer, equals, value = (part.strip() for part in pair.partition("="))
         if not layer or not equals or not value:
-            raise InputError(f"{key}: {show(pair)}: expected LAYER=VALUE")
+            raise InputError(f"{key}: {show(pair)}: expected {of}=VALUE")
         if twice := [other for other in found if _words(other) == _words(layer)]:
             raise InputError(f"{key}: {show(layer)} has two values, {found[twice[0]]} and {value}; give one")
         found[layer] = value

@@ -103,14 +103,13 @@ PREPARED = [
     ("optimizer", Descent, "optimizer: the class Descent was given; give an optax optimizer, such as optax.sgd(0.1)"),
     ("optimizer", optax.sgd, "optimizer: an object of type function was given; give an optax optimizer, such as "
      "optax.sgd(0.1)"),
-    ("batch_size_per_device", "8", "batch_size_per_device='8': expected int"),
+    ("batch_size_per_device", "8", "batch_size_per_device='8': expected a whole number, 1 to 16,777,216"),
     ("batch_size_per_device", 0, "batch_size_per_device=0: expected 1 to 16,777,216"),
     ("batch_size_per_device", 2**24, "a global batch of 33554432: expected 1 to 16,777,216"),
-    ("epochs", "3", "epochs='3': expected float"),
-    ("epochs", None, "epochs=None: expected float"),
+    ("epochs", "3", "epochs='3': expected a number, above 0, at most 1,000,000,000"),
+    ("epochs", None, "epochs=None: expected a number, above 0, at most 1,000,000,000"),
     ("data", {"pad": 1}, "data={'pad': 1}: give a jaxddp.DataConfig, such as DataConfig(image_size=64)"),
-    ("data", jaxddp.DataConfig(image_size="6"), "data.image_size='6': expected int"),
-    ("seed", "0", "seed='0': expected int"),
+    ("seed", "0", "seed='0': expected a whole number, 0 to 9,223,372,036,854,775,807"),
     ("metrics", ["top3"], "metrics: an object of type list was given; give a dict of name to function"),
     ("metrics", {"top3": 3}, "metrics: top3: an object of type int was given; give a function"),
     ("augmentation", "flip", "augmentation='flip': give a function of (key, image)"),
@@ -128,19 +127,19 @@ PREPARED = [
     ("metrics", {"own": lambda logits, labels: logits}, "metrics: own: returned float32[9, 5] for logits float32[9, 5] "
      "and labels int32[9]; return one number for each example, float[B]"),
     ("parts", "ema", "parts: an object of type str was given; give a list of jaxddp.engine.parts.part.Part"),
-    ("accumulate", "2", "accumulate='2': expected int"),
+    ("accumulate", "2", "accumulate='2': expected a whole number, 1 to 65,536"),
     ("accumulate", 3, "a global batch of 8 cannot be divided among 2 devices with accumulate=3 microbatches each; 6 or "
      "12 would do"),
     ("max_bad_steps", -1, "max_bad_steps=-1: expected 0 to 1,000,000"),
     ("precision", "half", "precision='half': expected 'float32' or 'bfloat16' or 'float16'"),
     ("gradient_precision", "half", "gradient_precision='half': expected 'bfloat16'"),
-    ("reproducible", "yes", "reproducible='yes': expected bool"),
+    ("reproducible", "yes", "reproducible='yes': expected True or False"),
     ("buckets", 0, "buckets=0: expected 1 to 1,024"),
     ("xla_options", ["fast"], "xla_options: 'fast'; give NAME=VALUE, a name that begins with xla_"),
-    ("weights", 5, "weights=5: expected str"),
+    ("weights", 5, "weights=5: expected text"),
     ("freeze", "conv", "freeze: no layer's name begins with 'conv'; there are: weight"),
     ("freeze", "weight", "freeze=weight: no layer is left to train; leave one out"),
-    ("new_layers", 3, "new_layers=3: expected str"),
+    ("new_layers", 3, "new_layers=3: expected text"),
     ("unfreeze", "weight", "unfreeze: 'weight': expected LAYER=VALUE"),
     ("layer_decay", 0, "layer_decay=0.0: expected above 0, at most 1"),
     ("rate_factors", "fc=2", "rate_factors: no layer's name begins with 'fc'; there are: weight"),
@@ -153,8 +152,17 @@ def test_prepare_training(argument, value, expected):
     assert line(prepare_training, **{**given, argument: value}) == expected
 
 
+def test_data_that_say_nothing_are_refused_when_they_are_made():
+    said = "data.crop='wholee': expected 'random_area' or 'whole', did you mean 'whole'?"
+    assert line(jaxddp.DataConfig, crop="wholee") == said
+    assert line(jaxddp.DataConfig, image_size="6") == "data.image_size='6': expected a whole number, 1 to 10,000"
+    assert line(jaxddp.AugmentConfig, flip="no") == "data.augment.flip='no': expected True or False"
+
+
 def test_an_unknown_option_of_prepare_training_and_a_device_twice():
     given = (linear_model(), TABLE)
+    said = line(prepare_training, *given, 2, SGD, 4, epoch=3)
+    assert said.startswith("prepare_training: unknown option 'epoch'; did you mean 'epochs'? there are: accumulate, ")
     said = line(prepare_training, *given, 2, SGD, 4, acumulate=2)
     assert said.startswith("prepare_training: unknown option 'acumulate'; did you mean 'accumulate'? there are: ")
     device = jax.devices()[1]
@@ -199,7 +207,7 @@ TRAINED = [
      "conversion of traced array with shape bool[].); give a function that JAX can trace"),
     ("schedule", lambda step: jnp.ones(3), "schedule: returned float32[3] for a step; return one number"),
     ("schedule", lambda step: (step, step), "schedule: returned an object of type tuple for a step; return one number"),
-    ("epochs", "3", "epochs='3': expected float"),
+    ("epochs", "3", "epochs='3': expected a number, above 0, at most 1,000,000,000"),
     ("epochs", 0, "epochs=0.0: expected above 0, at most 1,000,000,000"),
     ("listeners", "quiet", "listeners: an object of type str was given; give a list of listeners"),
     ("listeners", "", "listeners: an object of type str was given; give a list of listeners"),
@@ -312,7 +320,7 @@ def test_distillation_is_given_a_run_and_numbers_in_range(tmp_path):
     assert line(jaxddp.distillation, "runs/teacher") == "teacher='runs/teacher': give what jaxddp.load_run returns"
     teacher = object.__new__(jaxddp.TrainedRun)
     assert line(jaxddp.distillation, teacher, 0) == "temperature=0.0: expected above 0, at most 1,000"
-    assert line(jaxddp.distillation, teacher, teacher_share="1") == "teacher_share='1': expected float"
+    assert line(jaxddp.distillation, teacher, teacher_share="1") == "teacher_share='1': expected a number, 0 to 1"
 
 
 def test_a_logger_that_there_is_not(setup, tmp_path):
@@ -328,14 +336,14 @@ def measured_by(setup, state):
 
 
 def test_what_is_measured_is_a_state_of_this_setup(setup, trained):
-    other = prepare_training(linear_model(7), random_table(16, image=5), 2, SGD, 4).state
+    other = prepare_training(linear_model(), random_table(16, image=5), 2, SGD, 4).state
     elsewhere = prepare_training(linear_model(), TABLE, 4, SGD, 2)
     for call in measured_by(setup, (trained, jaxddp.History())):
         assert line(call).startswith("state=(TrainState(")
         assert line(call).endswith(": give a TrainState, the first of the two that train returns")
     for call in measured_by(setup, other):
         assert line(call) == (
-            "state: params/weight is float32[75, 7], and float32[108, 5] in this setup; give a state of its model and "
+            "state: params/weight is float32[75, 5], and float32[108, 5] in this setup; give a state of its model and "
             "optimizer"
         )
     for call in measured_by(trained, setup):
@@ -364,12 +372,12 @@ def test_what_else_measuring_is_given(setup, trained):
         "loss: an object of type str was given; give a function of (logits, labels)"
     )
     assert line(jaxddp.topk_accuracy, trained, setup, VAL, 6) == "k=6: expected 1 to 5, the number of classes"
-    assert line(jaxddp.topk_accuracy, trained, setup, VAL, "1") == "k='1': expected int"
-    assert line(jaxddp.topk_accuracy, trained, setup, VAL, [1.0]) == "k=1.0: expected int"
+    assert line(jaxddp.topk_accuracy, trained, setup, VAL, "1") == "k='1': expected a whole number"
+    assert line(jaxddp.topk_accuracy, trained, setup, VAL, [1.0]) == "k=1.0: expected a whole number"
     assert jaxddp.topk_accuracy(trained, setup, VAL, 5) == {5: 1.0}
     assert line(jaxddp.show_predictions, trained, setup, VAL, count=0) == "count=0: expected 1 to 1,000"
     assert line(jaxddp.export_weights, trained, setup, 5) == "out=5: expected a path"
-    assert line(setup.with_seed, "1") == "seed='1': expected int"
+    assert line(setup.with_seed, "1") == "seed='1': expected a whole number, 0 to 9,223,372,036,854,775,807"
     assert line(setup.with_loss, 1) == "loss: an object of type int was given; give a function of (logits, labels)"
 
 
@@ -379,10 +387,10 @@ def test_what_else_measuring_is_given(setup, trained):
         ({"path": 5}, "path=5: expected a path"),
         ({"path": ""}, "path='': expected a path"),
         ({"path": b"pets"}, "path=b'pets': expected a path"),
-        ({"val_share": "0.1"}, "val_share='0.1': expected float"),
+        ({"val_share": "0.1"}, "val_share='0.1': expected a number, above 0, below 1"),
         ({"val_share": 0}, "val_share=0.0: expected above 0, below 1"),
         ({"val_share": 1}, "val_share=1.0: expected above 0, below 1"),
-        ({"classes": 3}, "classes=3: expected str"),
+        ({"classes": 3}, "classes=3: expected text"),
         ({"path": "{}/pest"}, "{}/pest: no such directory or file, did you mean 'pets'?; check path"),
         ({}, "{}/pets: has no validation split; give val_share, such as 0.1 to hold out a tenth of each class"),
         ({"val_share": 0.5}, "{}/pets: class 'cat' has one example, {}/pets/cat/0.png, and val_share=0.5 holds out at "
@@ -403,7 +411,7 @@ def test_open_data(given, expected, tmp_path):
     [
         ({"setup": None}, "setup=None: give what prepare_training returned"),
         ({"count": 0}, "count=0: expected 1 to 1,000"),
-        ({"count": "8"}, "count='8': expected int"),
+        ({"count": "8"}, "count='8': expected a whole number, 1 to 1,000"),
         ({"step": 0}, "step=0: expected 1 to 1,000,000,000"),
     ],
 )  # fmt: skip
@@ -440,10 +448,10 @@ def test_array_tables(named, value, expected):
 @pytest.mark.parametrize(
     ("named", "value", "expected"),
     [
-        ("name", 18, "name=18: expected str"),
-        ("num_classes", "10", "num_classes='10': expected int"),
-        ("num_classes", None, "num_classes=None: expected int"),
-        ("width", "64", "width='64': expected int"),
+        ("name", 18, "name=18: expected text"),
+        ("num_classes", "10", "num_classes='10': expected a whole number"),
+        ("num_classes", None, "num_classes=None: expected a whole number"),
+        ("width", "64", "width='64': expected a whole number, 1 to 4,096"),
         ("batch_norm", "both", "batch_norm='both': expected 'local', 'sync' or 'ghost:K' (K images are normalized "
          "together, 1 to 99,999,999)"),
         ("dtype", "int8", "resnet: dtype='int8'; give \"float32\", \"bfloat16\", \"float16\" or \"float64\""),

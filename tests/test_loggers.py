@@ -136,6 +136,13 @@ def test_a_disk_that_refuses_the_runs_own_record_ends_the_run(words, tmp_path, c
     assert capfd.readouterr().err.startswith(f"jaxddp: {tmp_path}/run/metrics.jsonl: cannot be written")
 
 
+def test_what_no_logger_of_the_run_reads_is_refused(tmp_path):
+    for key, value in {"project": "flowers", "name": "first", "config": ["fold=3"]}.items():
+        config = Config().replace(log={key: value, "to": ["jsonl", "tensorboard"]})
+        with pytest.raises(InputError, match=rf"^log.{key}=.*: only wandb and mlflow read it; name one in log.to, or "):
+            make_loggers(config, tmp_path)
+
+
 def test_loggers_of_a_config_are_dispensable_but_for_the_runs_own_record(tmp_path):
     loggers = make_loggers(Config().replace(log={"to": ("jsonl", "curves", "tensorboard"), "images": 5}), tmp_path)
     assert [type(logger).__name__ for logger in loggers] == ["JsonLines", "Dispensable", "Dispensable"]
@@ -160,7 +167,7 @@ def test_from_python_loggers_need_a_work_directory(tmp_path):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to="curves")
     with pytest.raises(InputError, match="log.to='curvs' is unknown; did you mean 'curves'"):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to=["curvs"], workdir=tmp_path)
-    with pytest.raises(InputError, match="log_to=5: expected a list of str"):
+    with pytest.raises(InputError, match="log_to=5: expected a list of texts"):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to=5, workdir=tmp_path)
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to="curves,parameters", workdir=tmp_path)
     assert {"curves.png", "parameters.txt", "metrics.jsonl"} <= {path.name for path in tmp_path.iterdir()}

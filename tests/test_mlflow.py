@@ -56,6 +56,18 @@ def test_a_run_from_step_0_begins_another_and_the_environment_has_its_say(tmp_pa
     assert {info.experiment_id for info in found} == {mlflow_client().get_experiment_by_name("flowers").experiment_id}
 
 
+def test_project_name_and_config_are_those_of_the_run(tmp_path, monkeypatch):
+    """Before what the environment says; from Python in the same words."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "others")
+    setup = shared(jaxddp.prepare_training(linear_model(), TRAIN, 1, sgd(0.1), 8))
+    own = {"log_project": "petals", "log_name": "first", "log_config": {"fold": 3, "note": "baseline"}}
+    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path, log_to="mlflow", **own)
+    run = mlflow_run(tmp_path)
+    assert run.info.experiment_id == mlflow_client().get_experiment_by_name("petals").experiment_id
+    assert run.info.run_name == "first"
+    assert {"fold": "3", "note": "baseline", "run.steps": "3"}.items() <= run.data.params.items()
+
+
 def test_a_config_of_many_keys_is_told_whole(tmp_path):
     config = {f"key{number}": "x" * (7000 if number == 3 else number) for number in range(1, 250)}
     logger = MLflow(tmp_path)

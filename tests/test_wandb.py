@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from support.logged import alone, offline_runs, wandb_ids, wandb_records
+from support.logged import alone, offline_runs, wandb_config, wandb_ids, wandb_records
 
 from jaxddp.config import Config
 from jaxddp.training.events import RunEnd, RunStart
@@ -45,6 +45,21 @@ def test_a_run_from_step_0_begins_another_and_the_environment_has_its_say(anew, 
     said = capfd.readouterr()
     assert said.out.splitlines() == [f"wandb: offline; to send it: wandb sync {folder}" for folder in folders]
     assert said.err == ""
+
+
+@pytest.mark.slow
+def test_project_name_and_config_are_those_of_the_run(anew, tmp_path, monkeypatch):
+    """Before what the environment says."""
+    monkeypatch.setenv("WANDB_PROJECT", "others")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    log = {"to": ["wandb"], "project": "flowers", "name": "first", "config": ["fold=3", "note=baseline"]}
+    logger = wandb_of(Config().replace(log=log), tmp_path / "run")
+    logger.start(RunStart(0, 9, 8, 9, 1, 1))
+    logger.end(RunEnd("done", 9, 1.0))
+    (folder,) = offline_runs(tmp_path)
+    told = [record.run for record in wandb_records(folder) if record.run.project]
+    assert {(run.project, run.display_name) for run in told} == {("flowers", "first")}
+    assert {"fold": "3", "note": "baseline", "run.steps": 9}.items() <= wandb_config(folder).items()
 
 
 def test_without_a_key_there_is_an_error_and_no_question(anew, tmp_path, monkeypatch):

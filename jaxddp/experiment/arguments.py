@@ -5,7 +5,7 @@ What prepares and trains speaks of a config's keys, as the terminal does; a note
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from jaxddp.engine.self_test import Mode
 from jaxddp.errors import InputError, JaxddpError
 from jaxddp.overrides import checked
 from jaxddp.ranges import Range
-from jaxddp.wording import choices
+from jaxddp.wording import choices, show
 
 Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
@@ -57,9 +57,10 @@ _NAMES = {
     "eval.batch_size": "batch_size_per_device",
     "parallel.devices": "devices",
     "model.batch_norm": "batch_norm",
+    "model.weight_init": "weight_init",
     "model.name": "model",
     "objective.name": "objective",
-    "log.to": "log_to",
+    **{f"log.{key}": f"log_{key}" for key in ("to", "project", "name", "config")},
     "data.unlabelled": "unlabelled",
     "fingerprint.train": "table.fingerprint",
     "fingerprint.unlabelled": "unlabelled.fingerprint",
@@ -78,11 +79,12 @@ def options_of(section: str) -> tuple[str, ...]:
     return _OPTIONS[section]
 
 
-def changes_of_options(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The options of `prepare_training` as changes of a config. Raises: InputError; one is unknown."""
+def changes_of_options(options: Mapping[str, Any], beside: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """The options of `prepare_training` as changes of a config. Raises: InputError; one is unknown, and none of the
+    arguments `beside` them."""
     section_of = {key: section for section, keys in _OPTIONS.items() for key in keys}
     for key in options.keys() - section_of:
-        raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, section_of)}")
+        raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, {*section_of, *beside})}")
     given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     # As at the terminal: "conv1=0.1,fc=10".
     given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
@@ -102,6 +104,17 @@ def loggers_of(log_to: str | Sequence[str]) -> tuple[str, ...]:
     """The names of `log_to` and metrics.jsonl, as a config's `log.to`. Raises: InputError; it is something else."""
     given = (log_to,) if isinstance(log_to, str) else log_to
     return ("jsonl", *checked(given, tuple[str, ...], "log_to"))
+
+
+def told_to_loggers(project: str | None, name: str | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What loggers are told of a run, as a config's `log`. Raises: InputError; names an argument."""
+    words = []
+    for key, value in checked({} if config is None else config, dict, "log_config").items():
+        word = f"{key}={value}"
+        if not isinstance(value, str | int | float) or not str(key) or "," in word or "=" in str(key):
+            raise InputError(f"log_config: {show(word)}: give names of texts and numbers, without a comma")
+        words.append(word)
+    return {"project": project, "name": name, "config": tuple(words)}
 
 
 def check_written(workdir: Any, profile: Any, log_to: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError, about
-from jaxddp.overrides import names_of
+from jaxddp.overrides import check_values, names_of
 from jaxddp.ranges import Range, Share
 from jaxddp.wording import show
 
@@ -17,7 +17,11 @@ Spread = Annotated[float, Range(1e-6, 1)]
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What is done to training images on the device, a function of (seed, epoch, row)."""
+    """What is done to training images on the device, a function of (seed, epoch, row).
+
+    Raises:
+        InputError: a value of another type than its field's, or out of its range.
+    """
 
     flip: bool = True
     """Mirror half of the images, left to right."""
@@ -36,19 +40,25 @@ class AugmentConfig:
     erase: Share = 0.0
     """Probability that a random rectangle is replaced by the mean colour."""
     mixup: Strength = 0.0
+    """Blend an image and its neighbour: the alpha of the Beta distribution that weighs them; 0 none."""
     cutmix: Strength = 0.0
-    """The alpha of the Beta distribution that weighs an image and its neighbour, blended or with one's box in the
-    other; 0 none, both: half of the pairs each."""
+    """Put a box of an image into its neighbour: the alpha of the Beta distribution of its share; 0 none. With mixup
+    too, half of the pairs each."""
     then: tuple[str, ...] = ()
     """Further augmentations by name, in this order, after those above and before images are mixed."""
 
     def __post_init__(self) -> None:
+        check_values(self, "data.augment.")
         object.__setattr__(self, "then", names_of(self.then))
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which examples, and how an image becomes a square of pixels."""
+    """Which examples, and how an image becomes a square of pixels.
+
+    Raises:
+        InputError: a value of another type than its field's, or out of its range.
+    """
 
     path: str | None = None
     """Where the data lie: a folder with solution files, a CSV file, Parquet, packed records, a folder a class, IDX,
@@ -56,8 +66,9 @@ class DataConfig:
     name: str | None = None
     """Name of a data set in datasets.toml (the file JAXDDP_DATASETS names, or the one in the working directory)."""
     train: str | None = None
+    """Solution file of the training split; where absent, that of datasets.toml, else LOC_train_solution.csv."""
     val: str | None = None
-    """Solution files; where absent, those of datasets.toml, else LOC_train_solution.csv and LOC_val_solution.csv."""
+    """Solution file of the validation split; where absent, that of datasets.toml, else LOC_val_solution.csv."""
     data_dir: str | None = None
     """Where tensorflow-datasets keeps its prepared sets; its own default where absent."""
     local_cache: str | None = None
@@ -83,6 +94,7 @@ class DataConfig:
     """Every example once an epoch, or, balanced, all classes equally often: an epoch is as long, a class with fewer
     images than others repeats them, and one with more leaves some for later epochs."""
     image_size: Pixels = 224
+    """Side of the square that the network is given, in pixels."""
     channels: Literal[1, 3, 4] = 3
     """What files are decoded to: 1 gray, 3 RGB, 4 RGBA. Arrays keep theirs."""
     bits: Literal[8, 16] = 8
@@ -98,15 +110,17 @@ class DataConfig:
     grow_from: Pixels | None = None
     """Training begins with images of this side, which grows to image_size; all have image_size where absent."""
     grow_start: Duration = field(default_factory=lambda: Duration.parse("0 steps"))
+    """From where in the run on the side grows, linearly with the step."""
     grow_end: Duration = field(default_factory=lambda: Duration.parse("80%"))
-    """From where to where in the run the side grows, linearly with the step."""
+    """Where in the run it has grown to image_size."""
     grow_by: Pixels = 32
     """Between grow_from and image_size, the side is the nearest multiple of this; each side is compiled by itself."""
     cache: Literal["none", "device"] = "none"
     """Read training images batch by batch, or decode all of them once and keep their pixels on each device."""
     mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
+    """Of each channel, or one for all, of values from 0 to 1."""
     std: tuple[Spread, ...] = (0.229, 0.224, 0.225)
-    """Of each channel, or one for all, of values from 0 to 1: an image becomes (image - mean) / std."""
+    """Of each channel, or one for all: an image becomes (image - mean) / std."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     @property
@@ -125,6 +139,7 @@ class DataConfig:
             if isinstance(value := getattr(self, key), str):
                 with about(f"data.{key}"):
                     object.__setattr__(self, key, Duration.parse(value))
+        check_values(self, "data.")
 
     @property
     def of_evaluation(self) -> "DataConfig":

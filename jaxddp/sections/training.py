@@ -24,7 +24,9 @@ class TrainConfig:
     batch_size: BatchSize = 256
     """Global: divided among all devices of all processes."""
     duration: Duration = field(default_factory=lambda: Duration.parse("90 epochs"))
+    """Length of the run: "90 epochs", "5000 steps" or "1_000_000 examples"."""
     label_smoothing: Annotated[float, Range(0, 1, below=True)] = 0.0
+    """The share of each label that is spread evenly over all classes, in training alone."""
     accumulate: Annotated[int, Range(1, 65_536)] = 1
     """Compute each device's share of a batch in this many microbatches, one after the other, to save memory. With
     batch norm local, a microbatch is what is normalized together."""
@@ -58,6 +60,7 @@ class ObjectiveConfig:
     """What a step minimizes, of which the loss is a part."""
 
     name: str = "supervised"
+    """Of an objective of jaxddp/objectives/: the loss of the labels ("supervised"), "distillation" or "fixmatch"."""
     teacher: str | None = None
     """Distillation: the work directory of the run to learn from, of which the best checkpoint is taken."""
     temperature: Annotated[float, Range(0, 1000, above=True)] = 4.0
@@ -71,8 +74,9 @@ class ObjectiveConfig:
     threshold: Share = 0.95
     """Of "fixmatch": the probability from which on the class of a weakly augmented image is its pseudo-label."""
     strong_rand_augment: Annotated[int, Range(0, 100)] = 2
+    """Of "fixmatch": layers of RandAugment in the strongly augmented image, in place of `data.augment.rand_augment`."""
     strong_rand_magnitude: Annotated[float, Range(0, 10)] = 10.0
-    """Of "fixmatch": in the strongly augmented image, these take the place of what `data.augment` has."""
+    """Of "fixmatch": how strong its operations are, 0 to 10."""
     strong_cutout: Share = 0.5
     """Of "fixmatch": the side of the black square in it, as a share of the image's shorter side; 0 none."""
 
@@ -82,6 +86,7 @@ class LossConfig:
     """How logits are judged by labels."""
 
     name: str = "cross_entropy"
+    """Of a loss of jaxddp/losses/: "cross_entropy", "nll" of log-probabilities, or "bce" of each class by itself."""
     class_weights: str | None = None
     """How much each class counts: "1,4,0.5", a number above 0 for each in its order, or "balanced", N / (K n_k) for a
     class with n_k of the N training images. Evaluation weighs its loss alike."""

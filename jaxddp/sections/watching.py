@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
 from jaxddp.goal import Goal
+from jaxddp.layers import assignments
 from jaxddp.overrides import names_of
 from jaxddp.ranges import Range
 from jaxddp.sections.training import BatchSize
@@ -19,7 +20,12 @@ class EvalConfig:
     """When and how to validate."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
+    """How often, and at the end of the run; "0 steps" never does."""
     batch_size: BatchSize = 256
+    """Global, as that of training; it changes no metric."""
+    limit: Annotated[int, Range(1, 2**31 - 1)] | None = None
+    """Validate on this many examples only, of which each class keeps its share, as with `data.limit`; all where
+    absent."""
     metrics: tuple[str, ...] = ("top1", "top5")
     """What is measured beside the loss, in training too; a top-k of no fewer than all classes is left out."""
     views: Views = "one"
@@ -35,7 +41,9 @@ class CheckpointConfig:
     """What is kept: the last `keep` checkpoints and the best one, which predict, export and serve by default."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
+    """How often to save, and at the end of the run."""
     keep: Annotated[int, Range(1, 1_000_000)] = 2
+    """How many of the last checkpoints stay."""
     best: str = "val top1"
     """Which one is best, also for `train.stop_after`: "val" and a metric, "val loss", or "val_ema" and a metric of the
     parameters that `train.ema` averages."""
@@ -57,10 +65,17 @@ class LogConfig:
     """What is watched."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("50 steps"))
+    """How often a line of training is logged."""
     to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
     """The loggers: "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters" lists
     the network's in parameters.txt, "tensorboard" writes event files, "wandb" and "mlflow" tell Weights & Biases and
     MLflow, which each are an extra of the package. If one but "jsonl" fails, a line says so and the run goes on."""
+    project: str | None = None
+    """Of "wandb" its project, of "mlflow" its experiment. Where absent, what their environment says, else "jaxddp"."""
+    name: str | None = None
+    """What "wandb" and "mlflow" call the run; where absent, WANDB_NAME, else as the work directory is called."""
+    config: tuple[str, ...] = ()
+    """What they record beside the run's own config: "note=baseline,fold=3"."""
     images: ShownImages | None = None
     """Of how many validation images each evaluation's predictions are shown, by "wandb", "mlflow" and "tensorboard".
     Where absent, 16 if "wandb" or "mlflow" is named, and none otherwise."""
@@ -75,3 +90,9 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", names_of(self.to))
+        object.__setattr__(self, "config", names_of(self.config))
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """What `config` says, by name. Raises: InputError; it says nothing."""
+        return assignments(self.config, "log.config", "NAME")

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config
-from jaxddp.errors import JaxddpError
+from jaxddp.errors import InputError, JaxddpError
 from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.wording import show
 
 _LONGEST_REASON = 300
+_TRACKERS, _OF_TRACKERS = ("wandb", "mlflow"), ("project", "name", "config")
 _log = logging.getLogger("jaxddp.training")
 
 
@@ -19,8 +21,14 @@ def make_loggers(config: Config, workdir: Path) -> list[Listener]:
     """The loggers of `log.to`, which write nothing before the run starts.
 
     Raises:
-        InputError: a name that is unknown, or a logger whose library is not installed.
+        InputError: a name that is unknown, a logger whose library is not installed, or what none of them reads, or
+            that says nothing.
     """
+    _ = config.log.recorded
+    for key in _OF_TRACKERS:
+        if getattr(config.log, key) and not {*_TRACKERS} & {*config.log.to}:
+            told = f"only {' and '.join(_TRACKERS)} read it"
+            raise InputError(f"log.{key}={show(getattr(config.log, key))}: {told}; name one in log.to, or leave it out")
     loggers = {name: LOGGERS.get(name)(config, workdir) for name in config.log.to}
     # A run resumes by metrics.jsonl.
     return [each if isinstance(each, JsonLines) else Dispensable(name, each) for name, each in loggers.items()]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxddp.config import Config
+from jaxddp.config import Config, LogConfig
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
@@ -42,24 +42,26 @@ _UNLESS_SET = {
 def mlflow_of(config: Config, workdir: Path) -> "MLflow":
     """A run of MLflow. Raises: InputError; its library is not installed."""
     need("mlflow", "mlflow")
-    return MLflow(workdir, images_to_show(config))
+    return MLflow(workdir, images_to_show(config), config.log)
 
 
 class MLflow(Listener):
     """Logs the rows of metrics.jsonl as `train/loss`, `val/top1`, …, the config as parameters, predictions as pictures.
 
-    The environment says where (`MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`, …). Where it does not, that is the
-    library's default, mlflow.db in the current directory, and the experiment "jaxddp". The run is named after its work
-    directory. A step that a resumed run takes again has a second point. MLflow's parameters never change, so what a
+    The environment says where (`MLFLOW_TRACKING_URI`, …), the config or the environment in which experiment
+    (`MLFLOW_EXPERIMENT_NAME`, …). Where they do not, that is the library's default, mlflow.db in the current directory,
+    and the experiment "jaxddp". The run is named by the config, or after its work directory. A step that a resumed run
+    takes again has a second point. MLflow's parameters never change, so what a
     resumed run changes is a tag of that name.
 
     Args:
         directory: keeps the id of the run.
         images: how many validation images to show at each evaluation.
+        log: the experiment, the name, and what is recorded beside the run's own config.
     """
 
-    def __init__(self, directory: Path, images: int = SHOWN):
-        self._directory = directory
+    def __init__(self, directory: Path, images: int = SHOWN, log: LogConfig | None = None):
+        self._directory, self._log = directory, log or LogConfig()
         self._client: Any = None
         self._id = ""
         self._unsent: list[Any] = []
@@ -74,7 +76,7 @@ class MLflow(Listener):
         # Of tries that fail; what comes of them is said here.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         self._client = MlflowClient()
-        kept, made_of = self._directory / _FILE, provenance(run)
+        kept, made_of = self._directory / _FILE, self._log.recorded | provenance(run)
         known = kept_id(kept, run)
         if known is None:
             known = self._create(made_of.get("code.commit"))
@@ -107,13 +109,14 @@ class MLflow(Listener):
         self._client.set_terminated(self._id, _STATUSES[run.status])
 
     def _create(self, commit: str | None) -> str:
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_ID")
-        if not experiment:
-            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "jaxddp"
+        experiment, name = os.environ.get("MLFLOW_EXPERIMENT_ID"), self._log.project
+        if name is not None or not experiment:
+            name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "jaxddp"
             found = self._client.get_experiment_by_name(name)
             experiment = self._client.create_experiment(name) if found is None else found.experiment_id
         tags = {"mlflow.source.git.commit": commit} if commit else {}
-        created = self._client.create_run(experiment, run_name=self._directory.absolute().name, tags=tags)
+        run_name = self._log.name or self._directory.absolute().name
+        created = self._client.create_run(experiment, run_name=run_name, tags=tags)
         return created.info.run_id
 
     def _tell_params(self, params: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxddp.config import Config
+from jaxddp.config import Config, LogConfig
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
@@ -29,14 +29,15 @@ _INIT_SECONDS, _FINISH_SECONDS = 60, 60
 def wandb_of(config: Config, workdir: Path) -> "WandB":
     """A run of Weights & Biases. Raises: InputError; its library is not installed."""
     need("wandb", "wandb")
-    return WandB(workdir, images_to_show(config))
+    return WandB(workdir, images_to_show(config), config.log)
 
 
 class WandB(Listener):
     """Logs the rows of metrics.jsonl as `train/loss`, `val/top1`, …, and predictions as images with captions.
 
-    The environment says where (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, …). Where it does not, the project is
-    "jaxddp"; the run is named after its work directory, into which the library writes.
+    The config says where and by which name, else the environment (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, …).
+    Where neither does, the project is "jaxddp"; the run is named after its work directory, into which the library
+    writes.
 
     Rows carry the training step as `step`, the axis of all metrics. W&B's own count of rows only grows: it would lose
     what a resumed run measures again, or for the first time, at a step up to which rows were sent.
@@ -44,10 +45,11 @@ class WandB(Listener):
     Args:
         directory: keeps the id of the run.
         images: how many validation images to show at each evaluation.
+        log: the project, the name, and what is recorded beside the run's own config.
     """
 
-    def __init__(self, directory: Path, images: int = SHOWN):
-        self._directory = directory
+    def __init__(self, directory: Path, images: int = SHOWN, log: LogConfig | None = None):
+        self._directory, self._log = directory, log or LogConfig()
         self._run: Any = None
         self.wants_predictions = images
 
@@ -60,7 +62,7 @@ class WandB(Listener):
             self._run = wandb.init(
                 id=own,
                 resume="allow",
-                config=provenance(run),
+                config=self._log.recorded | provenance(run),
                 settings=wandb.Settings(**self._settings()),
             )
         keep_id(kept, own)
@@ -87,7 +89,7 @@ class WandB(Listener):
         self._run.finish(exit_code=_EXIT_CODES[run.status])
 
     def _settings(self) -> dict[str, Any]:
-        """What the environment leaves open, and what is not for it to say."""
+        """What the config says, what the environment leaves open, and what is not for it to say."""
         open_to_it = {
             "WANDB_PROJECT": ("project", "jaxddp"),
             "WANDB_NAME": ("run_name", self._directory.absolute().name),
@@ -100,6 +102,8 @@ class WandB(Listener):
             "WANDB_FINISH_TIMEOUT": ("finish_timeout", _FINISH_SECONDS),
         }
         settings = {name: value for variable, (name, value) in open_to_it.items() if not os.environ.get(variable)}
+        own = {"project": self._log.project, "run_name": self._log.name}
+        settings |= {name: value for name, value in own.items() if value is not None}
         # A resumed run may have another duration, and several runs of a process follow each other.
         settings |= {"allow_val_change": True, "reinit": "create_new", "finish_timeout_raises": True}
         # "Stop run" in the browser is SIGTERM: the run saves, and can be resumed.
