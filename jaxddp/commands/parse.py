@@ -48,9 +48,12 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
             if not end.code:
                 raise
             told = _told(said.getvalue(), arguments, options)
-            # A section that checks itself names its key; a duration leaves that to tyro.
-            if (own := _input_error(end)) is not None and not told.startswith(_OF_OPTION):
-                raise own from None
+            # A section that checks itself names its key; a word leaves that to tyro, whose box breaks long lines.
+            if (own := _input_error(end)) is not None:
+                option, at, _ = told.partition(": ")
+                told = f"{option}{at}{own}" if told.startswith(_OF_OPTION) else None
+                if told is None:
+                    raise own from None
             raise InputError(f"{told}; see {prog} --help") from None
     check_values(parsed, "--")
     return parsed
