@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+_MOST_DIGITS = 20
+
 
 @dataclass(frozen=True)
 class Range:
@@ -51,6 +53,13 @@ def in_ascii(text: str) -> str:
     if not text.isascii():
         raise ValueError(f"{text!r} is not written in the digits 0 to 9")
     return text
+
+
+def whole(text: str, bounds: Range) -> int | None:
+    """The whole number within bounds that a text is, in ASCII digits alone; None where it is none."""
+    # Python reads other scripts' digits too, and raises of thousands of them.
+    short = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text) if short and int(text) in bounds else None
 
 
 def _plain(value: float) -> str:

@@ -252,7 +252,7 @@ def test_one_process_is_alone_without_an_error(environ):
         ),
         (
             KUBEFLOW_TORCH | {"PET_NODE_RANK": "0", "PET_NNODES": "1:4"},
-            "PET_NNODES='1:4': expected a whole number from 1",
+            "PET_NNODES='1:4': expected a whole number from 1 to 16,777,216",
         ),
         (
             XPK | {"NODE_RANK": "1", "JAX_COORDINATOR_PORT": ""},

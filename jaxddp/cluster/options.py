@@ -1,6 +1,5 @@
 """The options of `jaxddp launch`."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Annotated, NamedTuple
 from jaxddp.errors import InputError, about
 from jaxddp.job.ports import split_address
 from jaxddp.overrides import check_values, checked
-from jaxddp.ranges import Range, Seconds
+from jaxddp.ranges import Range, Seconds, whole
 from jaxddp.wording import show
 
 _EXAMPLE = "jaxddp launch --processes 2 -- train digits"
-_NUMBER = re.compile("-?[0-9]{1,9}")
-_Machines = Annotated[int, Range(1, 100_000)]
+_Machines, _ANY = Annotated[int, Range(1, 100_000)], Range(0, 10**18)
 
 
 class Machines(NamedTuple):
@@ -66,10 +64,11 @@ class Launch:
     @property
     def machines(self) -> Machines:
         """How many machines `nodes` says. Raises: InputError."""
-        words = self.nodes.split(":")
-        if len(words) > 2 or not all(_NUMBER.fullmatch(word) for word in words):
-            raise InputError(f"--nodes={show(self.nodes)}: expected a number of machines, as 2, or MIN:MAX, as 1:4")
-        machines = Machines(*(checked(int(word), _Machines, "--nodes") for word in (words[0], words[-1])))
+        counts = [whole(word, _ANY) for word in self.nodes.split(":")]
+        if len(counts) > 2 or None in counts:
+            expected = "a number of machines, as 2, or MIN:MAX, as 1:4, of at most 100,000"
+            raise InputError(f"--nodes={show(self.nodes)}: expected {expected}")
+        machines = Machines(*(checked(count, _Machines, "--nodes") for count in (counts[0], counts[-1])))
         if machines.least > machines.most:
             raise InputError(f"--nodes {self.nodes}: MIN is above MAX")
         return machines

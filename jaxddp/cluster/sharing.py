@@ -1,13 +1,15 @@
 """With how many machines an elastic job can go on: its global batch stays the same, and all devices share it evenly."""
 
 import os
-import re
 
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.config import Config
 from jaxddp.data.division import Division
 from jaxddp.errors import InputError
+from jaxddp.ranges import Range, whole
+
+_SIMULATED = Range(1, 100_000)
 
 
 def sizes_that_share(config: Config | None, options: Launch, processes: int, gpus: int) -> list[int]:
@@ -41,8 +43,7 @@ def devices_of_process(config: Config, gpus: int) -> int:
     """How many devices JAX will show a process."""
     if config.parallel.cpu_devices is not None:
         return config.parallel.cpu_devices
-    simulated = os.environ.get("JAX_NUM_CPU_DEVICES", "")
-    return gpus or (int(simulated) if re.fullmatch("[1-9][0-9]{0,5}", simulated) else 1)
+    return gpus or whole(os.environ.get("JAX_NUM_CPU_DEVICES", ""), _SIMULATED) or 1
 
 
 def unshared(config: Config, processes: int, devices: int) -> str | None:

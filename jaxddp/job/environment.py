@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from jaxddp.errors import InputError, about
 from jaxddp.job.ports import split_address
 from jaxddp.job.starters import EXPLICIT, STARTERS, Starter
-from jaxddp.job.variables import Environ, Found, look, number
+from jaxddp.job.variables import COUNT, INDEX, Environ, Found, look, number, text
 from jaxddp.wording import show
 
 RUN_ID, KEY = "JAXDDP_RUN_ID", "JAXDDP_JOB_KEY"
@@ -61,15 +61,15 @@ def find_job(environ: Environ = os.environ) -> Job | None:
     ordered = [EXPLICIT, started, *starters]
     count = next(filter(None, (starter.count(environ) for starter in ordered)), None)
     process = started.process(environ)
-    num_processes = number(count, least=1) if count else None
-    if num_processes == 1 and (process is None or number(process, least=0) == 0 or _is_told_to_be_alone(environ)):
+    num_processes = number(count, COUNT) if count else None
+    if num_processes == 1 and (process is None or number(process, INDEX) == 0 or _is_told_to_be_alone(environ)):
         return None
     address = next(filter(None, (starter.address(environ) for starter in ordered)), None)
     if not (address or count or process):
         return None
     if address is None or process is None or count is None or num_processes is None:
         raise _missing(address, count, process)
-    process_id = number(process, least=0)
+    process_id = number(process, INDEX)
     if process_id >= num_processes:
         last = num_processes - 1
         raise InputError(f"{process.variable}={process_id}: expected 0 to {last}, for {count.variable}={num_processes}")
@@ -82,8 +82,8 @@ def find_job(environ: Environ = os.environ) -> Job | None:
         num_processes=num_processes,
         process_id=process_id,
         local_device_ids=_device_ids(devices) if devices else None,
-        run_id=environ.get(RUN_ID) or started.run_id(environ),
-        key=environ.get(KEY, ""),
+        run_id=text(environ, RUN_ID) or started.run_id(environ),
+        key=text(environ, KEY),
         sources=tuple(dict.fromkeys(name for each in found for name in each.variable.split(", "))),
     )
 
@@ -103,13 +103,18 @@ def _local_devices(environ: Environ, starters: Sequence[Starter]) -> Found | Non
             continue
         # A scheduler that shows each process one device has already assigned it.
         chosen = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
-        shared = re.match("[0-9]+", environ.get(starter.locals or "", ""))
-        return None if chosen or shared is None or shared[0] == "1" else local
+        shared = look(environ, starter.locals)
+        return None if chosen or shared is None or _first_count(shared) == 1 else local
     return None
 
 
+def _first_count(found: Found) -> int:
+    """Of SLURM's `2(x3),1` the 2; of other variables the number that they hold."""
+    return number(Found(re.split(r"[(,]", found.value)[0], found.variable), COUNT)
+
+
 def _device_ids(found: Found) -> tuple[int, ...]:
-    return tuple(number(Found(part.strip(), found.variable), least=0) for part in found.value.split(","))
+    return tuple(number(Found(part.strip(), found.variable), INDEX) for part in found.value.split(","))
 
 
 def _missing(address: Found | None, count: Found | None, process: Found | None) -> InputError:

@@ -19,9 +19,10 @@ from jaxddp.job.messages import (
     Value,
     Welcome,
 )
-from jaxddp.job.ports import WAITING, free_address, listen
+from jaxddp.job.ports import WAITING, free_address, inherited, listen
 from jaxddp.job.rendezvous import Roll
 from jaxddp.job.strangers import Strangers
+from jaxddp.job.variables import look
 from jaxddp.job.watch import Loss, Waits, Watch
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
@@ -50,8 +51,9 @@ class Host:
     async def meet(self, timeout: float, waits: Waits, end: Callable[[Loss], None]) -> None:
         """Let all in, or tell all why not. Raises: InputError, Unreachable; as `jaxddp.job.link.Link.meet`."""
         _raise_file_limit(self._job.num_processes)
-        inherited = os.environ.pop(INHERITED_SOCKET, None)
-        own = listen(self._job.host, self._job.port) if inherited is None else socket.socket(fileno=int(inherited))
+        passed_on = look(os.environ, INHERITED_SOCKET)
+        os.environ.pop(INHERITED_SOCKET, None)
+        own = listen(self._job.host, self._job.port) if passed_on is None else inherited(passed_on)
         server = await asyncio.start_server(serving(self._serve), sock=own, backlog=WAITING)
         try:
             async with asyncio.timeout(timeout):

@@ -16,8 +16,10 @@ from jaxddp.wording import on_screen
 
 PROTOCOL = "jaxddp-5"
 LENGTH = 4
+MOST_PROCESSES = 2**24
+"""Of a job: what a variable of the environment may say as well."""
 
-Count = Annotated[int, Range(1, 2**24)]
+Count = Annotated[int, Range(1, MOST_PROCESSES)]
 Number = Annotated[int, Range(0, 2**53)]
 Code = Annotated[int, Range(0, 255)]
 _Seconds = Annotated[float, Range(0, 1e12)]

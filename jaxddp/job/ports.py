@@ -6,23 +6,26 @@ coordinator, which takes an address and no socket, it is not (`free_address`).
 
 import errno
 import os
-import re
 import socket
 
 from jaxddp.errors import InputError
+from jaxddp.job.variables import HANDLES, Found, number
+from jaxddp.ranges import Range, whole
+from jaxddp.wording import show
 
 LOOPBACK = "127.0.0.1"
-_PORT = re.compile("[0-9]{1,5}")
 WAITING = 4096
 """Connections that may wait to be accepted: those of all processes of the largest job at once."""
+_PORTS = Range(1, 65535)
 
 
 def split_address(address: str) -> tuple[str, int]:
     """("host0", 1234) of `host0:1234`; an IPv6 address is in brackets. Raises: InputError."""
     host, colon, port = address.rpartition(":")
-    if not (colon and host.strip() and host.isprintable() and _PORT.fullmatch(port) and 1 <= int(port) <= 65535):
+    number = whole(port, _PORTS)
+    if not (colon and host.strip() and host.isprintable()) or number is None:
         raise InputError("expected HOST:PORT with a port from 1 to 65535, as in host0:1234")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host.removeprefix("[").removesuffix("]"), number
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -37,6 +40,16 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"there is no host {host!r}; give its name or address") from error
     except OSError as error:
         raise InputError(_advice(error, port)) from error
+
+
+def inherited(found: Found) -> socket.socket:
+    """The socket that listens, and that a launcher has passed on by its number. Raises: InputError; there is none."""
+    handle = number(found, HANDLES)
+    try:
+        return socket.socket(fileno=handle)
+    except OSError as error:
+        advice = "a launcher sets it for the process that it starts; unset it"
+        raise InputError(f"{found.variable}={show(found.value)}: is no socket ({error.strerror}); {advice}") from None
 
 
 def address_of(socket_: socket.socket) -> str:

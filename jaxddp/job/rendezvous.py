@@ -1,12 +1,15 @@
 """Who joins a job: the processes meet before JAX starts, so that what would hang or crash JAX becomes one line."""
 
 from collections.abc import Mapping
+from itertools import islice
 
 from jaxddp.errors import Unreachable
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import expected_proof, same
 from jaxddp.job.messages import Challenge, Hello, Refusal
 from jaxddp.wording import plural, show
+
+_MOST_NAMED = 8
 
 
 class Roll:
@@ -81,9 +84,10 @@ class Roll:
 
     def absent(self, timeout: float, listening: str) -> Refusal:
         """Who did not join in time."""
-        missing = [str(process) for process in range(self._job.num_processes) if process not in self.hosts]
-        who = f"{plural(len(missing), 'process')} {', '.join(missing[:8])}"
-        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        absent = self._job.num_processes - len(self.hosts)
+        first = (str(process) for process in range(self._job.num_processes) if process not in self.hosts)
+        who = f"{plural(absent, 'process')} {', '.join(islice(first, _MOST_NAMED))}"
+        more = f" and {absent - _MOST_NAMED:,} more" if absent > _MOST_NAMED else ""
         others = f"; turned away {self._turned_away}, of another job or with another {KEY}" if self._turned_away else ""
         return Refusal(
             f"{who}{more} of {self._job.num_processes} did not join in {timeout:g} s; start all of them, or raise "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jaxddp.errors import InputError
 from jaxddp.job.ports import LOOPBACK, is_loopback
-from jaxddp.job.variables import Environ, Found, look, number
+from jaxddp.job.variables import INDEX, Environ, Found, look, number
 
 Lookup = Callable[[Environ], Found | None]
 
@@ -140,9 +140,9 @@ def _batch_process(environ: Environ) -> Found | None:
     main = look(environ, "AWS_BATCH_JOB_MAIN_NODE_INDEX")
     if node is None or main is None:
         return node
-    first = number(main, least=0)
+    first = number(main, INDEX)
     swapped = {first: 0, 0: first}
-    index = number(node, least=0)
+    index = number(node, INDEX)
     return Found(str(swapped.get(index, index)), f"{node.variable}, {main.variable}")
 
 
