@@ -67,6 +67,8 @@ def test_what_processes_are_told(run, monkeypatch):
     first, second = run(TELL).told()
     assert (first.pop("JAX_PROCESS_ID"), second.pop("JAX_PROCESS_ID")) == ("0", "1")
     assert int(first.pop("JAXDDP_COORDINATOR_FD")) != 99
+    # Each has a pipe of its own; see tests/test_restarts.py.
+    assert all(int(told.pop("JAXDDP_WORDS_FD")) for told in (first, second))
     assert first == second
     assert first["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:")
     assert first["JAX_NUM_PROCESSES"] == "2"
@@ -156,6 +158,35 @@ def test_a_killed_process_is_named_with_its_signal(run, brief):
     assert ran.code == 128 + signal.SIGKILL
     assert "process 0: killed by SIGKILL" in ran.errors
     assert ran.errors[-1] == "[0] so far"
+
+
+OF_JAX = (
+    "F1125 13:17:36.224196 1859 client.h:80] Terminating process because the JAX distributed service detected fatal "
+    "errors. This most likely indicates that another task died. absl::Status: ABORTED: 1 "
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "perhaps"),
+    [
+        (
+            "unexpectedly tried to connect with a different incarnation.",
+            "Perhaps a process with that number was started",
+        ),
+        ("is unhealthy.", "Perhaps another process ended, which its log says)"),
+    ],
+)
+def test_what_jax_aborts_is_told_in_its_words_and_in_ours(status, perhaps, run, brief):
+    ran = run(
+        f"""
+        print({OF_JAX + status!r}, *range(20), sep=chr(10), flush=True)
+        os.abort()
+        """,
+        processes=1,
+    )
+    assert ran.code == 128 + signal.SIGABRT
+    line = f"process 0: killed by SIGABRT (JAX's service: ABORTED: 1 {status} {perhaps}"
+    assert any(error.startswith(line) for error in ran.errors)
 
 
 def test_a_process_that_ignores_sigterm_is_killed(run, brief, tmp_path):

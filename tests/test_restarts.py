@@ -1,17 +1,22 @@
 """Jobs that start again on one machine, and which numbers of machines can share a batch."""
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from support.launches import FAILING, GENERATION, SAVING, Machine, Ran, machines, plain_environment, program
 
+import jaxddp.job.at_work as at_work_module
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.restarts import Again, Budget, End, decide
 from jaxddp.cluster.sharing import sizes_that_share
+from jaxddp.cluster.words import Words
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.job.at_work import WORDS_FD, at_work
 
 SAVED = End(75, "asked to stop")
 KILLED = End(137, "process 1: killed by SIGKILL")
@@ -53,6 +58,7 @@ VERDICTS = {
     "asked as it failed": ({0: End(137, "", asked=True)}, KILLED, {}, 137),
     "machine 0 of an elastic job was asked": ({0: ASKED, 1: SAVED}, None, {"elastic": True}, 75),
     "bad input": ({0: BAD, 1: BAD}, BAD, {}, 2),
+    "ended by the user's code": ({0: End(1, "x"), 1: End(1, "y", quits=True)}, End(1, "x"), {}, 1),
     "bad input of a job that grows": ({0: BAD, 1: SAVED}, BAD, {"elastic": True, "growing": True}, 2),
     "done before it could grow": ({0: DONE, 1: DONE}, None, {"elastic": True, "growing": True}, 0),
     "killed": ({0: End(1, "x"), 1: KILLED}, KILLED, {}, "process 1: killed by SIGKILL; restart 1 of 1 in 1 s"),
@@ -126,6 +132,38 @@ def test_what_is_started_again_and_how_often(code, starts, capfd, tmp_path):
         assert ran.errors[-2].startswith(f"process 0: exit code {code}; its last lines") and ran.errors[-1].endswith(
             "begun"
         )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"), [("+", 1, "in the midst of its work, as by os._exit(0)"), ("+-", 0, "")]
+)
+def test_an_exit_code_of_0_counts_where_the_work_has_ended(words, code, line, capfd, tmp_path):
+    text = f"os.write(int(os.environ['{WORDS_FD}']), b'{words}'); os._exit(0)"
+    ran = Ran(capfd, tmp_path, text, processes=1, restarts=1)
+    assert ran.code == code and (f"process 0: exit code 0 {line}" in ran.errors) == bool(line)
+    assert "restart 1" not in ran.err
+
+
+def test_what_a_process_says_of_its_work(monkeypatch):
+    with Words.pipe() as (words, into):
+        mine = os.dup(into)
+    monkeypatch.setenv(WORDS_FD, str(mine))
+    # This process has looked for one before, or will once more: no other test is to speak into this one.
+    at_work_module._pipe.cache_clear()
+    try:
+        with at_work(), at_work():
+            words.read()
+            assert words.at_work and WORDS_FD not in os.environ
+        words.read()
+        assert not words.at_work and not words.quit
+        with pytest.raises(SystemExit), at_work():
+            sys.exit(3)
+        words.read()
+        assert not words.at_work and words.quit
+    finally:
+        at_work_module._pipe.cache_clear()
+        os.close(mine)
+        words.close()
 
 
 @pytest.mark.slow

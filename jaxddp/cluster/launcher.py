@@ -27,6 +27,7 @@ from jaxddp.config import Config
 from jaxddp.errors import InputError, JaxddpError
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.job.host import INHERITED_SOCKET
+from jaxddp.job.messages import MOST_PROCESSES
 from jaxddp.wording import counted
 
 GENERATION = "JAXDDP_GENERATION"
@@ -56,8 +57,8 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     Each process is a direct child in a session of its own, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
     JAX_PROCESS_ID, JAXDDP_RUN_ID and JAXDDP_GENERATION in its environment, on one machine JAXDDP_JOB_KEY, and
     CUDA_VISIBLE_DEVICES where GPUs are divided. Process 0 of the job also inherits a socket that listens at the
-    coordinator's address; JAXDDP_COORDINATOR_FD holds its number. Their output is shown line by line after `[R] `, and
-    kept in `process-R.log`.
+    coordinator's address; JAXDDP_COORDINATOR_FD holds its number. JAXDDP_WORDS_FD holds that of a pipe; see
+    `jaxddp.job.at_work`. Their output is shown line by line after `[R] `, and kept in `process-R.log`.
 
     Args:
         command: the arguments of `jaxddp` (`train digits`), or any program; `python` is this interpreter.
@@ -75,6 +76,9 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     gpus, cores = _shares(options)
     sizes = sizes_that_share(config, options, len(gpus), len(gpus[0]))
     logs = options.logs or default_logs(command)
+    if (total := options.machines.most * len(gpus)) > MOST_PROCESSES:
+        each = f"--nodes {options.nodes} with {counted(len(gpus), 'process')} each"
+        raise InputError(f"{each}: {total:,} processes; a job has at most {MOST_PROCESSES:,}")
     started, group = _Started(options, program, logs, gpus, cores, _job_environment(options)), None
     with caught_signals() as inbox:
         gathering, error = _gathering(options, len(gpus), sizes, inbox), None

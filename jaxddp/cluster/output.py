@@ -14,6 +14,8 @@ from jaxddp.errors import InputError
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
 _LAST_LINES = 10
+_OF_JAX, _STATUS = "JAX distributed service detected fatal errors", "absl::Status: "
+"""In the line that it logs, behind which a stack of C++ follows."""
 
 
 class Lines:
@@ -56,6 +58,7 @@ class Output:
     """The standard output and error of one process, copied from a pipe to the screen and to the file at `path`.
 
     `ended` is true once no process holds the other end of the pipe; `last_lines` are ten, each with its prefix.
+    `word_of_jax` is why JAX's coordination service ends the process, as it says itself before it aborts it; or empty.
     """
 
     def __init__(self, rank: int, pipe: IO[bytes], path: Path):
@@ -63,6 +66,7 @@ class Output:
         self.path, self.ended = path, False
         self._rank, self._pipe, self._log = rank, pipe, _open_log(path)
         self._lines, self.last_lines = Lines(), deque[str](maxlen=_LAST_LINES)
+        self.word_of_jax = ""
 
     def fileno(self) -> int:
         return self._pipe.fileno()
@@ -102,6 +106,9 @@ class Output:
     def _show(self, lines: list[str]) -> None:
         prefixed = [f"[{self._rank}] {line}" for line in lines]
         self.last_lines.extend(prefixed)
+        for line in lines:
+            if _OF_JAX in line:
+                self.word_of_jax = line.partition(_STATUS)[2].strip()
         if prefixed:
             say("\n".join(prefixed), sys.stdout)
 

@@ -22,11 +22,13 @@ class End:
         code: 0; that of the first that failed, or 128 plus its signal; 75 where they were asked to stop, and saved.
         cause: which process failed, and how; which signal the launcher received.
         asked: whether the launcher received a signal.
+        quits: whether the user's code ended a process, and would do so again.
     """
 
     code: int
     cause: str
     asked: bool = False
+    quits: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def decide(
         return 0
     leaving = [machine for machine, end in ends.items() if end.asked]
     code = PREEMPTED if failure is None else failure.code
-    if code == BAD_INPUT or (leaving and (0 in leaving or not elastic)):
+    if code == BAD_INPUT or any(end.quits for end in ends.values()) or (leaving and (0 in leaving or not elastic)):
         return code
     if leaving:
         names = " and ".join(f"machine {machine}" for machine in sorted(leaving))

@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxddp.cluster.output import Output
+from jaxddp.cluster.words import Words
+from jaxddp.job.at_work import WORDS_FD
 
 _STARTER = Path(__file__).with_name("starter.py")
+_TWICE = "tried to connect with a different incarnation"
+_A_STRANGER = (
+    "a process with that number was started twice, or one that is none of the job reached JAX's own port, which a "
+    'private network closes: docs/scaling.md, "Trust"'
+)
+_ANOTHER = "another process ended, which its log says"
 
 
 @dataclass(eq=False)
@@ -22,8 +30,11 @@ class Worker:
     rank: int
     process: subprocess.Popen[bytes]
     output: Output
+    words: Words
     code: int | None = None
-    """Its exit code, or the negative number of the signal that ended it; None while it runs."""
+    """Its exit code, or the negative number of the signal that ended it; None while it runs. Of one that ended in the
+    midst of its work with 0 it is 1."""
+    _ended_at_work: bool = False
 
     @classmethod
     def start(
@@ -43,19 +54,20 @@ class Worker:
         """
         # Isolated: the user's PYTHON* variables and site packages are for the command, not for the starter.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
-        process = subprocess.Popen(
-            [*starter, *command],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=pass_fds,
-            start_new_session=True,
-            bufsize=0,
-        )
+        with Words.pipe() as (words, into):
+            process = subprocess.Popen(
+                [*starter, *command],
+                env={**environ, WORDS_FD: str(into)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[*pass_fds, into],
+                start_new_session=True,
+                bufsize=0,
+            )
         assert process.stdout is not None
         try:
-            return cls(rank, process, Output(rank, process.stdout, log))
+            return cls(rank, process, Output(rank, process.stdout, log), words)
         except BaseException:
             process.kill()
             process.wait()
@@ -64,15 +76,26 @@ class Worker:
     def __str__(self) -> str:
         if self.code is None:
             return f"process {self.rank}: running"
+        if self._ended_at_work:
+            return f"process {self.rank}: exit code 0 in the midst of its work, as by os._exit(0)"
         end = f"exit code {self.code}" if self.code >= 0 else f"killed by {_signal_name(-self.code)}"
-        return f"process {self.rank}: {end}"
+        return f"process {self.rank}: {end}{self._cause()}"
+
+    @property
+    def has_quit(self) -> bool:
+        """Whether the user's code ended it, and would do so again."""
+        return self._ended_at_work or self.words.quit
 
     def poll(self) -> int | None:
         """Its code, or None while it runs. It stays a zombie, so that the number of its group is not reused."""
         if self.code is None:
+            self.words.read()
             end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is not None:
+                self.words.read()
                 self.code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+                self._ended_at_work = self.code == 0 and self.words.at_work
+                self.code = 1 if self._ended_at_work else self.code
         return self.code
 
     def send(self, number: signal.Signals) -> None:
@@ -86,6 +109,11 @@ class Worker:
             self.send(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(max(0.0, give_up - time.monotonic()))
+
+    def _cause(self) -> str:
+        """Why JAX's coordination service aborted it, where it did; its own words, and what they mean to people."""
+        said = self.output.word_of_jax if self.code == -signal.SIGABRT else ""
+        return f" (JAX's service: {said} Perhaps {_A_STRANGER if _TWICE in said else _ANOTHER})" if said else ""
 
 
 def _signal_name(number: int) -> str:

@@ -107,6 +107,7 @@ class WorkerGroup:
                 if not worker.output.read():
                     time.sleep(_POLL_SECONDS)
             worker.output.close()
+            worker.words.close()
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.code is None]
@@ -170,7 +171,9 @@ class WorkerGroup:
         return End(_exit_code(-self._asked), self._asked.name, asked)
 
     def _end_of(self, worker: Worker) -> End:
-        return End(_exit_code(worker.code or 0), str(worker), self._asked is not None)
+        # That of the others, which end because of it, says nothing of it.
+        quits = any(each.has_quit for each in self.workers)
+        return End(_exit_code(worker.code or 0), str(worker), self._asked is not None, quits)
 
 
 def _exit_code(code: int) -> int:

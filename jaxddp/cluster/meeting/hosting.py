@@ -112,7 +112,7 @@ class Hosting:
             # It leaves; that its connection ends is no news.
             self._present.pop(machine, None)
         if machine in self._pending() and (note.asked or note.generation == self._generation):
-            self._note_end(machine, End(note.code, note.cause, note.asked), group)
+            self._note_end(machine, End(note.code, note.cause, note.asked, note.quits), group)
         elif note.asked and not self._elastic and not self._pending():
             say(f"jaxddp launch: machine {machine}: {note.cause}")
             raise Quit(note.code)

@@ -55,6 +55,7 @@ class Ended:
     code: Code
     cause: str
     asked: bool
+    quits: bool = False
 
 
 @dataclass(frozen=True)

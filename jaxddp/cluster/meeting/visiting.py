@@ -72,7 +72,7 @@ class Visiting:
 
     def ended(self, end: End) -> None:
         self._end = end
-        self._visitor.send(Ended(self._generation, end.code, shortened(end.cause), end.asked))
+        self._visitor.send(Ended(self._generation, end.code, shortened(end.cause), end.asked, end.quits))
 
     def close(self, error: JaxddpError | None = None) -> None:
         if error is not None:
