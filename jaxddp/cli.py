@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from jaxddp.commands.screen import StatusLine
 from jaxddp.errors import InputError, JaxddpError, with_notes
 from jaxddp.job.activity import shown_on
+from jaxddp.job.at_work import at_work
 from jaxddp.job.environment import find_job
+from jaxddp.own_code import telling
 from jaxddp.recipe_file import config_names
 from jaxddp.versions import versions
 from jaxddp.wording import choices, on_screen
@@ -54,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         try:
-            with _saying_what_lasts():
+            with telling(all_errors=True), at_work(), _saying_what_lasts():
                 return _run(arguments)
         finally:
             sys.stdout.flush()

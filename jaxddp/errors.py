@@ -51,6 +51,10 @@ class Preempted(JaxddpError):
     exit_code = 75
 
 
+class Answered(SystemExit):
+    """A command line only asked for help, which was given."""
+
+
 def error_of(code: int, line: str) -> JaxddpError:
     """What another process raised, by the exit code that it told: another start may help, unless it was a mistake."""
     return (InputError if code == InputError.exit_code else Unreachable)(line)

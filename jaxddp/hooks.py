@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxddp.errors import InputError
+from jaxddp.own_code import is_ctrl_c, place_of
 from jaxddp.wording import choices
 
 HOOKS = {
@@ -93,13 +94,18 @@ def one_line(path: Path, what: str) -> Iterator[None]:
             yield
     except InputError as error:
         raise InputError(f"{path}: {what}{error}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).absolute() == path.absolute()]
         if isinstance(error, SyntaxError) and error.filename == str(path):
             lines = [error.lineno]
         where = f"{path}:{lines[-1]}" if lines else f"{path}"
-        raise InputError(f"{where}: {what}{type(error).__name__}: {error}") from error
+        inside = place_of(error)
+        # Of what a module beside it raises, both say something.
+        further = f" (in {str(inside).removesuffix(': ')})" if inside and inside.file != path.absolute() else ""
+        raise InputError(f"{where}: {what}{type(error).__name__}: {error}{further}") from error
 
 
 @contextlib.contextmanager

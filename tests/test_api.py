@@ -112,7 +112,7 @@ def test_interrupted_in_a_notebook_and_called_again_goes_on(tmp_path):
     class Interrupt(jaxddp.History):
         def step(self, record):
             if record.step == 5:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
 
     setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
     with pytest.raises(KeyboardInterrupt):

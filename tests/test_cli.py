@@ -203,9 +203,11 @@ def test_nobody_reads_the_help_to_its_end(words, unbuffered):
 
 def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
     def interrupted(arguments):
-        error = KeyboardInterrupt()
-        error.add_note("then: x/checkpoints: cannot be written (No space left on device)")
-        raise error
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            error.add_note("then: x/checkpoints: cannot be written (No space left on device)")
+            raise
 
     # Ctrl-C at the very moment that a write fails cannot be timed from outside.
     monkeypatch.setattr("jaxddp.cli._run", interrupted)

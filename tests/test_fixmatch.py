@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import signal
 from pathlib import Path
 
 import jax
@@ -243,7 +244,7 @@ def test_interrupted_and_resumed_it_ends_with_the_same_bits(whole, tmp_path):
     class Interrupt(jaxddp.History):
         def step(self, record):
             if record.step == 5:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
 
     settings = {"workdir": tmp_path, "save_every": "3 steps", "log_every": "1 step"}
     with pytest.raises(KeyboardInterrupt):

@@ -13,7 +13,10 @@ import pytest
 
 from jaxddp.errors import InputError, Unreachable
 from jaxddp.job.environment import Job, find_job
+from jaxddp.job.host import INHERITED_SOCKET
 from jaxddp.job.link import Link
+from jaxddp.job.messages import MOST_PROCESSES
+from jaxddp.job.rendezvous import Roll
 
 JOB = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
 TORCHRUN = {"MASTER_ADDR": "h0", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}
@@ -91,6 +94,26 @@ def test_pmi_and_kubernetes():
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"}, "PMI_SIZE, PMI_RANK set but not the coordinator"),
         ({**JOB, "JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID=4: expected 0 to 3, for JAX_NUM_PROCESSES=4"),
         ({**JOB, "JAX_NUM_PROCESSES": "four"}, "JAX_NUM_PROCESSES='four': expected a whole number from 1"),
+        ({**JOB, "JAX_NUM_PROCESSES": 20 * "9"}, "JAX_NUM_PROCESSES='9999.*: expected .* from 1 to 16,777,216$"),
+        ({**JOB, "JAX_NUM_PROCESSES": 5000 * "9"}, "JAX_NUM_PROCESSES=.*: expected .* from 1 to 16,777,216$"),
+        ({**JOB, "JAX_NUM_PROCESSES": "16777217"}, "JAX_NUM_PROCESSES='16777217': expected"),
+        ({**JOB, "JAX_NUM_PROCESSES": "-4"}, "JAX_NUM_PROCESSES='-4': expected"),
+        ({**JOB, "JAX_NUM_PROCESSES": "1e9"}, "JAX_NUM_PROCESSES='1e9': expected"),
+        ({**JOB, "JAX_NUM_PROCESSES": "4.0"}, "JAX_NUM_PROCESSES='4.0': expected"),
+        ({**JOB, "JAX_NUM_PROCESSES": "\uff14"}, "JAX_NUM_PROCESSES='\uff14': expected .*, in the digits 0 to 9"),
+        ({**JOB, "JAX_NUM_PROCESSES": "\u00a04"}, r"JAX_NUM_PROCESSES='\\xa04': expected"),
+        ({**JOB, "JAX_NUM_PROCESSES": " \t"}, "set but not the number of processes .JAX_NUM_PROCESSES."),
+        ({**JOB, "JAX_PROCESS_ID": 20 * "9"}, "JAX_PROCESS_ID='9999.*: expected .* from 0 to 16,777,215$"),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1e9"}, "SLURM_STEP_NUM_TASKS='1e9': expected"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "two"}, "LOCAL_WORLD_SIZE='two': expected"),
+        ({**JOB, "JAX_LOCAL_DEVICE_IDS": "0," + 20 * "9"}, "JAX_LOCAL_DEVICE_IDS='9999.*: expected"),
+        ({**JOB, "JAX_COORDINATOR_ADDRESS": "h:" + 5000 * "9"}, "expected HOST:PORT with a port from 1 to 65535"),
+        ({**JOB, "JAX_COORDINATOR_ADDRESS": "h:\uff11"}, "expected HOST:PORT with a port from 1 to 65535"),
+        (
+            {**JOB, "JAXDDP_RUN_ID": 1001 * "x"},
+            "JAXDDP_RUN_ID: expected at most 1,000 characters, all of them printabl",
+        ),
+        ({**JOB, "JAXDDP_JOB_KEY": "\ud800"}, "JAXDDP_JOB_KEY: expected at most 1,000 characters, all of them print"),
         ({**JOB, "JAX_COORDINATOR_ADDRESS": "host0"}, "JAX_COORDINATOR_ADDRESS='host0': expected HOST:PORT"),
         ({**JOB, "JAX_COORDINATOR_ADDRESS": "h:99999"}, "expected HOST:PORT"),
         (
@@ -168,6 +191,12 @@ class Group:
         return [(process.returncode, line) for process, line in zip(self.processes, last, strict=True)]
 
 
+def line_of(words: str, folder: Path) -> int:
+    """Of the program of a `Group`, from 1; 0 where it has none."""
+    lines = (folder / "program.py").read_text().splitlines()
+    return next((number for number, line in enumerate(lines, 1) if words in line), 0)
+
+
 def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -222,15 +251,16 @@ def test_the_end_of_process_0_is_one_line_where_nobody_waits_for_it(tmp_path, en
     group.until_all_say("sum 11.0")
     if ended == "killed":
         group.processes[0].send_signal(signal.SIGKILL)
+    raised = f"{tmp_path}/program.py:{line_of('disk on fire', tmp_path)}: RuntimeError: disk on fire"
     line = {
         "killed": "jaxddp: process 0 was lost (on 127.0.0.1): its connection broke; the job ends here\n",
-        "failed": "jaxddp: process 0 ended: RuntimeError: disk on fire; the job ends here\n",
+        "failed": f"jaxddp: process 0 ended: {raised}; the job ends here\n",
     }
     first, other = group.processes
     assert (other.communicate(timeout=60)[1], other.returncode) == (line[ended], 1)
     own = first.communicate(timeout=60)[1].splitlines()
     if ended == "failed":
-        assert (first.returncode, own[-1]) == (1, "jaxddp: RuntimeError: disk on fire")
+        assert (first.returncode, own[-1]) == (1, f"jaxddp: {raised}")
 
 
 @pytest.mark.slow
@@ -265,8 +295,9 @@ def test_an_exception_ends_the_others_with_its_cause(tmp_path):
     body = ADD + "    if topology.process_index == 1: raise RuntimeError('disk on fire')\n" + FOREVER[len(ADD) :]
     (first, told), (second, own) = Group(tmp_path, body).ends()
     assert (first, second) == (1, 1)
-    assert "process 1 ended: RuntimeError: disk on fire" in told
-    assert own == "jaxddp: RuntimeError: disk on fire"
+    raised = f"{tmp_path}/program.py:{line_of('disk on fire', tmp_path)}: RuntimeError: disk on fire"
+    assert f"process 1 ended: {raised}" in told
+    assert own == f"jaxddp: {raised}"
 
 
 SCRIPT = """# A script of one's own, which catches nothing.
@@ -314,6 +345,25 @@ def test_a_bad_input_in_a_script_of_ones_own_ends_all_with_its_code(tmp_path):
     assert (first, second) == (2, 2)
     assert "process 1 ended: train.csv:7: empty ImageId" in told
     assert own == "jaxddp: train.csv:7: empty ImageId"
+
+
+LEAVES_EARLY = """# A script that ends in one process.
+import sys, time
+from jaxddp.job.environment import find_job
+from jaxddp.job.membership import join
+join(find_job(), shutdown=1)
+if find_job().process_id == 1: sys.exit(0)
+time.sleep(600)
+"""
+
+
+# Its parts are those of a process that fails, and of one that is killed as all leave.
+@pytest.mark.ci
+def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_a_line(tmp_path):
+    (first, told), (second, own) = Group(tmp_path, LEAVES_EARLY).ends()
+    assert (first, second) == (1, 1)
+    assert told == "jaxddp: process 1 ended its program, and waited 1 s for the others; the job ends here"
+    assert own.startswith("jaxddp: the other processes were not done 1 s after this one; let all processes end alike")
 
 
 @pytest.mark.slow
@@ -381,6 +431,18 @@ def test_another_job_at_the_same_address():
 def test_a_process_that_does_not_come_is_named():
     with pytest.raises(Unreachable, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
         Link.meet(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
+
+
+def test_of_the_most_processes_that_may_be_the_first_are_named_at_once():
+    absent = Roll(Job("h:1", MOST_PROCESSES, 0), {}, "h").absent(60, "h")
+    assert absent.reason.startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
+
+
+@pytest.mark.parametrize("value", ["x", "-1", 20 * "9", "999999"])
+def test_a_socket_that_was_not_passed_on(value, monkeypatch):
+    monkeypatch.setenv(INHERITED_SOCKET, value)
+    with pytest.raises(InputError, match=f"{INHERITED_SOCKET}='{value[:9]}.*: (expected a whole number|is no socket)"):
+        Link.meet(Job("127.0.0.1:1", 2, 0), {}, timeout=5)
 
 
 def test_an_address_where_nobody_listens():

@@ -10,7 +10,9 @@ from support.data import random_table, write_arrays
 from support.recipes import CONFIG, NETWORK, WHOLE
 
 from jaxddp.cli import main
-from jaxddp.config import load
+from jaxddp.commands import parse
+from jaxddp.commands.train import Train
+from jaxddp.config import Config, load
 from jaxddp.errors import InputError
 from jaxddp.hooks import HOOKS
 from jaxddp.recipe_file import read_recipe
@@ -289,3 +291,13 @@ def test_recipes_that_load_each_other_are_one_line(folder):
         (folder / f"{name}.py").write_text(source)
     with pytest.raises(InputError, match=f"{folder}/a.py: loads itself; load the recipe that it begins with"):
         read_recipe("a.py")
+
+
+def test_what_a_recipe_waits_for_as_it_is_read_is_bounded(folder, monkeypatch):
+    """That it is said, tests/test_activity.py shows."""
+    bounds = list[float]()
+    # A watch would go on, and end this process.
+    monkeypatch.setattr(parse, "watch_alone", bounds.append)
+    (folder / "slow.py").write_text(f"import jaxddp.job.progress as own\nPHASE = own.standing().phase\n{CONFIG}")
+    parse.parse_recipe(Train, "jaxddp train", ["slow.py"])
+    assert bounds == [Config().parallel.stall_timeout] and sys.modules["jaxddp_recipe_slow"].PHASE == "start"

@@ -12,12 +12,13 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+import jaxddp.job.progress as progress
 from jaxddp.commands.pages import HELP, STYLE, described, page_of
 from jaxddp.commands.spelling import is_flag, options_of, spelled_out, typed
 from jaxddp.commands.words import rules
 from jaxddp.config import Config
-from jaxddp.errors import InputError
-from jaxddp.job.progress import doing
+from jaxddp.errors import Answered, InputError
+from jaxddp.job.lone_watch import watch_alone
 from jaxddp.keys import near
 from jaxddp.overrides import check_values, checked
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
@@ -46,7 +47,7 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
             parsed = tyro.cli(command, default=default, prog=prog, args=words, registry=rules(), **style)
         except SystemExit as end:
             if not end.code:
-                raise
+                raise Answered(end.code) from None
             told = _told(said.getvalue(), arguments, options)
             # A section that checks itself names its key; a word leaves that to tyro, whose box breaks long lines.
             if (own := _input_error(end)) is not None:
@@ -92,7 +93,9 @@ def parse_recipe(command: type[Command], prog: str, arguments: list[str]) -> tup
     if name in HELP:
         page, shown = page_of(command)
         parse(page, shown, prog, [name])
-    with doing(f"reading {name}"):
+    # What it does meanwhile is bounded as a start is: by the default's limit, since its own is not known yet.
+    watch_alone(Config().parallel.stall_timeout)
+    with progress.phase("start", f"reading {name}"):
         file = read_recipe(name)
     make: Any = command
     known = {"config": file.config, "workdir": workdir_of(name)}

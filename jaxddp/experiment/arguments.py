@@ -14,6 +14,7 @@ from jaxddp.duration import Duration
 from jaxddp.engine.self_test import Mode
 from jaxddp.errors import InputError, JaxddpError
 from jaxddp.overrides import checked
+from jaxddp.own_code import telling
 from jaxddp.ranges import Range
 from jaxddp.wording import choices, show
 
@@ -126,9 +127,13 @@ def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
 
 @contextmanager
 def words_of_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
-    """What the block says of a config's keys, or of the terminal's options, is said of arguments, by their `names`."""
+    """What the block says of a config's keys, or of the terminal's options, is said of arguments, by their `names`.
+
+    What the user's own code raises in it is told as `jaxddp.own_code.telling` does.
+    """
     try:
-        yield
+        with telling():
+            yield
     except JaxddpError as error:
         error.args = (in_arguments(str(error), names),)
         raise

@@ -117,9 +117,9 @@ class Link:
 
         self._last(Lost(self.job.process_id, reason[:_LONGEST_REASON], code))
 
-    def finish(self) -> None:
-        """Say that this process ends in order, and wait until all do, for `waits.shutdown` at most."""
-        self._in_time(self._side.finish(), self.waits.shutdown)
+    def finish(self) -> bool:
+        """Say that this process ends in order, and wait for `waits.shutdown` at most; whether all do by then."""
+        return self._in_time(self._side.finish(), self.waits.shutdown)
 
     def leave(self) -> None:
         """Tell the others that this process needs them no more, and let go of them.
@@ -147,14 +147,17 @@ class Link:
         self._network.call(side.tell, answer)
         return answer
 
-    def _in_time(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> None:
-        async def limited() -> None:
+    def _in_time(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> bool:
+        async def limited() -> bool:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await coroutine
+                    return True
+            return False
 
         with contextlib.suppress(TimeoutError):
-            self._network.result(limited(), timeout + _FLUSH_SECONDS)
+            return self._network.result(limited(), timeout + _FLUSH_SECONDS)
+        return False
 
 
 def _kept(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:

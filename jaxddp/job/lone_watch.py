@@ -1,5 +1,6 @@
 """The watch of a process that is in no job of ours: it ends, where it stands still, by itself."""
 
+import math
 import threading
 import time
 
@@ -19,6 +20,13 @@ def watch_alone(stall: float) -> None:
             _watch = _Watch(stall)
             _watch.start()
         _watch.stall = stall
+
+
+def watch_no_more() -> None:
+    """The job's own watch judges from here on."""
+    with _lock:
+        if _watch is not None:
+            _watch.stall = math.inf
 
 
 class _Watch(threading.Thread):

@@ -18,13 +18,14 @@ from types import TracebackType
 import jax
 
 import jaxddp.job.progress as progress
-from jaxddp.errors import InputError, JaxddpError, Preempted, with_notes
+from jaxddp.errors import InputError, JaxddpError, Preempted
 from jaxddp.job.device_exchange import decided_on_devices
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
-from jaxddp.job.lone_watch import watch_alone
+from jaxddp.job.lone_watch import watch_alone, watch_no_more
 from jaxddp.job.messages import Alive
 from jaxddp.job.watch import Waits, end_now, show_stacks_on_signal
+from jaxddp.own_code import forget, is_ctrl_c, told
 from jaxddp.versions import installed_version
 from jaxddp.wording import show
 
@@ -56,6 +57,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
         return
     with progress.doing(f"meeting {job.num_processes} processes"):
         _link = Link.meet(job, _versions(), start, waits=Waits(silence, stall, shutdown))
+    watch_no_more()
     sys.excepthook = _on_exception
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
@@ -67,10 +69,10 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
                 job.process_id,
                 local_device_ids=job.local_device_ids,
                 cluster_detection_method="deactivate",
-                initialization_timeout=int(start),
+                initialization_timeout=math.ceil(start),
                 # The watch must detect a loss first: it can name the process.
                 heartbeat_timeout_seconds=math.ceil(silence * 3),
-                shutdown_timeout_seconds=int(shutdown),
+                shutdown_timeout_seconds=math.ceil(shutdown),
                 coordinator_bind_address=_link.jax_address if job.process_id == 0 else None,
             )
     except RuntimeError as error:
@@ -190,7 +192,11 @@ def _leave(link: Link) -> None:
     They watch each other until JAX has let all go: its barrier may wait for processes that still compute, and where it
     notices a loss first, it ends the process by SIGABRT.
     """
-    link.finish()
+    if not link.finish():
+        # JAX's barrier would wait for them once more, and then abort.
+        link.fail(f"ended its program, and waited {link.waits.shutdown:g} s for the others", 1)
+        advice = "let all processes end alike, or raise parallel.shutdown_timeout"
+        end_now(f"the other processes were not done {link.waits.shutdown:g} s after this one; {advice}", 1)
     jax.distributed.shutdown()
     link.leave()
 
@@ -211,8 +217,10 @@ def _on_exception(kind: type[BaseException], error: BaseException, trace: Traceb
         _leave(_link)
         end_now(str(error), error.exit_code)
     if isinstance(error, JaxddpError):
-        abandon(with_notes(str(error), error), error.exit_code)
+        abandon(told(error), error.exit_code)
     loss = _link.watch.loss() if _link is not None else None
     if loss is None:
+        # The line that follows says it.
+        forget(error)
         sys.__excepthook__(kind, error, trace)
-    abandon(f"{kind.__name__}: {' '.join(str(error).split())[:500]}", 130 if kind is KeyboardInterrupt else 1)
+    abandon(told(error), 130 if is_ctrl_c(error) else 1)

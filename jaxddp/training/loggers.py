@@ -64,7 +64,8 @@ class Dispensable(Listener):
     def _tell(self, moment: str, record: Any) -> None:
         try:
             getattr(self._logger, moment, _ignore)(record)
-        except Exception as error:
+        # Some libraries end the process where they find no server.
+        except (Exception, SystemExit) as error:
             self._failed, self._logger = self._logger, None
             kind = "" if isinstance(error, JaxddpError) else f"{type(error).__name__}: "
             reason = " ".join(f"{kind}{error}".split())[:_LONGEST_REASON]

@@ -14,9 +14,11 @@ from jaxddp.engine.following import rate_factor
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import THEN, NonFiniteError, Preempted
 from jaxddp.goal import VAL, VAL_EMA, flat
+from jaxddp.job.at_work import at_work
 from jaxddp.job.membership import from_first
 from jaxddp.measure.cost import Work
 from jaxddp.measure.profile import Profile
+from jaxddp.own_code import is_ctrl_c, told
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums
@@ -26,6 +28,7 @@ from jaxddp.training.run import Run
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
 
+@at_work()
 @progress.phase("training", "")
 def fit(run: Run) -> TrainState:
     """Train from the run's state to its plan's last step, and return the last state.
@@ -85,7 +88,7 @@ def fit(run: Run) -> TrainState:
     except BaseException as error:
         status = _status_of(error)
         seconds = time.perf_counter() - begin
-        loop.fail(loop.ended(status, seconds, str(error), loop.used), error)
+        loop.fail(loop.ended(status, seconds, _reason_of(error), loop.used), error)
         raise
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.why_stopped())
     used = run.usage(loop.clock.rate(), loop.work.mean())
@@ -131,7 +134,9 @@ class _Loop:
             for listener in self.listeners:
                 try:
                     getattr(listener, "end", _ignore)(record)
-                except Exception as another:
+                except BaseException as another:
+                    if is_ctrl_c(another):
+                        raise
                     error.add_note(f"{THEN} {type(listener).__name__}.end failed: {another}")
 
     def ended(self, status: Status, seconds: float, reason: str, used: Used) -> RunEnd:
@@ -289,8 +294,11 @@ class _Loop:
 def _status_of(error: BaseException) -> Status:
     if isinstance(error, Preempted):
         return "preempted"
-    # Of Ctrl-C.
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    return "interrupted" if is_ctrl_c(error) else "failed"
+
+
+def _reason_of(error: BaseException) -> str:
+    return "" if is_ctrl_c(error) else told(error)
 
 
 def _ignore(record: Any) -> None:

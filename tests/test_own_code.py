@@ -1,0 +1,154 @@
+"""What a user's own code raises: where it was is told, and a run that it ends has failed, whatever it raised."""
+
+import json
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support.data import random_table
+from support.networks import linear_model
+from support.shared import sgd, shared
+
+import jaxddp
+from jaxddp.cli import main
+from jaxddp.errors import InputError, JaxddpError
+from jaxddp.hooks import one_line
+from jaxddp.own_code import OwnCodeExit, is_ctrl_c, telling, told
+
+HERE = Path(__file__)
+TABLE = random_table(24)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A file below the current directory is told by its path from there."""
+    monkeypatch.chdir(tmp_path)
+
+
+class Net:
+    """Raises in many ways."""
+
+    def __call__(self, images):
+        return images @ jnp.ones((images.shape[-1] + 1, 5))  # A shape that does not fit.
+
+    def leave(self):
+        sys.exit(0)
+
+    def generate(self):
+        raise GeneratorExit
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    def interrupted(self):
+        signal.raise_signal(signal.SIGINT)
+
+    def gives_up(self):
+        try:
+            self.interrupted()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("after it has tidied up") from None
+
+    def called_by_xla(self):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        jax.block_until_ready(jax.jit(lambda: jax.pure_callback(self.leave, shape))())
+
+    def inside(self):
+        return sorted([3, 4], key=lambda number: number / 0)
+
+
+def line_of(words: str) -> int:
+    """Where this file has them first."""
+    return next(number for number, line in enumerate(HERE.read_text().splitlines(), 1) if words in line)
+
+
+def last_line(error: BaseException) -> str:
+    """Of what Python prints of it."""
+    return "".join(traceback.format_exception(error)).rstrip("\n").split("\n")[-1]
+
+
+def test_a_traceback_ends_with_the_place_and_not_with_a_remark_of_jax():
+    with pytest.raises(TypeError) as raised, telling():
+        jax.jit(Net())(jnp.ones((2, 3)))
+    place = f"{HERE}:{line_of('A shape that does not fit')}: Net.__call__"
+    assert last_line(raised.value).startswith(f"jaxddp: {place}: TypeError: dot_general requires contracting")
+
+
+def test_the_place_is_the_innermost_one_of_the_user_s_and_none_of_a_library(monkeypatch):
+    monkeypatch.chdir(HERE.parent)
+    with pytest.raises(ZeroDivisionError) as raised, telling(), telling():
+        Net().inside()
+    words = f"{HERE.name}:{line_of('number / 0')}: Net.inside.<lambda>: ZeroDivisionError: division by zero"
+    assert raised.value.__notes__ == [f"jaxddp: {words}"]
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [("leave", "SystemExit: 0"), ("generate", "GeneratorExit"), ("interrupt", "KeyboardInterrupt")],
+)
+def test_what_would_end_the_process_is_an_error_like_others(method, said):
+    line = rf"test_own_code.py:\d+: Net.{method}: {said}; to end a run, raise an error"
+    with pytest.raises(OwnCodeExit, match=line) as end, telling():
+        getattr(Net(), method)()
+    assert end.value.exit_code == 1
+    line = rf"^my.py: get_loss: {said.split(':')[0]}.* \(in .*:\d+: Net.{method}\)$"
+    with pytest.raises(InputError, match=line), one_line(Path("my.py"), "get_loss: "):
+        getattr(Net(), method)()
+
+
+def test_of_what_xla_calls_the_place_is_in_the_text(capfd):
+    with pytest.raises(jax.errors.JaxRuntimeError) as raised, telling():
+        Net().called_by_xla()
+    assert last_line(raised.value) == f"jaxddp: {HERE}:{line_of('sys.exit(0)')}: leave: SystemExit: 0"
+
+
+@pytest.mark.parametrize("method", ["interrupted", "gives_up"])
+def test_ctrl_c_in_the_user_s_code_stays_what_it_is(method):
+    with pytest.raises(KeyboardInterrupt) as raised, telling():
+        getattr(Net(), method)()
+    assert is_ctrl_c(raised.value)
+
+
+def test_an_error_of_ours_and_of_no_code_of_the_user_s_have_no_place():
+    with pytest.raises(JaxddpError) as raised, telling():
+        raise InputError("train.csv:7: empty ImageId")
+    assert last_line(raised.value).endswith("train.csv:7: empty ImageId")
+    assert told(RuntimeError("of nowhere")) == "RuntimeError: of nowhere"
+
+
+class Leaves:
+    """A listener that ends the process at a moment, and once more at the end."""
+
+    def __init__(self, moment: str, error: type[BaseException]):
+        def leave(record):
+            raise error(0)
+
+        for each in (moment, "end"):
+            setattr(self, each, leave)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moment", "error"),
+    [*((moment, SystemExit) for moment in ("start", "step", "evaluation", "end")), ("step", KeyboardInterrupt)],
+)
+def test_a_listener_that_ends_the_process_has_failed_the_run(moment, error, tmp_path):
+    setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8))
+    more = {"listeners": [Leaves(moment, error)], "workdir": tmp_path, "val": TABLE, "log_every": "1 step"}
+    place = rf"test_own_code.py:\d+: Leaves.__init__.leave: {error.__name__}: 0"
+    with pytest.raises(OwnCodeExit, match=f"{place}; to end a run, raise an error"):
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, **more)
+    result = tmp_path / "result.json"
+    # At the end of a run that was done, it is.
+    assert moment in ("start", "end") or json.loads(result.read_text())["status"] == "failed"
+
+
+def test_the_terminal_s_last_line_and_code(monkeypatch, capfd):
+    monkeypatch.setattr("jaxddp.cli._run", lambda arguments: Net().leave())
+    assert main(["train", "digits"]) == 1
+    line = rf"jaxddp: {HERE}:{line_of('sys.exit(0)')}: Net.leave: SystemExit: 0; to end a run, raise an error"
+    assert capfd.readouterr().err.splitlines() == [line]
