@@ -19,6 +19,7 @@ from typing import Any, Literal
 import jaxddp.files as files
 from jaxddp.errors import InputError
 from jaxddp.experiment.lock import LOCK_FILE, locked
+from jaxddp.experiment.presence import staying
 from jaxddp.experiment.signature import SIGNATURE_FILE
 from jaxddp.goal import Goal
 from jaxddp.job.membership import exchange, from_first, is_first
@@ -39,12 +40,16 @@ _log = logging.getLogger("jaxddp.experiment")
 
 @dataclass(frozen=True)
 class Session:
-    """What a run needs of its work directory; it begins anew where there is no step to resume."""
+    """What a run needs of its work directory; it begins anew where there is no step to resume.
+
+    `check` sees that the directory is still there, with all that the run has made in it by then.
+    """
 
     directory: Path
     checkpoints: Checkpoints
     resume_step: int | None = None
     should_stop: Callable[[int], bool] = lambda step: False
+    check: Callable[[], None] = lambda: None
 
     @property
     def run_id(self) -> str | None:
@@ -58,8 +63,9 @@ class Session:
     def joined(self, run: Run) -> Run:
         """The run in this work directory: it resumes there, saves there, and stops when asked.
 
-        Raises: InputError; the checkpoint is another's, or of another step.
+        Raises: InputError; the checkpoint is another's, or of another step, or the directory has gone.
         """
+        self.check()
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
             if (step := int(state.step)) != self.resume_step:
@@ -80,17 +86,23 @@ class Session:
 def session(directory: Path, *, keep: int = 2, goal: Goal | None = None, resume: Resume = "auto") -> Iterator[Session]:
     """Hold a work directory for one run, with SIGTERM caught; at the end what is being written is finished.
 
-    For `keep` and `goal` see `Checkpoints`.
+    For `keep` and `goal` see `Checkpoints`. Raises: InputError; as `staying`, and where it cannot be had.
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
     check_shared(files.create(directory))
     place = directory / CHECKPOINTS
-    with held(directory), withdrawn(directory, before):
+    with held(directory), withdrawn(directory, before), staying(directory) as check:
         if resume != "never":
             # Before Orbax counts the damaged ones among those that it keeps.
             from_first("whole checkpoints", lambda: set_damaged_aside(place))
         with Checkpoints(place, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
-            yield Session(directory, checkpoints, resume_step(checkpoints, resume), stop)
+
+            def should_stop(step: int) -> bool:
+                # Orbax would make it once more, to save there.
+                check()
+                return stop(step)
+
+            yield Session(directory, checkpoints, resume_step(checkpoints, resume), should_stop, check)
 
 
 def set_damaged_aside(place: Path) -> str:

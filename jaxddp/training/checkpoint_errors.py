@@ -1,5 +1,6 @@
 """What Orbax and TensorStore raise of files, as one line that a user can act on."""
 
+import errno
 import functools
 import logging
 import os
@@ -15,8 +16,10 @@ import jaxddp.files as files
 import jaxddp.job.progress as progress
 from jaxddp.errors import InputError
 
-# TensorStore, which writes the arrays, raises ValueError with this in its text.
+# TensorStore, which writes the arrays, raises ValueError with this in its text; or, as Orbax does, where a file that it
+# wrote has gone, with one of those at its beginning.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
+_GONE = ("NOT_FOUND: ", "No ArrayMetadata found ")
 # What Orbax and TensorStore raise of files that do not hold what they should.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError)
 # Where Orbax logs what a save raises: once in each of its threads, though it raises it as well.
@@ -40,8 +43,11 @@ def _of_file(error: BaseException | None) -> OSError | None:
     """The same as an OSError, where a file is what it is about."""
     if isinstance(error, OSError):
         return error
-    code = _OS_ERROR.search(str(error)) if isinstance(error, ValueError) else None
-    return OSError(int(code[1]), os.strerror(int(code[1]))) if code else None
+    if not isinstance(error, ValueError):
+        return None
+    found = _OS_ERROR.search(str(error))
+    code = int(found[1]) if found else errno.ENOENT if str(error).startswith(_GONE) else None
+    return None if code is None else OSError(code, os.strerror(code))
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shutil
 import signal
 
 import pytest
@@ -56,6 +57,20 @@ jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=tables[1], workdir=sys.arg
 """
 
 
+LEAVING = """
+import os, sys
+from jaxddp.config import load
+from small_recipe import get_config, get_model
+
+class Leaving:
+    def step(self, record):
+        ENDS
+
+def get_listeners(config, workdir):
+    return [Leaving()]
+"""
+
+
 @pytest.fixture
 def workdir(tmp_path):
     return tmp_path / "run"
@@ -103,8 +118,9 @@ def test_an_exception_in_one_process_ends_the_job_with_its_cause(training, tmp_p
     launched = training(program=("python", str(tmp_path / "failing.py")))
     assert launched.end(SOON) == 1
     assert all(f"process {rank}: exit code 1\n" in launched.err for rank in (0, 1))
-    assert launched.last_of(1) == "jaxddp: RuntimeError: disk on fire"
-    assert launched.last_of(0) == "jaxddp: process 1 ended: RuntimeError: disk on fire; the job ends here"
+    raised = f"{tmp_path / 'failing.py'}:10: failing: RuntimeError: disk on fire"
+    assert launched.last_of(1) == f"jaxddp: {raised}"
+    assert launched.last_of(0) == f"jaxddp: process 1 ended: {raised}; the job ends here"
     log = (launched.logs / "process-1.log").read_text()
     assert "Traceback" in log and log.count("disk on fire") >= 2
 
@@ -122,6 +138,39 @@ def test_a_save_that_fails_in_one_process_ends_the_job_with_its_cause(start, arr
     assert failed.search(launched.last_of(rank))
     said = launched.last_of(1 - rank)
     assert said.startswith(f"jaxddp: process {rank} ended: ") and failed.search(said)
+
+
+# tests/test_presence.py has all that may become of it, in one process.
+@pytest.mark.ci
+def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_made_again(training, workdir):
+    launched = training("--checkpoint.every", "5 steps")
+    while workdir.exists():
+        shutil.rmtree(workdir, ignore_errors=True)
+    assert launched.end(SOON) == 2
+    line = f"{workdir}: is no longer there; the run cannot save any more; bring {workdir} back, and the same command"
+    for rank in (0, 1):
+        assert line in launched.last_of(rank)
+        assert "Traceback" not in (launched.logs / f"process-{rank}.log").read_text()
+    assert not workdir.exists()
+
+
+# tests/test_own_code.py has all that may end a process, in one.
+@pytest.mark.ci
+@pytest.mark.parametrize(("ends", "said"), [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "")])
+def test_a_listener_that_ends_its_process_ends_the_job_for_good(arrays, start, workdir, tmp_path, ends, said):
+    recipe = tmp_path / "leaving.py"
+    recipe.write_text(LEAVING.replace("ENDS", ends))
+    words = [TRAIN[0], str(recipe), *TRAIN[2:], "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS]
+    launched = start(Launched, tmp_path / "launch", 2, words, "--restarts", "3")
+    assert launched.end(SOON) == 1
+    assert "restart 1 of 3" not in launched.err and "SIGABRT" not in launched.err
+    if said:
+        line = f"{recipe}:{LEAVING.split(chr(10)).index('        ENDS') + 1}: Leaving.step: {said}; to end a run, raise"
+        assert launched.last_of(0).startswith(f"jaxddp: {line}")
+        assert launched.last_of(1).startswith(f"jaxddp: process 0 ended: {line}")
+        assert result(workdir)["status"] == "failed" and result(workdir)["reason"].endswith(f"Leaving.step: {said}")
+    else:
+        assert "process 0: exit code 0 in the midst of its work, as by os._exit(0)" in launched.err
 
 
 def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir, reference):

@@ -1,0 +1,118 @@
+"""A work directory that is taken away from under a run: the run ends with one line, and makes no other one there."""
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.data import random_table
+from support.networks import linear_model
+from support.shared import sgd, shared
+
+import jaxddp
+import jaxddp.experiment.presence as presence
+import jaxddp.job.progress as progress
+from jaxddp.errors import InputError
+
+TABLE = random_table(24)
+
+
+def removed(workdir: Path) -> None:
+    while workdir.exists():
+        shutil.rmtree(workdir, ignore_errors=True)
+
+
+def moved(workdir: Path) -> None:
+    workdir.rename(workdir.with_name("elsewhere"))
+
+
+def replaced_by_a_file(workdir: Path) -> None:
+    moved(workdir)
+    workdir.write_text("")
+
+
+def replaced_by_another(workdir: Path) -> None:
+    moved(workdir)
+    shutil.copytree(workdir.with_name("elsewhere"), workdir)
+
+
+def without_its_checkpoints(workdir: Path) -> None:
+    removed(workdir / "checkpoints")
+
+
+def without_its_config(workdir: Path) -> None:
+    (workdir / "config.json").unlink()
+
+
+CHANGES: dict[Callable[[Path], None], str] = {
+    removed: "run: is no longer there",
+    moved: "run: is no longer there",
+    replaced_by_a_file: "run: is another one now",
+    replaced_by_another: "run: is another one now",
+    without_its_checkpoints: "run/checkpoints: is no longer there",
+    without_its_config: "run/config.json: is no longer there",
+}
+
+
+class Changes:
+    """A listener that changes the work directory at a moment."""
+
+    def __init__(self, change: Callable[[Path], None], moment: str, step: int):
+        self._change, self._at = change, (moment, step)
+
+    def start(self, run):
+        self._workdir = run.workdir
+
+    def step(self, record):
+        self._hear("step", record.step)
+
+    def evaluation(self, record):
+        self._hear("evaluation", record.step)
+
+    def _hear(self, moment: str, step: int) -> None:
+        if (moment, step) == self._at:
+            self._change(self._workdir)
+
+
+# A checkpoint follows the second step at once, and is being written at the third.
+AT = [("step", 1), ("step", 2), ("step", 3), ("evaluation", 2)]
+CASES = [*((removed, *at) for at in AT), *((change, "step", 1) for change in CHANGES if change is not removed)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("change", "moment", "step"), CASES, ids=lambda each: getattr(each, "__name__", each))
+def test_a_run_ends_with_one_line_and_makes_no_other_directory(change, moment, step, tmp_path, capfd, caplog):
+    workdir = tmp_path / "run"
+    setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 4))
+    more = {"listeners": [Changes(change, moment, step)], "workdir": workdir, "val": TABLE, "log_every": "1 step"}
+    with pytest.raises(
+        InputError, match=f"{CHANGES[change]}; the run cannot save any more; bring {workdir} back"
+    ) as end:
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, save_every="2 steps", eval_every="2 steps", **more)
+    assert end.value.exit_code == 2
+    assert workdir.exists() == change.__name__.startswith(("replaced", "without"))
+    assert (workdir / "config.json").exists() == (change in (replaced_by_another, without_its_checkpoints))
+    assert "Traceback" not in capfd.readouterr().err and not any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize(("alone", "phase"), [(False, "device"), (True, "save")])
+def test_a_process_that_may_wait_for_what_will_not_come_ends_too(alone, phase, tmp_path, monkeypatch):
+    workdir, said, ended = tmp_path / "run", list[tuple[str, int]](), threading.Event()
+
+    def end_now(reason: str, code: int) -> None:
+        said.append((reason, code))
+        ended.set()
+
+    # This process is not to end; how long it may take to end by itself is private.
+    monkeypatch.setattr(presence, "end_now", end_now)
+    monkeypatch.setattr(presence, "is_alone", lambda: alone)
+    monkeypatch.setattr(presence, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(presence, "_FAILING_SECONDS", 0.05)
+    workdir.mkdir()
+    with pytest.raises(InputError), presence.staying(workdir), progress.phase(phase):
+        workdir.rmdir()
+        assert ended.wait(30)
+        raise TimeoutError
+    reason, code = said[0]
+    assert code == 2 and reason.startswith(f"{workdir}: is no longer there; the run cannot save any more")
