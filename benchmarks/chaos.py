@@ -6,11 +6,11 @@
 
 A small network is trained for 60 steps, with a validation and a checkpoint each 10, by two processes: of one of two
 hosts (network namespaces), or from images in a web server. Processes, launchers and machines are killed, stopped,
-asked to stop or started again, cables pulled, a disk filled, the server stopped, at a random moment of the start, the
-compilation, a step, a save, a validation, the end, or the start after a failure. Then the run is started again, as a
-user would, until it is done, and its checkpoints, metrics.jsonl and validations are compared with those of a run that
-nothing happened to: all bits, but for times. The same seed draws the same faults and moments; between them the
-machine takes the time that it takes.
+asked to stop or started again, cables pulled, a disk filled, a work directory taken away, the server stopped, at a
+random moment of the start, the compilation, a step, a save, a validation, the end, or the start after a failure. Then
+the run is started again, as a user would, until it is done, and its checkpoints, metrics.jsonl and validations are
+compared with those of a run that nothing happened to: all bits, but for times. The same seed draws the same faults and
+moments; between them the machine takes the time that it takes.
 
 A promise that is not kept is told with the folder that keeps the run and all logs, and the exit code is 1. Faults that
 need root (namespaces, a file system of their own) are left out for others, and it says so.

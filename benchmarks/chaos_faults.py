@@ -12,6 +12,7 @@ from pathlib import Path
 
 from chaos_jobs import HEARTBEAT, STALL, START_TIMEOUT, Job, send
 from chaos_places import Cable, Store, fill
+from chaos_workdir import covered, moved, read_only, removed, replaced, to_workdir
 
 GRACE = 2.0
 SLACK = 15.0
@@ -49,6 +50,7 @@ class Struck:
 
     job: Job
     chance: random.Random
+    workdir: Path
     cable: Cable | None = None
     store: Store | None = None
     disk: Path | None = None
@@ -229,6 +231,8 @@ RESTARTS = ("--restarts", "3")
 KILLED, ASKED = 128 + signal.SIGKILL, 75
 BEFORE_IT_LISTENS = 128 + signal.SIGTERM, 128 + signal.SIGINT
 MEETING = START_TIMEOUT + SLACK
+STOPPED = f"process \\d {LOST}|no answer in \\d+ s; is it process \\d"
+GONE = Promise(_codes(2), "is no longer there|is another one now|cannot be written")
 
 FAULTS: dict[str, Fault] = {
     "process killed": Fault(kill_process, Promise(_codes(KILLED, 1), r"process \d: killed by SIGKILL", MEETING)),
@@ -236,9 +240,17 @@ FAULTS: dict[str, Fault] = {
     "launcher killed": Fault(kill_launcher, Promise(_codes(-9, 1), "", MEETING)),
     "machine gone": Fault(kill_host, Promise(_codes(-9, 1), f"process \\d {LOST}", MEETING), places=("hosts",)),
     # On another host its launcher does not hear of the loss: the stopped process itself cannot end.
-    "process stopped": Fault(stop_process, Promise(_codes(KILLED, 1), f"process \\d {LOST}", MEETING), places=("two",)),
+    "process stopped": Fault(stop_process, Promise(_codes(KILLED, 1), STOPPED, MEETING), places=("two",)),
     "cable pulled": Fault(pull_cable, Promise(_codes(1), f"process \\d {LOST}", MEETING), places=("hosts",)),
     "disk full": Fault(fill_disk, Promise(_codes(2), "No space left on device"), places=("two",)),
+    # A job that only starts makes another one, and begins anew.
+    "work directory removed": Fault(to_workdir(removed, gone=True), GONE, moments=JOINED),
+    "work directory moved": Fault(to_workdir(moved, gone=True), GONE, moments=JOINED),
+    "work directory replaced": Fault(to_workdir(replaced), GONE, moments=JOINED),
+    "work directory covered": Fault(to_workdir(covered), GONE, places=("two",), moments=JOINED),
+    "work directory read-only": Fault(
+        to_workdir(read_only), Promise(_codes(2), "Read-only file system"), places=("two",)
+    ),
     "launcher asked to stop": Fault(
         asked(signal.SIGTERM, "launcher"), Promise(_codes(ASKED, *BEFORE_IT_LISTENS, -15, 1)), places=("two",)
     ),
@@ -270,4 +282,5 @@ FAULTS: dict[str, Fault] = {
     ),
     "store away": Fault(stop_store, GOES_ON, places=("store",), passes=True),
 }
-NEED_ROOT = tuple(name for name, fault in FAULTS.items() if fault.places == ("hosts",) or name == "disk full")
+_MOUNTED = ("disk full", "work directory covered", "work directory read-only")
+NEED_ROOT = tuple(name for name, fault in FAULTS.items() if fault.places == ("hosts",) or name in _MOUNTED)

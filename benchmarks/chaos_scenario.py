@@ -76,7 +76,8 @@ class Stage:
 
     def until_done(self) -> None:
         """Start again, as a user would, unless the last start came to the end. Raises: TookTooLong, RuntimeError."""
-        if self.jobs and not any(self.jobs[-1].codes):
+        # What was done may have been taken away after it.
+        if self.jobs and not any(self.jobs[-1].codes) and self.workdir.exists():
             return
         job = self.start()
         job.wait_for_end(2 * LONGEST)
@@ -84,7 +85,7 @@ class Stage:
             raise RuntimeError(f"started again, it ended with {job.codes}: {job.folder}")
 
     def struck(self, job: Job, chance: random.Random) -> Struck:
-        return Struck(job, chance, self.cable, self.store, self.disk)
+        return Struck(job, chance, self.workdir, self.cable, self.store, self.disk)
 
 
 @contextlib.contextmanager

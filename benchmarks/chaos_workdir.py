@@ -1,0 +1,98 @@
+"""What becomes of the work directory of a job of `benchmarks/chaos.py`: removed, moved, replaced, covered, locked."""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos_places import SECONDS, run
+
+if TYPE_CHECKING:
+    from chaos_faults import Strike, Struck
+
+
+def to_workdir(change: Callable[[Path], AbstractContextManager[None]], *, gone: bool = False) -> "Strike":
+    """Do something to the work directory, after which it is `gone` or something else is there. Raises: OSError; a job
+    that failed because of it has made another one there, which a later run would take for its own.
+    """
+
+    @contextlib.contextmanager
+    def strike(struck: "Struck") -> Iterator[None]:
+        if not struck.workdir.is_dir():
+            raise ProcessLookupError("there is no work directory yet")
+        with change(struck.workdir):
+            yield
+            if gone and any(struck.job.codes):
+                check_gone(struck.workdir)
+
+    return strike
+
+
+@contextlib.contextmanager
+def removed(workdir: Path) -> Iterator[None]:
+    """As `rm -r` does, file by file, while files are still being written."""
+    give_up = time.monotonic() + SECONDS
+    while workdir.exists() and time.monotonic() < give_up:
+        shutil.rmtree(workdir, ignore_errors=True)
+    yield
+
+
+@contextlib.contextmanager
+def moved(workdir: Path) -> Iterator[None]:
+    """Brought back at the end, unless the job was only about to begin, and has made another one."""
+    elsewhere = workdir.with_name("elsewhere")
+    workdir.rename(elsewhere)
+    yield
+    if workdir.exists():
+        shutil.rmtree(elsewhere)
+    else:
+        elsewhere.rename(workdir)
+
+
+@contextlib.contextmanager
+def replaced(workdir: Path) -> Iterator[None]:
+    """By a file."""
+    with moved(workdir):
+        workdir.write_text("")
+        try:
+            yield
+        finally:
+            workdir.unlink()
+
+
+@contextlib.contextmanager
+def covered(workdir: Path) -> Iterator[None]:
+    """By another file system, as where a disk is mounted too late, or unmounted too early."""
+    run(["mount", "-t", "tmpfs", "tmpfs", str(workdir)])
+    try:
+        yield
+    finally:
+        run(["umount", "--lazy", str(workdir)])
+
+
+@contextlib.contextmanager
+def read_only(workdir: Path) -> Iterator[None]:
+    """For root too. What is open there stays writable."""
+    beside = workdir.with_name("read-only")
+    beside.mkdir()
+    # What is written to meanwhile cannot be made so: it is prepared elsewhere.
+    run(["mount", "--bind", str(workdir), str(beside)])
+    try:
+        run(["mount", "-o", "remount,bind,ro", str(beside)])
+        run(["mount", "--bind", str(beside), str(workdir)])
+        try:
+            yield
+        finally:
+            run(["umount", "--lazy", str(workdir)])
+    finally:
+        run(["umount", "--lazy", str(beside)])
+
+
+def check_gone(workdir: Path) -> None:
+    """Raises: OSError; something was made where there was a work directory, which a later run would take for one."""
+    if workdir.exists():
+        held = sorted(str(place.relative_to(workdir)) for place in workdir.rglob("*"))
+        raise FileExistsError(f"{workdir} was made again, with {held[:5]}")
