@@ -232,7 +232,7 @@ KILLED, ASKED = 128 + signal.SIGKILL, 75
 BEFORE_IT_LISTENS = 128 + signal.SIGTERM, 128 + signal.SIGINT
 MEETING = START_TIMEOUT + SLACK
 STOPPED = f"process \\d {LOST}|no answer in \\d+ s; is it process \\d"
-GONE = Promise(_codes(2), "is no longer there|is another one now|cannot be written")
+GONE = Promise(_codes(2), "was removed, moved or replaced|cannot be written")
 
 FAULTS: dict[str, Fault] = {
     "process killed": Fault(kill_process, Promise(_codes(KILLED, 1), r"process \d: killed by SIGKILL", MEETING)),

@@ -46,13 +46,14 @@ def without_its_config(workdir: Path) -> None:
 
 
 CHANGES: dict[Callable[[Path], None], str] = {
-    removed: "run: is no longer there",
-    moved: "run: is no longer there",
-    replaced_by_a_file: "run: is another one now",
-    replaced_by_another: "run: is another one now",
-    without_its_checkpoints: "run/checkpoints: is no longer there",
-    without_its_config: "run/config.json: is no longer there",
+    removed: "run",
+    moved: "run",
+    replaced_by_a_file: "run",
+    replaced_by_another: "run",
+    without_its_checkpoints: "run/checkpoints",
+    without_its_config: "run/config.json",
 }
+"""And what is named."""
 
 
 class Changes:
@@ -86,9 +87,10 @@ def test_a_run_ends_with_one_line_and_makes_no_other_directory(change, moment, s
     workdir = tmp_path / "run"
     setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 4))
     more = {"listeners": [Changes(change, moment, step)], "workdir": workdir, "val": TABLE, "log_every": "1 step"}
-    with pytest.raises(
-        InputError, match=f"{CHANGES[change]}; the run cannot save any more; bring {workdir} back"
-    ) as end:
+    line = (
+        f"/{CHANGES[change]}: was removed, moved or replaced while the run wrote there; bring {workdir} back, and the"
+    )
+    with pytest.raises(InputError, match=line) as end:
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, save_every="2 steps", eval_every="2 steps", **more)
     assert end.value.exit_code == 2
     assert workdir.exists() == change.__name__.startswith(("replaced", "without"))
@@ -115,4 +117,4 @@ def test_a_process_that_may_wait_for_what_will_not_come_ends_too(alone, phase, t
         assert ended.wait(30)
         raise TimeoutError
     reason, code = said[0]
-    assert code == 2 and reason.startswith(f"{workdir}: is no longer there; the run cannot save any more")
+    assert code == 2 and reason.startswith(f"{workdir}: was removed, moved or replaced while the run")

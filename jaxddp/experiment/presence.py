@@ -1,7 +1,9 @@
 """A work directory that stays where it is: a run that went on after its end would save nowhere, or into another one."""
 
+import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +15,16 @@ from jaxddp.errors import InputError
 from jaxddp.job.membership import abandon, is_alone
 from jaxddp.job.watch import end_now
 from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.training.checkpoint_errors import UNFINISHED
+from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.training.manifest import CHECKPOINTS
 
 _LOOK_SECONDS = 1.0
 _FAILING_SECONDS = 10.0
 """How long the thread that trains may take to end by itself: it may wait for another process that will not come."""
 _REMOVING_SECONDS = 1.0
+_CLEARINGS, _CLEARING_SECONDS = 5, 0.05
+"""How often what threads still make is removed, and how long after each other."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 
 
@@ -39,15 +45,15 @@ class Presence:
         """What became of it; None where all is well, or where the server of files does not say."""
         for place in self._places:
             try:
-                found = os.stat(place)
+                found = _identity(place)
             except OSError as error:
-                if error.errno in _GONE and place in self._known:
-                    return f"{place}: is no longer there; {self._advice}"
-                continue
-            # A config.json is another file each time that it is written.
-            identity = (0, 0) if place.name == CONFIG_FILE else (found.st_dev, found.st_ino)
-            if self._known.setdefault(place, identity) != identity:
-                return f"{place}: is another one now; {self._advice}"
+                is_gone = error.errno in _GONE and place in self._known
+            else:
+                is_gone = self._known.setdefault(place, found) != found
+            if is_gone:
+                directory, *_ = self._places
+                advice = f"bring {directory} back, and the same command resumes there"
+                return f"{place}: was removed, moved or replaced while the run wrote there; {advice}"
         return None
 
     def fault_after(self, error: BaseException) -> str | None:
@@ -58,10 +64,30 @@ class Presence:
             time.sleep(_REMOVING_SECONDS / 20)
         return fault
 
-    @property
-    def _advice(self) -> str:
-        directory, *_ = self._places
-        return f"the run cannot save any more; bring {directory} back, and the same command resumes there"
+    def clear_away(self) -> None:
+        """Remove what Orbax made there once more, of a save that had begun: the next run would find a work directory.
+
+        Orbax and TensorStore make the folders of each file that they write.
+        """
+        directory, checkpoints, _ = self._places
+        for _ in range(_CLEARINGS):
+            with contextlib.suppress(OSError):
+                is_new = _identity(checkpoints) != self._known.get(checkpoints)
+                if is_new and all(UNFINISHED in name for name in os.listdir(checkpoints)):
+                    shutil.rmtree(checkpoints, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                if _identity(directory) != self._known[directory]:
+                    # Of the end of the run, which nobody misses without the rest.
+                    if os.listdir(directory) == [RESULT]:
+                        (directory / RESULT).unlink()
+                    directory.rmdir()
+            time.sleep(_CLEARING_SECONDS)
+
+
+def _identity(place: Path) -> tuple[int, int]:
+    """By which a directory is known again. A config.json is another file each time that it is written."""
+    found = os.stat(place)
+    return (0, 0) if place.name == CONFIG_FILE else (found.st_dev, found.st_ino)
 
 
 @contextmanager
@@ -80,6 +106,7 @@ def staying(directory: Path) -> Iterator[Callable[[], None]]:
         yield presence.check
     except Exception as error:
         if (fault := presence.fault_after(error)) is not None:
+            presence.clear_away()
             raise InputError(fault) from error
         raise
     finally:

@@ -16,10 +16,13 @@ import jaxddp.files as files
 import jaxddp.job.progress as progress
 from jaxddp.errors import InputError
 
+UNFINISHED = ".orbax-checkpoint-tmp"
+"""How the names of what Orbax has not finished end, as a rule."""
 # TensorStore, which writes the arrays, raises ValueError with this in its text; or, as Orbax does, where a file that it
 # wrote has gone, with one of those at its beginning.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
-_GONE = ("NOT_FOUND: ", "No ArrayMetadata found ")
+_GONE = ("NOT_FOUND: ", "No ArrayMetadata found ", "Checkpoint directory does not exist")
+_UNFINISHED = re.compile(rf"(/[^\s'\"]*{UNFINISHED})")
 # What Orbax and TensorStore raise of files that do not hold what they should.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError)
 # Where Orbax logs what a save raises: once in each of its threads, though it raises it as well.
@@ -45,9 +48,14 @@ def _of_file(error: BaseException | None) -> OSError | None:
         return error
     if not isinstance(error, ValueError):
         return None
-    found = _OS_ERROR.search(str(error))
-    code = int(found[1]) if found else errno.ENOENT if str(error).startswith(_GONE) else None
-    return None if code is None else OSError(code, os.strerror(code))
+    text = str(error)
+    if found := _OS_ERROR.search(text):
+        code = int(found[1])
+    elif text.startswith(_GONE) or any(not os.path.exists(place) for place in _UNFINISHED.findall(text)):
+        code = errno.ENOENT
+    else:
+        return None
+    return OSError(code, os.strerror(code))
 
 
 @functools.cache
@@ -71,7 +79,8 @@ def _is_news(record: logging.LogRecord) -> bool:
     """Whether Orbax logs what nobody else says. What it logs of a file becomes one line."""
     error = _of_file(record.exc_info[1]) if record.exc_info else None
     if error is None:
-        return True
+        # A warning of a file that an unfinished step should have: what fails because of it says more.
+        return record.levelno >= logging.ERROR or UNFINISHED not in record.getMessage()
     if record.module in _RAISING_MODULES:
         return False
     record.msg, record.args = f"{record.getMessage()}: {error.strerror or type(error).__name__}", ()

@@ -147,7 +147,7 @@ def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_made_again(tra
     while workdir.exists():
         shutil.rmtree(workdir, ignore_errors=True)
     assert launched.end(SOON) == 2
-    line = f"{workdir}: is no longer there; the run cannot save any more; bring {workdir} back, and the same command"
+    line = f"{workdir}: was removed, moved or replaced while the run wrote there; bring {workdir} back, and the same"
     for rank in (0, 1):
         assert line in launched.last_of(rank)
         assert "Traceback" not in (launched.logs / f"process-{rank}.log").read_text()
