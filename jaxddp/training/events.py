@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxddp.errors import Preempted
 from jaxddp.goal import VAL
+from jaxddp.own_code import is_ctrl_c, told
 from jaxddp.training.shown import Shown
 
 
@@ -25,6 +27,18 @@ UNKNOWN = Used()
 
 Status = Literal["done", "stopped", "preempted", "interrupted", "failed"]
 """How a run ends."""
+
+
+def status_of(error: BaseException) -> Status:
+    """Of a run that an error ends."""
+    if isinstance(error, Preempted):
+        return "preempted"
+    return "interrupted" if is_ctrl_c(error) else "failed"
+
+
+def reason_of(error: BaseException) -> str:
+    """What is said of it; nothing of Ctrl-C."""
+    return "" if is_ctrl_c(error) else told(error)
 
 
 @dataclass(frozen=True)

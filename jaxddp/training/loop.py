@@ -18,11 +18,11 @@ from jaxddp.job.at_work import at_work
 from jaxddp.job.membership import from_first
 from jaxddp.measure.cost import Work
 from jaxddp.measure.profile import Profile
-from jaxddp.own_code import is_ctrl_c, told
+from jaxddp.own_code import is_ctrl_c
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums
-from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Used
+from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Used, reason_of, status_of
 from jaxddp.training.measuring import Measuring
 from jaxddp.training.run import Run
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
@@ -86,9 +86,9 @@ def fit(run: Run) -> TrainState:
         if run.checkpoints:
             run.checkpoints.wait()
     except BaseException as error:
-        status = _status_of(error)
+        status = status_of(error)
         seconds = time.perf_counter() - begin
-        loop.fail(loop.ended(status, seconds, _reason_of(error), loop.used), error)
+        loop.fail(loop.ended(status, seconds, reason_of(error), loop.used), error)
         raise
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.why_stopped())
     used = run.usage(loop.clock.rate(), loop.work.mean())
@@ -289,16 +289,6 @@ class _Loop:
         self.judgement, following = self.judgement.after(step, metrics), self.run.follow(state, metrics)
         self.clock.resume()
         return following
-
-
-def _status_of(error: BaseException) -> Status:
-    if isinstance(error, Preempted):
-        return "preempted"
-    return "interrupted" if is_ctrl_c(error) else "failed"
-
-
-def _reason_of(error: BaseException) -> str:
-    return "" if is_ctrl_c(error) else told(error)
 
 
 def _ignore(record: Any) -> None:
