@@ -86,9 +86,9 @@ def load(name_or_path: str | Path) -> Config:
     """The config of a recipe: its `get_config()`, or what a run wrote into its config.json.
 
     Args:
-        name_or_path: a name in the project's configs/ (`"imagenet_resnet50"`), the path of a Python file, or that of
-            the config.json in a run's work directory. Within a recipe file a relative path begins beside that file,
-            and the hooks of the recipe that is loaded are inherited.
+        name_or_path: a name in the project's configs/ (`"imagenet_resnet50"`), the path of a Python file, or that of a
+            run's work directory or of the config.json in it. Within a recipe file a relative path begins beside that
+            file, and the hooks of the recipe that is loaded are inherited.
 
     Raises:
         InputError: see `jaxddp.recipe_file.read_recipe`.

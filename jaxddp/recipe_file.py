@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jaxddp.files as files
 from jaxddp.config import Config
@@ -47,6 +48,9 @@ class RecipeFile:
         loaded: the recipe files that were read: this one, and those that it loaded by path.
         seen: modules beside them that were imported meanwhile.
         kept_digest: of a run's copy, the digest that config.json says of it.
+        says_network: not of a run whose objects came from Python.
+        taken: the keys whose values another run gave, from which this one starts.
+        said: what a command says of where its settings come from, once it has joined its job.
     """
 
     config: Config
@@ -56,6 +60,14 @@ class RecipeFile:
     loaded: tuple[Path, ...] = ()
     seen: frozenset[Path] = frozenset()
     kept_digest: str | None = None
+    says_network: bool = True
+    taken: frozenset[str] = frozenset()
+    said: str = ""
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether a run wrote the config."""
+        return self.path.suffix == ".json"
 
     def files(self) -> dict[str, bytes]:
         """Every Python file of the recipe so far, by its path below `root`; none of what it loads by name.
@@ -113,20 +125,8 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
             another signature, or a `get_…` function that is no hook.
     """
     within = next(reversed(_readings.get()), None)
-    by_name = Path(name_or_path).suffix not in (".py", ".json") and "/" not in str(name_or_path)
-    folder = Path() if within is None else within.path.parent
-    path = configs_folder() / f"{name_or_path}.py" if by_name else Path(os.path.normpath(folder / name_or_path))
-    try:
-        files.open_regular(path).close()
-    except FileNotFoundError:
-        raise InputError(
-            f"config {show(str(name_or_path))} does not exist; {_nearest(str(name_or_path), folder)}"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"config {show(str(name_or_path))}: cannot be read ({reason}); give a Python file with get_config()"
-        ) from None
+    path = recipe_path(name_or_path, Path() if within is None else within.path.parent)
+    by_name = _is_name(name_or_path) and path.suffix == ".py"
     if within is not None:
         # What the other recipe imports may take the place of modules of the same name.
         within.look()
@@ -137,6 +137,31 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
             within.loaded += recipe.loaded
             within.seen |= recipe.seen
     return recipe
+
+
+def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
+    """The file of a config's name, or of a path, relative to a folder; of a run's work directory its config.json.
+
+    Where a directory has the name of a config, it is the config. Raises: InputError; there is no such file.
+    """
+    name, path = str(name_or_path), Path(os.path.normpath(folder / os.path.expanduser(name_or_path)))
+    named = configs_folder() / f"{name}.py"
+    if _is_name(name) and (os.path.isfile(named) or not os.path.isdir(path)):
+        path = named
+    elif os.path.isdir(path):
+        path /= CONFIG_FILE
+        if not os.path.isfile(path):
+            raise InputError(f"{name}: a directory without {CONFIG_FILE}; give a config, or a run's work directory")
+    try:
+        files.open_regular(path).close()
+    except FileNotFoundError:
+        raise InputError(f"config {show(name)} does not exist; {_nearest(name, folder)}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"config {show(name)}: cannot be read ({reason}); give a Python file with get_config()"
+        ) from None
+    return path
 
 
 def config_names() -> list[str]:
@@ -150,6 +175,10 @@ def configs_folder() -> Path:
     return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
 
 
+def _is_name(name_or_path: str | Path) -> bool:
+    return Path(name_or_path).suffix not in (".py", ".json") and "/" not in str(name_or_path)
+
+
 def _is_built_in(path: Path) -> bool:
     return path.absolute().parent == configs_folder().absolute()
 
@@ -160,27 +189,35 @@ def _nearest(name: str, folder: Path) -> str:
     return choices(Path(name).stem, config_names())
 
 
-def _of_run(path: Path) -> RecipeFile:
-    """The config that a run wrote down, and the hooks of its copy of the recipe."""
+def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
+    """The config that a run wrote down, and all that its file holds; the run's copy of its recipe is not looked at.
+
+    Raises: InputError; it cannot be read.
+    """
     try:
         content = json.loads(files.read(path))
-        config = Config().replace(**{key: value for key, value in content.items() if key not in BESIDE_CONFIG})
-        kept = content.get("recipe") or {}
-        file, digest = kept.get("file"), kept.get("digest")
+        return Config().replace(**{key: value for key, value in content.items() if key not in BESIDE_CONFIG}), content
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as a run's config ({error}); give a run's config.json") from None
+
+
+def _of_run(path: Path) -> RecipeFile:
+    """The config that a run wrote down, and the hooks of its copy of the recipe."""
+    config, content = read_config(path)
+    kept, says_network = content.get("recipe") or {}, "model" in content
+    file, digest = (kept.get("file"), kept.get("digest")) if isinstance(kept, dict) else (kept, None)
     if file is None:
-        return RecipeFile(config, path, path.parent)
+        return RecipeFile(config, path, path.parent, says_network=says_network)
     if not isinstance(file, str) or not isinstance(digest, str):
         raise InputError(f"{path}: its recipe is {show(kept)}; restore the file, or give the recipe file itself")
     root = path.parent / COPY_FOLDER
     copy = root / file
     if not copy.is_file():
         raise InputError(f"{copy}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
-    recipe = _of_file(copy)
-    return replace(recipe, config=config, path=path, root=root.absolute(), kept_digest=digest)
+    kept = {"kept_digest": digest, "says_network": says_network}
+    return replace(_of_file(copy), config=config, path=path, root=root.absolute(), **kept)
 
 
 def _of_file(path: Path) -> RecipeFile:

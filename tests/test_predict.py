@@ -467,7 +467,7 @@ def test_a_run_that_came_from_python_is_given_its_model(tmp_path):
     assert found.class_names == tuple("abcde") and jaxddp.evaluate(state, setup, val)["top1"] == np.mean(
         found.labels == val.labels
     )
-    with pytest.raises(InputError, match=r"params/weight is of shape \[192, 5\], and of shape \[192, 3\] in the model"):
+    with pytest.raises(InputError, match=r"params/weight is \[192, 5\] there and \[192, 3\] here; give its"):
         jaxddp.load_run(tmp_path, model=linear_model(3))
     for step, message in {"5": "no checkpoint '5'", "lates": "no checkpoint 'lates'"}.items():
         with pytest.raises(InputError, match=message):

@@ -30,8 +30,8 @@ def export_run(directory: Path, which: str, out: Path) -> str:
     Raises:
         InputError: there is no such checkpoint, the run's config does not say its network, or `out` cannot be written.
     """
-    file, says_network = recipe_of_run(directory)
-    if not says_network:
+    file = recipe_of_run(directory)
+    if not file.says_network:
         raise InputError(
             f"{file.path}: the run came from Python and does not say its network; there, write its weights with "
             "jaxddp.export_weights(state, setup, FILE)"

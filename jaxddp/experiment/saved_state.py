@@ -1,6 +1,5 @@
 """What a run has saved: its recipe, and the state of a checkpoint, whatever its architecture."""
 
-import json
 from pathlib import Path
 
 import jaxddp.files as files
@@ -15,18 +14,18 @@ from jaxddp.training.manifest import CHECKPOINTS
 _A_RUN = "give a run's work directory"
 
 
-def recipe_of_run(directory: Path) -> tuple[RecipeFile, bool]:
-    """The recipe of a run, and whether it says the network: not of a run whose objects came from Python.
+def recipe_of_run(directory: Path) -> RecipeFile:
+    """The recipe of a run.
 
     Raises:
         InputError: there is no such run, or its copy of the recipe is another one now.
     """
     path = directory / CONFIG_FILE
     with files.reading(path, _A_RUN, missing=f"no such file; {_A_RUN}"):
-        content = files.read(path)
+        files.read(path)
     file = read_recipe(path)
     file.check_kept()
-    return file, "model" in json.loads(content)
+    return file
 
 
 def restored(directory: Path, which: str, topology: Topology, advice: str = _A_RUN) -> TrainState:

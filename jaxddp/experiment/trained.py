@@ -201,32 +201,33 @@ def restore_run(
         InputError: there is no such run or checkpoint, or the network is another one.
     """
     place = Path(directory).expanduser()
-    file, says_network = recipe_of_run(place)
+    file = recipe_of_run(place)
     config = file.config if precision is None else file.config.replace(train={"precision": precision})
     signature = Signature.read(place) or _signature_of_data(place, config)
     if model is not None:
         network = adapt(model)
-    elif says_network:
+    elif file.says_network:
         network = model_of(file, config, len(signature.class_ids))
     else:
         raise InputError(f"{file.path}: the run came from Python and does not say its network; give model= too")
     saved = restored(place, step, topology)
     preprocess = Preprocess(config.data.mean, config.data.std, AugmentConfig(), config.train.precision or "float32")
-    state = _fitted(network, saved, signature, place)
+    state = fitted(network, saved, signature.image_shape, place)
     return TrainedRun(place, int(saved.step), config, network, state, preprocess, signature, topology)
 
 
-def _fitted(network: Model, saved: TrainState, signature: Signature, place: Path) -> TrainState:
-    """The arrays of a checkpoint in the network's own trees. Raises: InputError; they are not the network's."""
-    trees = trees_of(network, signature.image_shape)
+def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:
+    """What evaluation measures of a checkpoint, in the trees that the network has for images [H, W, C].
+
+    Raises: InputError; the arrays are not the network's.
+    """
+    trees = trees_of(network, image_shape)
     arrays = by_path(saved.eval_params, saved.model_state)
-    for path, wanted in by_path(*trees).items():
-        there = arrays.get(path)
-        if there is None or there.shape != wanted.shape:
-            found = "missing" if there is None else f"of shape {list(there.shape)}"
-            raise InputError(
-                f"{place}: {path} is {found}, and of shape {list(wanted.shape)} in the model; give its own"
-            )
+    there, here = ({path: list(each.shape) for path, each in held.items()} for held in (arrays, by_path(*trees)))
+    for path in sorted(there.keys() | here.keys()):
+        if there.get(path) != here.get(path):
+            shapes = f"{there.get(path, 'absent')} there and {here.get(path, 'absent')} here"
+            raise InputError(f"{place}: a checkpoint of another architecture: {path} is {shapes}; give its own model")
     params, model_state = with_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())
 
