@@ -11,7 +11,10 @@ from support.networks import make_shallow
 from support.runs import LEAN, SMALL
 
 from jaxddp.cli import main
-from jaxddp.experiment.initial_weights import read_run
+from jaxddp.experiment.initial_weights import initial_weights, read_run, shapes_of
+from jaxddp.experiment.recipe import model_of
+from jaxddp.experiment.saved_state import recipe_of_run
+from jaxddp.experiment.signature import Signature
 from jaxddp.mesh import Topology
 
 pytestmark = pytest.mark.slow
@@ -81,6 +84,17 @@ def test_a_run_starts_from_another_run(data, run, tmp_path):
     _, found = read_run(tmp_path / "w", "latest", Topology.create(1))
     assert len(ours) == 32 and best[1]["top1"] >= 0 and step in (3, 6)
     assert all(np.array_equal(found[path], ours[path]) for path in ours if path.startswith("params/"))
+
+
+def test_the_head_of_a_run_is_for_its_own_classes(run, caplog):
+    file, ids = recipe_of_run(run), Signature.read(run).class_ids
+    model, topology = model_of(file, file.config, len(ids)), Topology.create(1)
+    shapes = shapes_of(model, (16, 16, 3))
+    found = [initial_weights(run, model, shapes, len(ids), topology, class_ids=each) for each in (ids, ids[::-1])]
+    assert [shapes.keys() - each for each in found] == [set(), {"params/fc/kernel", "params/fc/bias"}]
+    assert caplog.messages == [
+        f"{run}: 30 of the network's 32 arrays; a new head for 5 other classes: params/fc/bias, params/fc/kernel"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,14 @@ def test_what_does_not_fit_is_listed():
     assert str(error.value) == (
         "1 of the network's 32 arrays missing: layer1.0.conv1.weight, did you mean 'layer1.0.conv1.weights'?; 1 of "
         "another shape: conv1.weight is [4, 3, 7, 7] there and [4, 3, 3, 3] here; give weights of this network for "
-        "such images, the network's name (model.name) of these weights, or leave these layers new (model.new_layers)"
+        "such images, say of which network they are (model.name, width and stem), or leave these layers new "
+        "(model.new_layers)"
     )
+    # However much differs, the line can be read.
+    wide = adapted(build(ModelConfig("resnet10", width=8, stem="imagenet"), CLASSES))
+    with pytest.raises(InputError, match="30 of another shape: .* here and 28 more; give weights") as error:
+        match(shapes_of(wide, (64, 64, 3)), state_dict_of(small_resnet()), namings_of(wide), CLASSES)
+    assert len(str(error.value)) < 450
     # One layer alone, too: it is no head.
     arrays = state_dict_of(model) | {"conv1.weight": np.zeros((4, 3, 7, 7))}
     with pytest.raises(InputError, match="^1 of another shape: conv1.weight is"):

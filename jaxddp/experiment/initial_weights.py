@@ -3,6 +3,7 @@
 import logging
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from jaxddp.engine.state import PARAMS
 from jaxddp.errors import about
 from jaxddp.experiment.saved_state import restored
+from jaxddp.experiment.signature import Signature
 from jaxddp.job.membership import agree, is_first
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import Topology
@@ -58,11 +60,12 @@ def initial_weights(
     num_classes: int,
     topology: Topology,
     new_layers: Layers = NO_LAYERS,
+    class_ids: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     """Arrays by path, from a file or from a run's work directory, for a network of these shapes.
 
     Where part of the network stays as it was initialized (`new_layers`, and a head for other classes), or part of the
-    file has no place in it, a line says so.
+    file has no place in it, a line says so. A run knows its classes, and its head is taken for `class_ids` alone.
 
     Raises:
         InputError: they cannot be read, or are of another network; lists what is missing or of another shape. Or the
@@ -71,16 +74,19 @@ def initial_weights(
     if os.path.isdir(path):  # which says no of a name that is too long, too
         _, arrays = read_run(path, "best", topology)
         found, namings = {own_name(each): array for each, array in arrays.items()}, (own_name,)
+        signature = Signature.read(path)
+        others = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
     else:
-        found, namings = read(path), namings_of(model)
+        found, namings, others = read(path), namings_of(model), False
     with about(path):
-        matched = match(shapes, found, namings, num_classes, new_layers)
+        matched = match(shapes, found, namings, num_classes, new_layers, new_head=others)
     agree({"the weights to start from": _checksum(matched.arrays)})
     said = [f"{len(matched.arrays)} of the network's {counted(len(shapes), 'array')}"]
     if matched.new:
         said.append(f"new: {listed(matched.new)}")
     if matched.head:
-        said.append(f"a new head for {counted(num_classes, 'class')}: {listed(matched.head)}")
+        classes = counted(num_classes, "other class" if others else "class")
+        said.append(f"a new head for {classes}: {listed(matched.head)}")
     if matched.left_over:
         said.append(f"left over: {listed(matched.left_over)}")
     if is_first() and len(said) > 1:

@@ -9,7 +9,7 @@ import jax
 import jaxddp.job.progress as progress
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
-from jaxddp.config import Config
+from jaxddp.config import Config, DataConfig
 from jaxddp.data.balanced_order import BalancedOrder
 from jaxddp.data.growth import Growth
 from jaxddp.data.labels import is_multi_label
@@ -71,7 +71,8 @@ def initialize(
     elif (start := recipe.config.model.weights) is not None:
         place, new = Path(start).expanduser(), recipe.config.model.new
         with progress.doing(f"reading weights from {start}"):
-            weights = initial_weights(place, recipe.model, shapes, source.num_classes, topology, new)
+            ids = tuple(source.class_ids)
+            weights = initial_weights(place, recipe.model, shapes, source.num_classes, topology, new, ids)
         recipe = dataclasses.replace(recipe, weights=weights)
     model, programs = for_platform(recipe.model, topology.platform), programs or Programs()
     init = programs.init(model, recipe, shape, topology)
@@ -130,15 +131,20 @@ def make_order(source: Source, config: Config) -> SampleOrder:
     return SampleOrder(len(source), config.train.batch_size, config.seed)
 
 
+def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> None:
+    """Raises `InputError` where mean and std do not fit images [H, W, C]."""
+    if not (len(data.mean) == len(data.std) == 1 or len(data.mean) == len(data.std) >= image_shape[-1]):
+        raise InputError(
+            f"data.mean has {counted(len(data.mean), 'value')}, data.std {len(data.std)}, and images of {image_shape} "
+            f"have {image_shape[-1]} channels; give a value for each channel, or one for all"
+        )
+
+
 def make_preprocess(recipe: Recipe, resources: Resources) -> Preprocess:
     """What is done to the images on the devices. Raises: InputError; augmentation, mean or std do not fit them."""
     config, data = recipe.config, recipe.config.data
     shape = resources.train.image_shape(data)
-    if not (len(data.mean) == len(data.std) == 1 or len(data.mean) == len(data.std) >= shape[-1]):
-        raise InputError(
-            f"data.mean has {counted(len(data.mean), 'value')}, data.std {len(data.std)}, and images of {shape} have "
-            f"{shape[-1]} channels; give a value for each channel, or one for all"
-        )
+    check_normalization(data, shape)
     gradients, dtype = Gradients.of(config, resources.topology), config.train.precision or "float32"
     preprocess = Preprocess(data.mean, data.std, data.augment, dtype, recipe.augmentation)
     for size in shapes_in_training(config, resources.train):

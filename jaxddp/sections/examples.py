@@ -13,6 +13,8 @@ Pixels = Annotated[int, Range(1, 10_000)]
 HeldOut = Annotated[float, Range(0, 1, above=True, below=True)]
 Strength = Annotated[float, Range(0, 1000)]
 Spread = Annotated[float, Range(1e-6, 1)]
+IMAGE_KEYS = ("image_size", "channels", "bits", "mean", "std")
+"""The keys of `data` that decide what a network is taught to see."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from jaxddp.overrides import names_of
 from jaxddp.ranges import Range
 from jaxddp.weight_init import WeightInit
 
+NETWORK_KEYS = ("name", "width", "stem", "shortcut_norm", "blur_pool")
+"""The keys of `model` that decide which arrays a network has, and what it computes of them."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:

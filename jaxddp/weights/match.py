@@ -39,11 +39,14 @@ def match(
     namings: Sequence[Naming],
     num_classes: int,
     new_layers: Layers = NO_LAYERS,
+    *,
+    new_head: bool = False,
 ) -> Matched:
     """Match the arrays of a network, by path, with those of a state dict, in the naming that most of them fit.
 
     Args:
         new_layers: take nothing from it.
+        new_head: the head takes nothing either, whatever its shape.
 
     Raises:
         InputError: any but theirs and those of the head is missing, or of another shape; lists them.
@@ -54,7 +57,7 @@ def match(
     new = tuple(path for path in shapes if new_layers.holds(path, path.partition("/")[2]))
     unfit = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
     unfit = [path for path in unfit if path not in new]
-    head = _head(shapes, unfit, num_classes)
+    head = _head(shapes, [path for path in shapes if path not in new] if new_head else unfit, num_classes)
     if faults := [path for path in unfit if path not in head]:
         raise InputError(_told(faults, names, shapes, state_dict))
     used = set(names.values())
@@ -62,9 +65,9 @@ def match(
     return Matched({path: array for path, array in arrays.items() if path not in {*new, *head}}, new, head, left_over)
 
 
-def _head(shapes: Shapes, unfit: Sequence[str], num_classes: int) -> tuple[str, ...]:
-    """Kernel and bias of the one layer that makes as many logits as there are classes, if it is among the unfit."""
-    layers = dict.fromkeys(path.rpartition("/")[0] for path in unfit)
+def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, ...]:
+    """Kernel and bias of the one layer that makes as many logits as there are classes, if it is among these."""
+    layers = dict.fromkeys(path.rpartition("/")[0] for path in paths)
     heads = [layer for layer in layers if shapes.get(f"{layer}/kernel", ())[1:] == (num_classes,)]
     # Half of a head of other weights is no head: its bias belongs to its kernel.
     return tuple(path for path in shapes if path.rpartition("/")[0] == heads[0]) if len(heads) == 1 else ()
@@ -81,24 +84,23 @@ def _told(
     parts = []
     if missing:
         near = nearest(missing[0], set(state_dict) - set(names.values()))
-        parts.append(
-            f"{len(missing)} of the network's {counted(len(shapes), 'array')} missing: {listed(missing)}{near}"
-        )
+        of_all = f"{len(missing)} of the network's {counted(len(shapes), 'array')}"
+        parts.append(f"{of_all} missing: {listed(missing, most=2)}{near}")
     if other:
         shown = []
         for path in other:
             name = names[path]
             ours = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
             shown.append(f"{name} is {list(state_dict[name].shape)} there and {list(ours)} here")
-        parts.append(f"{len(other)} of another shape: {listed(shown, '; ')}")
+        parts.append(f"{len(other)} of another shape: {listed(shown, '; ', most=2)}")
     return (
-        f"{'; '.join(parts)}; give weights of this network for such images, the network's name (model.name) of these "
-        "weights, or leave these layers new (model.new_layers)"
+        f"{'; '.join(parts)}; give weights of this network for such images, say of which network they are (model.name, "
+        "width and stem), or leave these layers new (model.new_layers)"
     )
 
 
-def listed(names: Iterable[str], between: str = ", ") -> str:
+def listed(names: Iterable[str], between: str = ", ", most: int = _LISTED) -> str:
     """The first few of them, and how many more there are."""
     every = list(names)
-    more = f" and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
-    return between.join(every[:_LISTED]) + more
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return between.join(every[:most]) + more

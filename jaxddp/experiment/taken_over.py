@@ -1,0 +1,75 @@
+"""What a run that another one starts from knows of its network and its images, which the other need not say again."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import jaxddp.files as files
+from jaxddp.config import DataConfig
+from jaxddp.errors import InputError
+from jaxddp.experiment.places import absolute
+from jaxddp.experiment.signature import Signature
+from jaxddp.overrides import flatten, plain
+from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile, read_config
+from jaxddp.sections.examples import IMAGE_KEYS
+from jaxddp.sections.model import NETWORK_KEYS
+
+
+def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -> RecipeFile:
+    """A recipe file with the settings of the run that its weights are of; as it is, where they are of no run.
+
+    Where the `workdir` has a run that began with these weights, it says the settings: the other run may have gone.
+
+    Raises: InputError; the config.json of the run cannot be read.
+    """
+    place = Path(os.path.expanduser(weights))
+    if workdir is not None and _began_with(workdir, weights):
+        place = workdir
+    if not os.path.isfile(place / CONFIG_FILE):
+        return file
+    changes = _known(place, own_network="get_model" in file.hooks)
+    before, config = flatten(file.config.to_dict()), file.config.replace(**changes)
+    after = flatten(config.to_dict())
+    taken = frozenset(key for key in after if after[key] != before[key])
+    return dataclasses.replace(file, config=config, taken=taken)
+
+
+def told(file: RecipeFile, weights: str) -> str:
+    """The settings that were taken over, as they are now, in a line; empty where there are none."""
+    now = flatten(file.config.to_dict())
+    listed = ", ".join(f"{key}={now[key]}" for key in sorted(file.taken))
+    return f"{weights}: the run's settings are taken over: {listed}" if listed else ""
+
+
+def _began_with(workdir: Path, weights: str) -> bool:
+    if not os.path.isfile(workdir / CONFIG_FILE):
+        return False
+    config, content = read_config(workdir / CONFIG_FILE)
+    own = config.model.weights
+    return "model" in content and own is not None and absolute(own) == absolute(weights)
+
+
+def _known(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
+    """As changes of a config. Where one of two recipes brings the network as code, its name says nothing."""
+    config, content = read_config(place / CONFIG_FILE)
+    changes = {"data": {key: getattr(_images(place, config.data), key) for key in (*IMAGE_KEYS, "eval_size", "resize")}}
+    if "model" in content and _brings_network(place) == own_network:
+        changes["model"] = {key: getattr(config.model, key) for key in NETWORK_KEYS}
+    return plain(changes)
+
+
+def _images(place: Path, data: DataConfig) -> DataConfig:
+    """Images of files like those of the run. What it was given as arrays has the size that they had."""
+    signature = Signature.read(place)
+    if signature is None or not signature.in_memory:
+        return data
+    try:
+        return signature.data(data)
+    except InputError:
+        return data  # No file has such images.
+
+
+def _brings_network(place: Path) -> bool:
+    """Whether a run's copy of its recipe has such a hook, without running it: its modules may be named as others'."""
+    return any(b"get_model" in files.read(copy) for copy in sorted((place / COPY_FOLDER).rglob("*.py")))
