@@ -48,7 +48,7 @@ from jaxddp.experiment.fit_setup import fit_setup
 from jaxddp.experiment.given import check_unlabelled, recipe_of_objects
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.inputs_seen import show_inputs
-from jaxddp.experiment.loaded import load_run
+from jaxddp.experiment.loaded import evaluate_run, load_run
 from jaxddp.experiment.opened import open_data
 from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import (
@@ -90,6 +90,7 @@ __all__ = [
     "adapt",
     "distillation",
     "evaluate",
+    "evaluate_run",
     "export_program",
     "export_weights",
     "load_run",

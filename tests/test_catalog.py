@@ -136,7 +136,7 @@ def test_unknown_names(catalog):
 def test_files_that_cannot_be_read(catalog, tmp_path):
     missing = tmp_path / "no.toml"
     assert message("x", missing) == (
-        f"{missing}: no such file; write it, name another in JAXDDP_DATASETS, or give a path instead of a name"
+        f"{missing}: no such file; write it, name another in JAXDDP_DATASETS, or give --data.path instead of a name"
     )
     assert "cannot be read (a directory, not a regular file); give a readable TOML file" in message("x", tmp_path)
     catalog.write_bytes(b"[a]\npath = '\xff'\n")

@@ -87,8 +87,7 @@ def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_of_the_processes_of_a_job_one_says_what_eval_measured(first, data, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("jaxddp.experiment.experiment.evaluate", lambda *given: {"loss": 0.5, "top1": 1.0})
-    monkeypatch.setattr("jaxddp.experiment.experiment.open_experiment", lambda file: None)
+    monkeypatch.setattr("jaxddp.experiment.measured.evaluate", lambda *given: {"loss": 0.5, "top1": 1.0})
     monkeypatch.setattr("jaxddp.job.membership.is_first", lambda: first)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
     assert capfd.readouterr().out == ("loss: 0.5000\ntop1: 1.0000\n" if first else "")
@@ -217,11 +216,16 @@ def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_architecture(finished, data, capfd):
+def test_a_checkpoint_of_another_architecture(finished, data, tmp_path, capfd):
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
     message = fails([*arguments, "--model.width", "8"], capfd)
-    assert "another architecture or optimizer: " in message
-    assert "is float32[4] there and float32[8] here" in message
+    assert "config.json: model.width was 4 and is now 8; a checkpoint is measured as it was trained" in message
+    # Where nothing says the run's settings, the arrays tell.
+    shutil.copytree(finished / "checkpoints", tmp_path / "checkpoints")
+    arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path), "--model.width", "8"]
+    message = fails(arguments, capfd)
+    assert f"{tmp_path}/checkpoints: a checkpoint of another architecture: " in message
+    assert "is [4] there and [8] here" in message
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`jaxddp eval CONFIG --workdir DIR`: the metrics of a checkpoint on the validation split."""
+"""`jaxddp eval RUN`: the metrics of a checkpoint on the validation split."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ from jaxddp.wording import decimal
 
 @dataclass(frozen=True)
 class Eval:
-    """Evaluate a checkpoint of a run on the validation split.
+    """Evaluate a checkpoint of a run on the validation split, with the run's own settings.
 
-    Example: jaxddp eval digits --data data/digits --workdir runs/first --step best
+    Example: jaxddp eval runs/first --step best
     """
 
     config: ConfigOfRecipe
@@ -25,15 +25,15 @@ class Eval:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command, whose first argument is the config; returns the exit code. Raises: InputError."""
-    options, file = parse_recipe(Eval, "jaxddp eval", arguments)
+    """Run the command, whose first argument is a run or its config; returns the exit code. Raises: InputError."""
+    options, file = parse_recipe(Eval, "jaxddp eval", arguments, measures=True)
     if not options.workdir.is_dir():
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")
     with doing(IMPORTING):
-        from jaxddp.experiment.experiment import evaluate, open_experiment
+        from jaxddp.experiment.measured import evaluate
         from jaxddp.job.membership import is_first
 
-    measured = evaluate(open_experiment(file), options.workdir, options.step)
+    measured = evaluate(file, options.workdir, options.step)
     if is_first():
         print(*(f"{metric}: {_shown(value)}" for metric, value in measured.items()), sep="\n")
     return 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
+from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe, workdir_of
 from jaxddp.commands.screen import IMPORTING
 from jaxddp.commands.spelling import typed
 from jaxddp.job.progress import doing
@@ -61,6 +61,9 @@ def run(arguments: list[str]) -> int:
     words = words_without(
         arguments, [*own, _KEY, *(typed(short) for short, key in SHORT.items() if typed(key) == _KEY)]
     )
+    if file.is_of_run:
+        # The run itself would refuse another rate.
+        words += ["--workdir", f"{workdir_of(file.path)}-lr{rate:.2g}"]
     # With a reference batch the key holds the rate for that one.
     print(f"jaxddp train {shlex.join(words)} {_KEY} {rate / batch_factor(file.config):.2g}")
     return 0

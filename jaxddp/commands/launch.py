@@ -24,4 +24,5 @@ def _config_of(command: Sequence[str]) -> Config | None:
     kind, *words = command
     if kind not in ("train", "eval") or not words or {"-h", "--help"} & set(words):
         return None
-    return parse_recipe(Train if kind == "train" else Eval, f"jaxddp {kind}", words)[1].config
+    measures = kind == "eval"
+    return parse_recipe(Eval if measures else Train, f"jaxddp {kind}", words, measures=measures)[1].config

@@ -1,5 +1,6 @@
 """A command line becomes a dataclass: tyro, with our own readers of words."""
 
+import argparse
 import itertools
 import operator
 import re
@@ -20,8 +21,8 @@ from jaxddp.config import Config
 from jaxddp.errors import Answered, InputError
 from jaxddp.job.lone_watch import watch_alone
 from jaxddp.keys import near
-from jaxddp.overrides import check_values, checked
-from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
+from jaxddp.overrides import check_values, checked, flatten
+from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe, recipe_path
 from jaxddp.registry import check_names
 
 Command = TypeVar("Command")
@@ -87,22 +88,71 @@ def _told(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> str
     return f"{first}; perhaps you mean {' or '.join(meant)}" if meant else first
 
 
-def parse_recipe(command: type[Command], prog: str, arguments: list[str]) -> tuple[Command, RecipeFile]:
-    """As `parse`, of a command whose first word names a recipe file; and that file, with its config overridden."""
+def parse_recipe(
+    command: type[Command], prog: str, arguments: list[str], *, measures: bool = False
+) -> tuple[Command, RecipeFile]:
+    """As `parse`, of a command whose first word names a recipe file or a run; and that file with the options' config.
+
+    Where the command `measures` a run, the settings are those that the run in its work directory wrote down.
+    """
     name, *rest = arguments
     if name in HELP:
         page, shown = page_of(command)
         parse(page, shown, prog, [name])
+    make: Any = command
+    keys = {field.name for field in fields(make)}
+    workdir = workdir_of(recipe_path(name))
+    named = Path(option(rest, "--workdir") or workdir) if "workdir" in keys else None
     # What it does meanwhile is bounded as a start is: by the default's limit, since its own is not known yet.
     watch_alone(Config().parallel.stall_timeout)
     with progress.phase("start", f"reading {name}"):
-        file = read_recipe(name)
-    make: Any = command
-    known = {"config": file.config, "workdir": workdir_of(name)}
-    default = make(**{field.name: known[field.name] for field in fields(make) if field.name in known})
+        file = _measured(name, named) if measures and named else read_recipe(name)
+    weights = option(rest, "--model.weights") or ("" if file.is_of_run else file.config.model.weights)
+    if weights and not measures:
+        from jaxddp.experiment.taken_over import with_settings_of_run
+
+        file = with_settings_of_run(file, weights, named)
+    known = {"config": file.config, "workdir": workdir}
+    default = make(**{key: known[key] for key in keys & known.keys()})
     options: Any = parse(command, default, f"{prog} {name}", rest)
     check_names(options.config, file.hooks)
-    return options, replace(file, config=options.config)
+    file = overridden(file, options.config)
+    if file.taken:
+        from jaxddp.experiment.taken_over import told
+
+        file = replace(file, said=told(file, str(weights)))
+    return replace(options, config=file.config), file
+
+
+def overridden(file: RecipeFile, config: Config) -> RecipeFile:
+    """A recipe file with the config that options made of its own: what they change is no longer taken over."""
+    before, data = file.config.data, config.data
+    # A place takes the place of a name, and a name that of a place.
+    if data.path != before.path and data.name == before.name:
+        config = config.replace(data={"name": None})
+    elif data.name != before.name and data.path == before.path:
+        config = config.replace(data={"path": None})
+    one, other = flatten(file.config.to_dict()), flatten(config.to_dict())
+    return replace(file, config=config, taken=frozenset(key for key in file.taken if one[key] == other[key]))
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    """What an option says, read before the settings are known that decide its default; None where it is absent."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(name, nargs="?", dest="value")
+    return parser.parse_known_args(words)[0].value
+
+
+def _measured(name: str, workdir: Path) -> RecipeFile:
+    """The run in a work directory where it says all of its settings, else the recipe file of that name."""
+    own = workdir / CONFIG_FILE
+    if not own.is_file():
+        return read_recipe(name)
+    run = read_recipe(own)
+    if not run.says_network:
+        return read_recipe(name)
+    known = recipe_path(name).absolute() == own.absolute()
+    return run if known else replace(run, said=f"{own}: the run's own settings, in place of those of {name}")
 
 
 def check_run(directory: Path) -> None:
@@ -111,6 +161,6 @@ def check_run(directory: Path) -> None:
         raise InputError(f"{directory}: no such work directory; give one that a run wrote into")
 
 
-def workdir_of(name: str) -> Path:
-    """The default work directory of a config: that of a `config.json`, else `runs/NAME`."""
-    return Path(name).parent if Path(name).name == CONFIG_FILE else Path("runs") / Path(name).stem
+def workdir_of(place: str | Path) -> Path:
+    """The default work directory of a config's file: that of a `config.json`, else `runs/NAME`."""
+    return Path(place).parent if Path(place).name == CONFIG_FILE else Path("runs") / Path(place).stem

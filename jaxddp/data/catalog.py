@@ -74,7 +74,7 @@ def _place() -> Path:
 
 
 def _read(catalog: Path) -> str:
-    missing = f"no such file; write it, name another in {CATALOG_VARIABLE}, or give a path instead of a name"
+    missing = f"no such file; write it, name another in {CATALOG_VARIABLE}, or give --data.path instead of a name"
     try:
         with files.reading(catalog, "give a readable TOML file", missing=missing):
             return files.read(catalog).decode("utf-8-sig")

@@ -26,14 +26,20 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[Source,
 
     Raises: as `open_splits` and `Source.check`.
     """
+    train, val = open_unchecked(data, val_limit)
+    with progress.doing("looking for the images"):
+        for source in (train, val):
+            source.check(data)
+    return train, val
+
+
+def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Source, Source]:
+    """The same, but no image is looked for. Raises: as `open_splits`."""
     train, val = with_several_labels(open_splits(data)).values()
     if data.limit is not None:
         train = train.take(data.limit)
     if val_limit is not None:
         val = val.take(val_limit)
-    with progress.doing("looking for the images"):
-        for source in (train, val):
-            source.check(data)
     return train, val
 
 
@@ -96,7 +102,9 @@ def _format_of(place: Place) -> Format:
     best = max(matches.values())
     if best is Match.NONE:
         if place.local is not None and not place.local.exists():
-            raise InputError(f"{place.local}: no such directory or file{nearest_beside(place.local)}; check data.path")
+            raise InputError(
+                f"{place.local}: no such directory or file{nearest_beside(place.local)}; check --data.path"
+            )
         forms = "; ".join(FORMATS.get(name).description for name in matches)
         raise InputError(f"{place.local or place.address}: holds no data set of a known format; give one of: {forms}")
     names = [name for name, match in matches.items() if match is best]

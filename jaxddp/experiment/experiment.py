@@ -1,4 +1,4 @@
-"""A recipe file's training and evaluation in a work directory: what the terminal's commands do."""
+"""A recipe file's training in a work directory: what `jaxddp train` does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,28 +11,25 @@ import jaxddp.job.progress as progress
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.data.labels import is_multi_label
-from jaxddp.engine.state import TrainState, measured_states
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.chosen_metrics import check_wanted
 from jaxddp.experiment.ended import how_it_ended
 from jaxddp.experiment.feed import Feed
+from jaxddp.experiment.joined import joined
 from jaxddp.experiment.judged import judgement_of
 from jaxddp.experiment.objective_identity import objective_fingerprints
 from jaxddp.experiment.prepare import initialize, make_feed, make_preprocess
 from jaxddp.experiment.recipe import Recipe, TrainingData, check_listeners, recipe_of
-from jaxddp.experiment.resources import Resources, join_with, open_resources
+from jaxddp.experiment.resources import Resources, open_resources
 from jaxddp.experiment.resume import Claim, claim
-from jaxddp.experiment.saved_state import agreed_step
 from jaxddp.experiment.session import Resume, session
 from jaxddp.experiment.setup import RunSetup
-from jaxddp.goal import flat
 from jaxddp.job.membership import is_first
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.schedules.peak import derivation
-from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.loggers import make_loggers
 from jaxddp.training.loop import fit
-from jaxddp.training.manifest import CHECKPOINTS
 from jaxddp.training.plan import Plan
 
 
@@ -40,7 +37,7 @@ from jaxddp.training.plan import Plan
 class Experiment:
     """What a recipe file trains and on what, as in `RunSetup`; nothing is compiled yet.
 
-    The recipe's config is the file's, with what was overridden, and with what that left to the devices.
+    The recipe's config is the file's, with what was overridden, and with what that left open; see `joined`.
     """
 
     file: RecipeFile
@@ -65,10 +62,7 @@ def open_experiment(file: RecipeFile, learning_rate: optax.Schedule | None = Non
     Args:
         learning_rate: what the optimizer follows in place of the config's schedule.
     """
-    topology = join_with(file.config, file.digest())
-    config = file.config
-    if config.train.precision is None:
-        config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
+    topology, config = joined(file)
     resources = open_resources(config, topology)
     with progress.doing("making network, loss and optimizer"):
         recipe = recipe_of(file, config, TrainingData.of(resources.train, config.data), topology, learning_rate)
@@ -120,24 +114,3 @@ def train(
         if is_first() and (line := derivation(config)):
             print(line, flush=True)
         return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file], config=content))
-
-
-@progress.phase("start")
-def evaluate(experiment: Experiment, directory: Path, which: str = "latest") -> dict[str, float]:
-    """The validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
-
-    Those of averaged parameters follow, as "val_ema loss" and so on.
-    """
-    experiment.file.check_kept()
-    # A missing or damaged one is an error before anything is compiled.
-    with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
-        agreed_step(checkpoints, which)
-    setup, val = experiment.setup(fresh=False), experiment.resources.val
-    assert val is not None  # a config names both
-    # Looked up again after compiling, for a run may have gone on meanwhile.
-    with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
-        step = agreed_step(checkpoints, which)
-        state, _ = checkpoints.restore(step, setup.state)
-    evaluator = setup.evaluator(val, experiment.config.eval.batch_size)
-    states = measured_states(state, experiment.recipe.parts)
-    return {"step": step, **flat({split: evaluator(own) for split, own in states.items()})}

@@ -79,7 +79,7 @@ class Feed:
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
-        return self._placed(self._read(range(start, stop)))
+        return _placed(self._read(range(start, stop)), self.topology)
 
     def with_seed(self, seed: int) -> "Feed":
         """The same sources in the orders of another seed; what lies on the devices stays there."""
@@ -99,8 +99,7 @@ class Feed:
 
     def eval_batches(self, source: Source, batch_size: int) -> Iterator[Batch]:
         """Placed batches that hold each example of another source once; the last is padded and masked."""
-        order = EvalOrder(len(source), batch_size)
-        return self._placed(source.eval_batches(order, self.data.of_evaluation, self.shard))
+        return eval_batches(source, self.data, batch_size, self.topology)
 
     def images_of(self, side: int) -> tuple[DataConfig, Side | None]:
         """The config by which training's images of a side come, and what the step resizes them to, if it has to."""
@@ -242,11 +241,23 @@ class Feed:
         check_substituted(everywhere, max_substituted(self.data.max_bad_images, len(source)), "data.cache=device")
         return images
 
-    def _placed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Batches on the devices ahead of their use, so that copying overlaps with computing."""
-        placed: deque[Batch] = deque()
-        for batch in batches:
-            placed.append(self.topology.place(batch))
-            if len(placed) > _PLACED_AHEAD:
-                yield placed.popleft()
-        yield from placed
+
+def eval_batches(source: Source, data: DataConfig, batch_size: int, topology: Topology) -> Iterator[Batch]:
+    """Placed batches that hold each example of a source once; the last is padded and masked."""
+    order, shard = EvalOrder(len(source), batch_size), Shard(topology.process_index, topology.process_count)
+    return _placed(source.eval_batches(order, data.of_evaluation, shard), topology)
+
+
+def no_larger(batch_size: int, source: Source, topology: Topology) -> int:
+    """A batch for evaluation, but no larger than a source: what is beyond all examples would be padding alone."""
+    return min(batch_size, -(-len(source) // topology.num_devices) * topology.num_devices)
+
+
+def _placed(batches: Iterable[Batch], topology: Topology) -> Iterator[Batch]:
+    """Batches on the devices ahead of their use, so that copying overlaps with computing."""
+    placed: deque[Batch] = deque()
+    for batch in batches:
+        placed.append(topology.place(batch))
+        if len(placed) > _PLACED_AHEAD:
+            yield placed.popleft()
+    yield from placed

@@ -1,17 +1,20 @@
-"""The network of a run that Python asks for by its work directory."""
+"""What Python asks of a run by its work directory: its network, and how good it is."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config
 from jaxddp.experiment.arguments import words_of_arguments
+from jaxddp.experiment.measured import evaluate
 from jaxddp.experiment.resources import join_job
+from jaxddp.experiment.saved_state import recipe_of_run
 from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.files import check_path
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import Device, Topology
-from jaxddp.overrides import checked
+from jaxddp.overrides import checked, plain
 
 
 @words_of_arguments()
@@ -30,6 +33,35 @@ def load_run(
         InputError: there is no such run or checkpoint, or the model is not the one that was trained.
     """
     directory = Path(check_path(workdir, "workdir"))
-    which = step if isinstance(step, str) else str(checked(step, int, "step"))
     join_job(find_job(), Config().parallel)
-    return restore_run(directory, which, Topology.create(devices), model)
+    return restore_run(directory, _which(step), Topology.create(devices), model)
+
+
+@words_of_arguments({"data.path": "data", "eval.batch_size": "batch_size"})
+def evaluate_run(
+    workdir: str | Path, step: str | int = "latest", *, data: str | Path | None = None, batch_size: int | None = None
+) -> dict[str, float]:
+    """The validation metrics of a run's checkpoint, on all devices: what `jaxddp eval RUN` prints.
+
+    Args:
+        workdir: where the run wrote its checkpoints; its network must be one that a config or a recipe file says.
+        step: "latest", "best", or a checkpoint's step.
+        data: where the run's data lie, if they were moved.
+        batch_size: the global batch, divided among the devices; the run's own where absent.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or no such data.
+    """
+    directory = Path(check_path(workdir, "workdir")).expanduser()
+    file = recipe_of_run(directory)
+    # On what it ran is not part of the recipe.
+    changes: dict[str, dict[str, Any]] = {"parallel": plain(Config().parallel)}
+    if data is not None:
+        changes["data"] = {"path": str(check_path(data, "data")), "name": None}
+    if batch_size is not None:
+        changes["eval"] = {"batch_size": batch_size}
+    return evaluate(dataclasses.replace(file, config=file.config.replace(**changes)), directory, _which(step))
+
+
+def _which(step: str | int) -> str:
+    return step if isinstance(step, str) else str(checked(step, int, "step"))

@@ -122,31 +122,15 @@ def recipe_of(
     Raises:
         InputError: a name that is unknown, a number out of range, or a hook that returns something else; names it.
     """
-    hooks, num_classes = file.hooks, data.num_classes
-    plan = Plan.of(config, data.num_examples)
-    steps = Steps(plan.total_steps, config.optimizer.warmup.steps(**plan.sizes))
+    hooks, steps = file.hooks, _steps_of(config, data.num_examples)
     learning_rate = learning_rate or make_schedule(config, steps)
     optimizer = _optimizer(hooks.get("get_optimizer"), at_batch_size(config), learning_rate)
-    if "get_loss" in hooks:
-        given, where = hooks["get_loss"](config), hooks["get_loss"].name
-        if config.loss.class_weights is not None:
-            raise InputError(
-                f"loss.class_weights={config.loss.class_weights}: {where} gives a loss, which has its own weights; "
-                "leave it out"
-            )
-        with about(where):
-            loss = eval_loss = example_loss(given, num_classes, multi_label=data.multi_label)
-    else:
-        loss, eval_loss = configured_losses(config, data.class_counts, multi_label=data.multi_label)
-    metrics = configured_metrics(config, num_classes, multi_label=data.multi_label)
-    if "get_metrics" in hooks:
-        own, where = hooks["get_metrics"](config), hooks["get_metrics"].name
-        metrics = with_given(metrics, own, where, num_classes, multi_label=data.multi_label)
-    model = model_of(file, config, num_classes)
+    (loss, eval_loss), metrics = losses_of(file, config, data), metrics_of(file, config, data)
+    model = model_of(file, config, data.num_classes)
     # One that is built in has as many outputs as it is told.
     if "get_model" in hooks and data.image_shape is not None:
         with about(hooks["get_model"].name):
-            check_outputs(model, data.image_shape, num_classes, "the data")
+            check_outputs(model, data.image_shape, data.num_classes, "the data")
     return Recipe(
         config=config,
         model=model,
@@ -156,10 +140,42 @@ def recipe_of(
         objective=_objective(hooks.get("get_objective"), config, topology),
         metrics=metrics,
         augmentation=_function(hooks.get("get_augmentation"), "(key, image)", config),
-        parts=_parts(hooks.get("get_parts"), config, steps),
+        parts=parts_of(file, config, data.num_examples),
         initialize=_initialize(hooks.get("get_initialize"), config, data.images),
         learning_rate=learning_rate,
     )
+
+
+def losses_of(file: RecipeFile, config: Config, data: TrainingData) -> tuple[ExampleLoss, ExampleLoss]:
+    """The loss of training, and that of evaluation, by hook or by name. Raises: InputError; as `recipe_of`."""
+    hooks = file.hooks
+    if "get_loss" in hooks:
+        given, where = hooks["get_loss"](config), hooks["get_loss"].name
+        if config.loss.class_weights is not None:
+            raise InputError(
+                f"loss.class_weights={config.loss.class_weights}: {where} gives a loss, which has its own weights; "
+                "leave it out"
+            )
+        with about(where):
+            loss = example_loss(given, data.num_classes, multi_label=data.multi_label)
+        return loss, loss
+    return configured_losses(config, data.class_counts, multi_label=data.multi_label)
+
+
+def metrics_of(file: RecipeFile, config: Config, data: TrainingData) -> Mapping[str, Metric | SetMetric]:
+    """What is measured beside the loss, by name and by hook. Raises: InputError; as `recipe_of`."""
+    metrics = configured_metrics(config, data.num_classes, multi_label=data.multi_label)
+    if "get_metrics" not in file.hooks:
+        return metrics
+    hook = file.hooks["get_metrics"]
+    return with_given(metrics, hook(config), hook.name, data.num_classes, multi_label=data.multi_label)
+
+
+def parts_of(file: RecipeFile, config: Config, num_examples: int) -> tuple[Part, ...]:
+    """The parts of the step, by name and by hook. Raises: InputError; as `recipe_of`."""
+    steps, hook = _steps_of(config, num_examples), file.hooks.get("get_parts")
+    configured = configured_parts(config, steps.total)
+    return configured if hook is None else check_parts(hook(config, steps), hook.name, configured)
 
 
 def model_of(file: RecipeFile, config: Config, num_classes: int) -> Model:
@@ -259,6 +275,6 @@ def _initialize(hook: Hook | None, config: Config, images: Callable[[int], np.nd
     return None if hook is None else one_line(hook.path, f"{hook.function.__name__}: ")(found)
 
 
-def _parts(hook: Hook | None, config: Config, steps: Steps) -> tuple[Part, ...]:
-    configured = configured_parts(config, steps.total)
-    return configured if hook is None else check_parts(hook(config, steps), hook.name, configured)
+def _steps_of(config: Config, num_examples: int) -> Steps:
+    plan = Plan.of(config, num_examples)
+    return Steps(plan.total_steps, config.optimizer.warmup.steps(**plan.sizes))

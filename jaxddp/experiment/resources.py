@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+import jaxddp.job.progress as progress
 from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.data.labels import class_counts, is_multi_label
-from jaxddp.data.opening import open_tables
-from jaxddp.data.source import Source, image_dtype
-from jaxddp.data.unlabelled import labelled_and_unlabelled
+from jaxddp.data.opening import open_tables, open_unchecked
+from jaxddp.data.source import Source, check_labelled, image_dtype
+from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.program_cache import keep_compiled_programs
@@ -60,13 +61,28 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> None:
 def open_resources(config: Config, topology: Topology) -> Resources:
     """Open the data that a config names, and see that the devices can share its batches. Raises: InputError."""
     Gradients.of(config, topology).check_batch_size(config.train.batch_size, topology)
-    topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
+    if config.eval.every.amount:
+        topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     options = step_options(config, topology)
     train, val = open_tables(config.data, config.eval.limit)
     agree({"validation data": val.fingerprint})
     check_comparable(val, train, config.data)
     train, unlabelled = labelled_and_unlabelled(train, config.data)
     return Resources(topology, train, val, options, unlabelled)
+
+
+def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]:
+    """What a config trains on, of which no image is looked for, and what it validates on. Raises: InputError."""
+    topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
+    train, val = open_unchecked(config.data, config.eval.limit)
+    with progress.doing("looking for the images"):
+        val.check(config.data)
+    agree({"validation data": val.fingerprint})
+    check_labelled(val, "validation data")
+    check_comparable(val, train, config.data)
+    if config.data.labels_per_class is not None:
+        train = few_labels(train, config.data.labels_per_class, config.data.labels_seed)
+    return train, val
 
 
 def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:

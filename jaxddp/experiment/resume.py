@@ -15,10 +15,13 @@ import jaxddp.files as files
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.experiment.objective_identity import objective_fingerprints
+from jaxddp.experiment.places import saved_places
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import from_first, is_first
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
+from jaxddp.sections.examples import IMAGE_KEYS
+from jaxddp.sections.model import NETWORK_KEYS
 from jaxddp.sections.optimizer import Numbers
 from jaxddp.training.run_identity import FREE, MOVED, RunIdentity
 from jaxddp.wording import show
@@ -27,6 +30,12 @@ _MEND = "restore it, or start in another --workdir"
 _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
 _ONCE = {f"optimizer.{key}": getattr(Numbers(), key) for key in ("momentum", "nesterov", "beta2")}
 """What releases wrote in which these keys could not be absent."""
+_MEASURED = (
+    *(*(f"model.{key}" for key in NETWORK_KEYS), *(f"data.{key}" for key in IMAGE_KEYS)),
+    *("data.classes", "data.val_share", "loss.name", "loss.class_weights", "train.ema"),
+)
+"""What an evaluation has to share with its run: the network, what it was taught to see, and what its figures are of.
+Nothing but these is compared, for it makes no optimizer and no training batch."""
 _log = logging.getLogger("jaxddp.experiment")
 
 
@@ -102,6 +111,29 @@ def claim(directory: Path, claimed: Claim, *, resuming: bool, run_id: str | None
     return content, saved == content
 
 
+def check_measured(directory: Path, config: Config) -> None:
+    """See that an evaluation under a config is of the network of a run, and of such images and classes as it learnt.
+
+    Nothing is compared where the work directory does not say them. Raises: InputError; names a key and both values.
+    """
+    path = directory / CONFIG_FILE
+    saved = _read(path) if path.exists() else {}
+    if "model" not in saved:
+        return
+    there, here = _settings(flatten(saved)), flatten(config.to_dict())
+    for key in _MEASURED:
+        if there[key] != here[key]:
+            raise InputError(
+                f"{path}: {key} was {there[key]!r} and is now {here[key]!r}; a checkpoint is measured as it was "
+                "trained: leave it out"
+            )
+
+
+def _settings(saved: dict[str, Any]) -> dict[str, Any]:
+    """What a run wrote down, by dotted keys. One that is newer than the file had its default."""
+    return saved_places(flatten(Config().to_dict()) | saved)
+
+
 def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Make a folder hold these files, and no file of an earlier recipe."""
     with files.readable_errors(folder):
@@ -112,9 +144,8 @@ def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None:
-    # A key that is newer than the file had its default.
     known, here = flatten(saved), flatten(content)
-    there = flatten(Config().to_dict()) | known
+    there = _settings(known)
     written, release = there.get("objects.jax"), here.get("objects.jax")
     if release is not None and written != release:
         # Digests are those of one release of JAX; that there is a schedule, say, is the same in all.
@@ -131,7 +162,8 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
     }
     for key, change in changed.items():
         if key not in FREE:
-            raise InputError(f"{path}: {change}; {_KEEPS}")
+            own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""
+            raise InputError(f"{path}: {change}; {_KEEPS}{own}")
     for key in MOVED:
         if key in changed and is_first():
             _log.info(f"{changed[key]}: the same data by their fingerprints, for which no image file is opened")

@@ -26,7 +26,7 @@ from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
 from jaxddp.experiment.chosen_metrics import check_wanted
-from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
+from jaxddp.experiment.feed import LONGEST_CHUNK, Feed, no_larger
 from jaxddp.experiment.identity import checksums, identity
 from jaxddp.experiment.judged import judgement_of
 from jaxddp.experiment.objective_identity import objective_identity
@@ -188,10 +188,8 @@ class RunSetup:
         The images are decoded anew at each measurement, or once, if they are to be `resident` on the devices.
         """
         size = batch_size or self.order.batch_size
-        devices = self.topology.num_devices
         self.topology.check_batch_size(size, "eval.batch_size")
-        # What is beyond all examples would be padding alone.
-        size = min(size, -(-len(source) // devices) * devices)
+        size = no_larger(size, source, self.topology)
         check_labelled(source, "validation data")
         check_comparable(source, self.table, self.data)
         objective = self.eval_objective(metrics)
@@ -235,7 +233,7 @@ class RunSetup:
                 processes must have the same.
             config: what config.json says of the run, for the listeners.
         """
-        val, eval_batch_size = self.resources.val, self.recipe.config.eval.batch_size
+        val, eval_batch_size = self.validated, self.recipe.config.eval.batch_size
         if self.topology.process_count > 1:
             agree({**(objects or {}), **checksums(self.state), "the number of steps": str(self.plan.total_steps)})
         evaluator, resident = None, self.data.cache == "device"

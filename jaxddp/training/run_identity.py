@@ -14,7 +14,7 @@ from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
 from jaxddp.wording import show
 
-MOVED = ("data.path", "data.name")
+MOVED = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
 """Where the data lie, which a fingerprint knows again."""
 FREE = frozenset(
     (

@@ -17,6 +17,7 @@ from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.loss import Loss
 from jaxddp.experiment import experiment
 from jaxddp.experiment.chosen_metrics import configured_metrics
+from jaxddp.experiment.measured import evaluate
 from jaxddp.experiment.prepare import prepare
 from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources
@@ -140,7 +141,7 @@ def train_config(config: Config, directory: Path, **more: Any) -> Any:
 
 def evaluate_config(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:
     """As `jaxddp eval` does."""
-    return experiment.evaluate(experiment_of(config), directory, which)
+    return evaluate(file_of(config), directory, which)
 
 
 RECIPE = str(Path(__file__).parents[1] / "recipes" / "small_recipe.py")
