@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -21,6 +22,8 @@ class ReportRuns:
     """Which checkpoint is asked for the classes of the validation data: latest, best, or its step."""
     predictions: bool = True
     """Ask it; without, files alone are read, which takes a second."""
+    data_path: Annotated[str | None, tyro.conf.arg(name="data.path")] = None
+    """Where the data of the runs lie, if they were moved."""
 
 
 def run(arguments: list[str]) -> int:
@@ -28,7 +31,8 @@ def run(arguments: list[str]) -> int:
     options = parse(ReportRuns, ReportRuns(), "jaxddp report", arguments)
     from jaxddp.reports.compose import write_report
 
+    which = options.step if options.predictions else None
     with doing("reading the runs"):
-        said = write_report(options.runs, options.out, options.step if options.predictions else None)
+        said = write_report(options.runs, options.out, which, options.data_path)
     print(said)
     return 0

@@ -16,12 +16,13 @@ from jaxddp.reports.tables import Cell, Column, Table
 from jaxddp.wording import counted, first_line, size
 
 
-def write_report(directories: Sequence[Path], out: Path, which: str | None) -> str:
+def write_report(directories: Sequence[Path], out: Path, which: str | None, data_path: str | None = None) -> str:
     """Write a page about the runs of some work directories; returns what was written, in words.
 
     Args:
         which: the checkpoint ("latest", "best" or a step) that is asked for the classes of the validation data; None
             reads files alone, without JAX.
+        data_path: where the data of the runs lie, in place of what they wrote down.
 
     Raises:
         InputError: a directory holds no run, a library is missing, or `out` cannot be written. What is missing in a run
@@ -39,7 +40,7 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None) -> s
     out = files.check_out(out)
     page = page_of(runs)
     if which is not None:
-        page = with_classes(page, runs, which)
+        page = with_classes(page, runs, which, data_path)
     content = render(page).encode(errors="replace")
     files.replace(out, content)
     left_out = [*page.faults, *page.class_faults]
@@ -67,7 +68,7 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
     )
 
 
-def with_classes(page: Page, runs: Sequence[RunFiles], which: str) -> Page:
+def with_classes(page: Page, runs: Sequence[RunFiles], which: str, data_path: str | None = None) -> Page:
     """The same with what a checkpoint of each run says of its validation data, where it can be asked."""
     from jaxddp.reports.classes import accuracy_tables, run_classes
     from jaxddp.reports.validated import validated
@@ -77,7 +78,7 @@ def with_classes(page: Page, runs: Sequence[RunFiles], which: str) -> Page:
         try:
             if run.config and "model" not in run.config:
                 raise InputError("the run came from Python and does not say its network")
-            classes.append(run_classes(number, *key, validated(run.directory, which)))
+            classes.append(run_classes(number, *key, validated(run.directory, which, data_path)))
         except JaxddpError as error:
             faults.append(f"{run.name}: its classes are left out: {error}")
         # Of a recipe's own code, or of a device: the other runs have a report all the same.

@@ -1,5 +1,6 @@
 """What a checkpoint of a run says of the run's validation data."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +21,11 @@ class Validated(NamedTuple):
     data: DataConfig
 
 
-def validated(directory: Path, which: str) -> Validated:
+def validated(directory: Path, which: str, data_path: str | None = None) -> Validated:
     """The predictions of a checkpoint ("latest", "best" or a step) on all devices of this machine.
 
-    "best" is the latest where nothing was validated. An image that cannot be used has NaN.
+    "best" is the latest where nothing was validated. The data lie where the run says, or at `data_path`. An image that
+    cannot be used has NaN.
 
     Raises:
         InputError: the run does not say its network, its data or its checkpoint cannot be read, or its data have other
@@ -31,5 +33,6 @@ def validated(directory: Path, which: str) -> Validated:
     """
     keep_compiled_programs()
     run = restore_run(directory, which, Topology.create())
-    source = open_splits(run.config.data)["val"]
+    data = run.config.data if data_path is None else replace(run.config.data, path=data_path, name=None)
+    source = open_splits(data)["val"]
     return Validated(run.outcome(source), source, run.data_of(source))
