@@ -16,7 +16,7 @@ from jaxddp.versions import versions
 from jaxddp.wording import choices, on_screen
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
-       jaxddp eval CONFIG --workdir DIR [--step latest|best|N] [overrides]
+       jaxddp eval RUN [--step latest|best|N] [overrides]
        jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
        jaxddp checkpoints RUN [--verify]
        jaxddp export RUN --out FILE [--format safetensors|stablehlo|onnx] [--step latest|best|N]
@@ -24,6 +24,7 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp runs [DIR]
        jaxddp find-lr CONFIG [--lowest RATE] [--highest RATE] [--steps N] [--out FILE] [overrides]
        jaxddp doctor [CONFIG [overrides]] [--workdir DIR]
+       jaxddp config CONFIG [overrides]
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
        jaxddp data pack PATH --out DIR [--short-side PIXELS] [--quality Q] [--train CSV] [--val CSV]
@@ -32,14 +33,15 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
                      -- train CONFIG ...
 
 CONFIG is a name ({names}), the path of a Python file with
-get_config(), or of the config.json of a run; RUN is a work directory; PATH is what data.path takes; IMAGES is a folder,
-files, a CSV file with a column path, or a directory with a test listing.
+get_config(), or a RUN; RUN is a work directory, with the settings that its run wrote down; PATH is what data.path
+takes; IMAGES is a folder, files, a CSV file with a column path, or a directory with a test listing.
 `jaxddp train CONFIG --help` lists what can be overridden, with the config's values; the keys that are used most have
 short forms: --data DIR, --model NAME, --epochs N, --batch-size B, --lr X. Each command has its own --help, and
 `jaxddp --version` says what is installed."""
 
 COMMANDS = (
-    *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "data", "launch"),
+    *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config", "data"),
+    "launch",
 )
 
 _HELP = ("-h", "--help")
@@ -108,9 +110,12 @@ def _run(arguments: list[str]) -> int:
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
-    if command in ("train", "eval", "find-lr") and (not rest or _is_option(rest[0])):
+    if command in ("train", "eval", "find-lr", "config") and (not rest or _is_option(rest[0])):
         print(usage, file=sys.stderr)
-        raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
+        raise InputError(
+            f"{command}: the first argument is a config, or the work directory of a run; there are the configs "
+            f"{', '.join(config_names())}"
+        )
     try:
         return _command(command)(rest)
     except SystemExit as end:
@@ -144,6 +149,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.list_runs import run
     elif name == "doctor":
         from jaxddp.commands.doctor import run
+    elif name == "config":
+        from jaxddp.commands.show_config import run
     elif name == "data":
         from jaxddp.commands.data import run
     else:
