@@ -112,10 +112,7 @@ def _run(arguments: list[str]) -> int:
         raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
     if command in ("train", "eval", "find-lr", "config") and (not rest or _is_option(rest[0])):
         print(usage, file=sys.stderr)
-        raise InputError(
-            f"{command}: the first argument is a config, or the work directory of a run; there are the configs "
-            f"{', '.join(config_names())}"
-        )
+        raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
     try:
         return _command(command)(rest)
     except SystemExit as end:

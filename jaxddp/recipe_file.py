@@ -148,10 +148,8 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
     named = configs_folder() / f"{name}.py"
     if _is_name(name) and (os.path.isfile(named) or not os.path.isdir(path)):
         path = named
-    elif os.path.isdir(path):
+    elif os.path.isfile(path / CONFIG_FILE):
         path /= CONFIG_FILE
-        if not os.path.isfile(path):
-            raise InputError(f"{name}: a directory without {CONFIG_FILE}; give a config, or a run's work directory")
     try:
         files.open_regular(path).close()
     except FileNotFoundError:

@@ -35,7 +35,7 @@ CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())
 
 # A command whose first argument is a config has other options than one without it.
-OF_A_CONFIG = (("train",), ("eval",), ("find-lr",), ("doctor",), ("data", "show"))
+OF_A_CONFIG = (("train",), ("eval",), ("find-lr",), ("doctor",), ("config",), ("data", "show"))
 COMMANDS = (
     *OF_A_CONFIG,
     ("data", "check"),
@@ -115,7 +115,8 @@ def command(words: list[str]) -> list[str]:
     wrong = []
     if rest and name in OF_A_CONFIG and not rest[0].startswith("-"):
         config = rest[0]
-        if not (config in CONFIGS or config.endswith((".py", "config.json")) or config.isupper() or config == "…"):
+        known = config in CONFIGS or config.startswith("runs/") or config.endswith((".py", "config.json"))
+        if not (known or config.isupper() or config == "…"):
             wrong.append(f"there is no config {config}")
         name = (*name, "digits")
     known = options(*name)

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.commands.screen import print_table
+from jaxddp.commands.spelling import options_of, spelled_out
 from jaxddp.config import Config
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile, read_recipe
@@ -30,7 +31,8 @@ def run(arguments: list[str]) -> int:
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
     """Where the value of each key is from, in a word."""
     default, recipe = (flatten(config.to_dict()) for config in (Config(), read_recipe(name).config))
-    options = {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    spelled = spelled_out(words, options_of(ShowConfig))
+    options = {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in spelled}
     found = {}
     for key, value in flatten(file.config.to_dict()).items():
         if key in file.taken:

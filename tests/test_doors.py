@@ -1,0 +1,288 @@
+"""A run's work directory is all that commands ask for: its settings, its data's place, and what another takes over."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.data import random_table, write_arrays
+from support.runs import fails, metrics
+
+import jaxddp
+from jaxddp.cli import main
+from jaxddp.commands.doctor import DoctorOfConfig
+from jaxddp.commands.evaluate import Eval
+from jaxddp.commands.find_lr import FindLr
+from jaxddp.commands.parse import option, parse_recipe
+from jaxddp.commands.train import Train
+from jaxddp.config import Config, load
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.catalog import CATALOG_VARIABLE
+from jaxddp.errors import InputError
+from jaxddp.experiment.places import absolute, saved_places, with_places
+from jaxddp.experiment.resume import check_measured
+from jaxddp.recipe_file import recipe_path
+
+LEAN = ["--parallel.devices", "1", "--log.to", "jsonl"]
+RECIPE = """
+import flax.linen as nn
+from jaxddp.config import Config
+
+class Network(nn.Module):
+    classes: int
+    width: int
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.classes)(nn.Dense(self.width)(images.reshape(len(images), -1)))
+
+def get_config():
+    return Config().replace(
+        data={"path": "set.npz", "image_size": 6, "crop": "whole"},
+        train={"batch_size": 8, "duration": "1 epoch", "ema": 0.5},
+        eval={"batch_size": 8},
+    )
+
+def get_model(config, num_classes):
+    return Network(num_classes, config.model.width)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a data set and a recipe that names it, and a run of another width that was started there."""
+    folder = tmp_path_factory.mktemp("doors")
+    write_arrays(folder / "set.npz", random_table(20), random_table(9, seed=1))
+    (folder / "mine.py").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "mine.py", "--model.width", "3", "--workdir", "run", *LEAN]) == 0
+    return folder
+
+
+@pytest.fixture
+def run(place, tmp_path, monkeypatch) -> Path:
+    """A copy of the run, beside which nothing of it lies."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(place / "run", tmp_path / "copy")
+
+
+def figures(words: list[str], capfd) -> dict[str, float]:
+    capfd.readouterr()
+    assert main(words) == 0
+    return {name: float(value) for name, value in (line.split(": ") for line in capfd.readouterr().out.splitlines())}
+
+
+def validated(run: Path) -> dict[str, float]:
+    """What the run measured last."""
+    splits = {line["split"]: line for line in metrics(run)}
+    return {"loss": splits["val"]["loss"], "val_ema loss": splits["val_ema"]["loss"]}
+
+
+def told(config: str, *words: str, command: Any = Train, measures: bool = False):
+    """The options and the recipe of a command."""
+    return parse_recipe(command, "jaxddp", [config, *words], measures=measures)
+
+
+# --- The run's own settings ---
+
+
+@pytest.mark.slow
+def test_a_run_is_measured_by_its_directory_from_anywhere(place, run, capfd, caplog):
+    wanted = {name: pytest.approx(value, rel=1e-5) for name, value in validated(run).items()} | {"count": 9}
+    assert figures(["eval", str(run)], capfd).items() >= wanted.items()
+    # What the run was started with need not be said again, and what training alone reads is not looked at.
+    unfit = ["--train.batch-size", "4096", "--train.accumulate", "7", "--optimizer.warmup", "900 epochs"]
+    words = ["eval", str(place / "mine.py"), "--workdir", str(run), "--eval.batch-size", "3", *unfit]
+    assert figures(words, capfd).items() >= wanted.items()
+    assert f"{run}/config.json: the run's own settings, in place of those of {place}/mine.py" in caplog.text
+    assert jaxddp.evaluate_run(run, batch_size=8).items() >= wanted.items()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_by_its_directory_and_its_data_are_given_a_new_place(place, run, tmp_path, capfd):
+    moved = str(shutil.copy(place / "set.npz", tmp_path / "moved.npz"))
+    content = json.loads((run / "config.json").read_text())
+    assert content["data"]["path"] == str(place / "set.npz")
+    content["data"]["path"] = str(place / "gone.npz")
+    (run / "config.json").write_text(json.dumps(content))
+    for command in ("eval", "train"):
+        line = fails([command, str(run)], capfd)
+        assert f"{place}/gone.npz: no such directory or file" in line and line.endswith("; check --data.path")
+    assert main(["train", str(run), "--data.path", moved, "--train.duration", "2 epochs"]) == 0
+    assert json.loads((run / "result.json").read_text())["step"] == 5
+    assert json.loads((run / "config.json").read_text())["data"]["path"] == moved
+    line = fails(["train", str(run), "--data.path", moved, "--seed", "1"], capfd)
+    assert "seed was 0 and is now 1" in line and line.endswith(f"jaxddp train {run} goes on with its own settings")
+
+
+def test_an_evaluation_is_of_the_runs_network_images_and_classes(run):
+    own = load(run)
+    check_measured(run, own.replace(seed=3, eval={"views": "mirror"}, data={"eval_size": 12, "path": "/elsewhere"}))
+    for changes, line in (
+        ({"model": {"width": 4}}, "model.width was 3 and is now 4"),
+        ({"data": {"mean": (0.5,), "std": (0.5,)}}, r"data.mean was \[0.485, .*\] and is now \[0.5\]"),
+        ({"data": {"classes": "0:2"}}, "data.classes was None and is now '0:2'"),
+        ({"train": {"ema": None}}, "train.ema was 0.5 and is now None"),
+    ):
+        with pytest.raises(InputError, match=f"^{run}/config.json: {line}; a checkpoint is measured as it was trained"):
+            check_measured(run, own.replace(**changes))
+
+
+def test_data_of_other_classes_are_refused(place, run, tmp_path, capfd):
+    fewer = (ArrayTable(each.images, each.labels % 3, tuple("abc")) for each in map(random_table, (20, 9)))
+    others = write_arrays(tmp_path / "others.npz", *fewer)
+    assert "other classes than the run was trained on" in fails(["eval", str(run), "--data.path", str(others)], capfd)
+
+
+def test_one_word_names_a_run_for_every_command(run, tmp_path):
+    for command in (Train, Eval, FindLr, DoctorOfConfig):
+        options, file = told(str(run), "--eval.batch-size", "5", command=command)
+        assert file.config.model.width == 3 and file.config.eval.batch_size == 5 and file.is_of_run
+        assert getattr(options, "workdir", run) == run and options.config == file.config
+    # A config's name comes first, and a folder beside may have it.
+    (tmp_path / "digits").mkdir()
+    assert recipe_path("digits").name == "digits.py" and recipe_path("copy") == Path("copy/config.json")
+    with pytest.raises(InputError, match=r"'./digits': cannot be read \(a directory, not a regular file\)"):
+        recipe_path("./digits")
+
+
+def test_a_run_from_python_is_measured_under_a_config(run):
+    content = json.loads((run / "config.json").read_text())
+    del content["model"]
+    (run / "config.json").write_text(json.dumps(content))
+    _, file = told("digits", "--workdir", str(run), command=Eval, measures=True)
+    assert file.config == load("digits") and not file.said
+    with pytest.raises(InputError, match="config.json: the run came from Python and does not say its network; measure"):
+        jaxddp.evaluate_run(run)
+
+
+@pytest.mark.parametrize("words", [["--workdir", "a"], ["--workdir=a"], ["x", "--workdir", "b", "--workdir", "a"]])
+def test_an_option_is_read_before_the_others(words):
+    assert option(["--seed", "3", *words, "--data.augment.no-flip"], "--workdir") == "a"
+    assert option(["--workdirs", "a"], "--workdir") is None
+
+
+# --- Places ---
+
+
+def test_paths_are_absolute_and_links_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "link").symlink_to("/usr")
+    for text, wanted in {
+        "set": f"{tmp_path}/set",
+        "link/set/": f"{tmp_path}/link/set",
+        "../set": f"{tmp_path.parent}/set",
+        "link/../set": f"{tmp_path}/link/../set",
+        "~/set": "/home/me/set",
+        "/set": "/set",
+        "s3://bucket/set": "s3://bucket/set",
+        "tfds:mnist": "tfds:mnist",
+    }.items():
+        assert absolute(text) == wanted
+    config = Config().replace(
+        data={"path": "a", "unlabelled": "train", "local_cache": "b"},
+        model={"weights": "c"},
+        objective={"teacher": "d"},
+    )
+    found = with_places(config)
+    assert (
+        found.data.path,
+        found.data.unlabelled,
+        found.data.local_cache,
+        found.model.weights,
+        found.objective.teacher,
+    ) == (
+        *(f"{tmp_path}/a", "train", f"{tmp_path}/b"),
+        *(f"{tmp_path}/c", f"{tmp_path}/d"),
+    )
+
+
+def test_a_name_becomes_a_place(tmp_path, monkeypatch):
+    (tmp_path / "datasets.toml").write_text('[mine]\npath = "set"\nclasses = "0:5"\n')
+    monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
+    data = with_places(Config().replace(data={"name": "mine", "train": "few.csv"})).data
+    assert (data.path, data.name, data.train, data.classes) == (str(tmp_path / "set"), None, "few.csv", "0:5")
+    # What an older release kept means the same, as long as the name is known.
+    saved = saved_places({"data.name": "mine", "data.path": None, "data.train": "few.csv", "data.classes": None})
+    assert saved == {f"data.{key}": getattr(data, key) for key in ("name", "path", "train", "val", "classes")}
+    assert saved_places({"data.name": "other"}) == {"data.name": "other"}
+
+
+def test_a_place_takes_the_place_of_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(Config().replace(data={"name": "mine"}).to_dict()))
+    for words, wanted in ((["--data.path", "x"], ("x", None)), (["--data.name", "y"], (None, "y"))):
+        data = told(".", *words)[1].config.data
+        assert (data.path, data.name) == wanted
+
+
+# --- What is taken over ---
+
+
+@pytest.fixture
+def trained(tmp_path) -> Path:
+    """The settings of a run of small images."""
+    config = load("digits").replace(model={"name": "resnet10", "width": 16}, data={"mean": (0.5,), "std": (0.25,)})
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "config.json").write_text(json.dumps(config.to_dict()))
+    return tmp_path / "trained"
+
+
+def test_fine_tuning_takes_over_what_the_run_knows(trained):
+    _, file = told("finetune_folder", "--model.weights", str(trained), "--data.image-size", "48")
+    model, data = file.config.model, file.config.data
+    assert (model.name, model.width, model.stem) == ("resnet10", 16, "small")
+    assert (data.image_size, data.resize, data.mean, data.std) == (48, 32, (0.5,), (0.25,))
+    # The rest is the recipe's.
+    assert (model.new_layers, file.config.train.batch_size, data.crop) == ("fc", 32, "random_area")
+    assert file.said == (
+        f"{trained}: the run's settings are taken over: data.mean=[0.5], data.resize=32, data.std=[0.25], "
+        "model.name=resnet10, model.stem=small, model.width=16"
+    )
+    same = told(str(trained), "--model.weights", str(trained))[1]
+    assert not same.said and same.config.model.width == 16
+
+
+def test_a_run_that_began_so_is_resumed_when_the_other_has_gone(trained, tmp_path):
+    words = ["--model.weights", str(trained), "--workdir", str(tmp_path / "own")]
+    _, first = told("finetune_folder", *words, "--model.width", "8")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text(json.dumps(first.config.to_dict()))
+    shutil.rmtree(trained)
+    assert told("finetune_folder", *words)[1].config == first.config
+
+
+def test_a_network_that_came_as_code_has_no_name_to_take_over(trained):
+    (trained / "recipe").mkdir()
+    (trained / "recipe" / "mine.py").write_text(RECIPE)
+    _, file = told("finetune_folder", "--model.weights", str(trained))
+    assert (file.config.model.name, file.config.data.image_size) == ("resnet50", 32)
+
+
+def test_of_arrays_the_size_is_taken_over(trained):
+    signature = {"class_ids": ["a"], "class_names": ["a"], "image_shape": [24, 24, 1], "dtype": "uint8"}
+    (trained / "signature.json").write_text(json.dumps(signature | {"in_memory": True}))
+    data = told("finetune_folder", "--model.weights", str(trained))[1].config.data
+    assert (data.image_size, data.resize, data.channels) == (24, 24, 1)
+
+
+# --- The resolved config ---
+
+
+def test_every_setting_is_shown_with_where_it_is_from(trained, capfd):
+    def rows(*words: str) -> dict[str, list[str]]:
+        assert main(["config", *words]) == 0
+        lines = (line.split() for line in capfd.readouterr().out.splitlines())
+        return {words[0]: words[1:] for words in lines if len(words) > 2}
+
+    found = rows("finetune_folder", "--data.path", "x", "--optimizer.learning-rate", "0.005")
+    assert found["data.path"] == [os.path.join(os.getcwd(), "x"), "option"]
+    assert found["seed"] == ["0", "default"] and found["train.batch_size"] == ["32", "finetune_folder"]
+    # It was named, though the recipe has the same.
+    assert found["optimizer.learning_rate"] == ["0.005", "option"]
+    assert rows(str(trained))["model.width"] == ["16", str(trained)]
+    assert rows("finetune_folder", "--model.weights", str(trained))["model.width"] == ["16", str(trained)]
