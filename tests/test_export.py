@@ -87,7 +87,9 @@ def test_a_run_starts_from_another_run(data, run, tmp_path):
 
 
 def test_the_head_of_a_run_is_for_its_own_classes(run, caplog):
-    file, ids = recipe_of_run(run), Signature.read(run).class_ids
+    file, signature = recipe_of_run(run), Signature.read(run)
+    assert signature is not None
+    ids = signature.class_ids
     model, topology = model_of(file, file.config, len(ids)), Topology.create(1)
     shapes = shapes_of(model, (16, 16, 3))
     found = [initial_weights(run, model, shapes, len(ids), topology, class_ids=each) for each in (ids, ids[::-1])]
