@@ -14,7 +14,7 @@ from jaxddp.wording import decimal
 class Eval:
     """Evaluate a checkpoint of a run on the validation split, with the run's own settings.
 
-    Example: jaxddp eval runs/first --step best
+    Example: jaxddp eval digits --workdir runs/first, or jaxddp eval runs/first --step best
     """
 
     config: ConfigOfRecipe

@@ -56,6 +56,7 @@ def _short(key: str, value: str) -> Any:
 
 
 def _word(optional: bool) -> Any:
-    told = f"A name ({', '.join(config_names())}), the path of a Python file with get_config(), or a run's config.json."
+    names = ", ".join(config_names())
+    told = f"A name ({names}), the path of a Python file with get_config(), or a run's work directory."
     hint = "(may be left out)" if optional else None
     return Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=told, help_behavior_hint=hint)]

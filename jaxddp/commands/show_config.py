@@ -13,7 +13,10 @@ from jaxddp.recipe_file import RecipeFile, read_recipe
 
 @dataclass(frozen=True)
 class ShowConfig:
-    """Print every setting, and whether it is the default, the config's or the run's, or an option's."""
+    """Print every setting, and whether it is the default, the config's or the run's, or an option's.
+
+    Example: jaxddp config digits --model.width 32
+    """
 
     config: ConfigOfRecipe
 
