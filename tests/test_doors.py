@@ -24,7 +24,6 @@ from jaxddp.errors import InputError
 from jaxddp.experiment.places import absolute, saved_places, with_places
 from jaxddp.experiment.resume import check_measured
 from jaxddp.recipe_file import recipe_path
-from jaxddp.wording import decimal
 
 LEAN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 RECIPE = """
@@ -70,11 +69,11 @@ def run(place, tmp_path, monkeypatch) -> Path:
     return shutil.copytree(place / "run", tmp_path / "copy")
 
 
-def figures(words: list[str], capfd) -> dict[str, str]:
+def figures(words: list[str], capfd) -> dict[str, float]:
     """What `eval` prints."""
     capfd.readouterr()
     assert main(words) == 0
-    return dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
+    return {name: float(value) for name, value in (line.split(": ") for line in capfd.readouterr().out.splitlines())}
 
 
 def validated(run: Path) -> dict[str, float]:
@@ -93,7 +92,7 @@ def told(config: str, *words: str, command: Any = Train, measures: bool = False)
 
 @pytest.mark.slow
 def test_a_run_is_measured_by_its_directory_from_anywhere(place, run, capfd, caplog):
-    wanted = {name: decimal(value) for name, value in validated(run).items()} | {"count": "9"}
+    wanted = {name: pytest.approx(value, rel=1e-6) for name, value in validated(run).items()} | {"count": 9}
     assert figures(["eval", str(run)], capfd).items() >= wanted.items()
     # What the run was started with need not be said again, and what training alone reads is not looked at.
     unfit = ["--train.batch-size", "4096", "--train.accumulate", "7", "--optimizer.warmup", "900 epochs"]

@@ -7,7 +7,6 @@ from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.commands.screen import IMPORTING
 from jaxddp.errors import InputError
 from jaxddp.job.progress import doing
-from jaxddp.wording import decimal
 
 
 @dataclass(frozen=True)
@@ -40,5 +39,5 @@ def run(arguments: list[str]) -> int:
 
 
 def _shown(value: float) -> str:
-    """Counts as they are, and what was measured with the digits that mean something; files have all of them."""
-    return str(value) if isinstance(value, int) else decimal(value)
+    """Counts as they are, and what was measured with the seven digits of a float32."""
+    return str(value) if isinstance(value, int) else f"{value:.7g}"
