@@ -244,14 +244,6 @@ def test_a_program_does_what_the_jitted_step_does_and_donates_the_state():
     assert program.cost is not None and program.cost.flops == BY_HAND["convolution"]
 
 
-def test_a_state_whose_dtype_changes_is_trained_as_under_jit():
-    program: Any = Program(jax.jit(lambda state, feed: (state * feed, feed)))
-    state, feed = jnp.ones(3, "int32"), jnp.full(3, 1.5)
-    for turn in range(1, 4):
-        state, _ = program(state, feed)
-        assert state.dtype == jnp.float32 and np.array_equal(state, np.full(3, 1.5**turn, "float32"))
-
-
 @pytest.mark.parametrize("cache", ("none", "device"))
 def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
     setup, asked = setup_of(2, cache=cache, share=False), []

@@ -504,7 +504,7 @@ def test_threads_follow_the_cores_and_end_with_the_iterator(table: ExampleTable,
     ("seed", "image_size", "shard", "message"),
     [
         (-1, SIZE, WHOLE, "seed=-1: expected 0 to"),
-        (0, 0, WHOLE, "image size 0: use at least 1 pixel"),
+        (0, 0, WHOLE, "data.image_size=0: expected 1 to 10,000"),
         (0, SIZE, Shard(0, 4), "batch size 6 does not divide into 4 equal parts; use 4 or 8"),
         (0, SIZE, Shard(2, 2), "part 2 of a batch that is cut into 2"),
     ],
@@ -520,7 +520,7 @@ def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
         table.eval_batches(EvalOrder(12, 6), DATA)
     with pytest.raises(InputError, match="data.resize=23: validation crops data.image_size=24 pixels"):
         table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), DataConfig(image_size=24, resize=23))
-    with pytest.raises(InputError, match="crop kind 'random': use 'random_area' or 'whole'"):
+    with pytest.raises(InputError, match="data.crop='random': expected 'random_area' or 'whole'"):
         crop_area(DataConfig(crop="random"))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"data.crop_area=\(0, 1\): give the smallest share"):
         crop_area(DataConfig(crop_area=(0, 1)))

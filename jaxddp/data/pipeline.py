@@ -62,8 +62,6 @@ class Pipeline:
     def batches(self) -> Generator[Batch]:
         """The shard's batches. The work begins at once, in the background."""
         check_order(self.table, self.order, self.shard)
-        if self.pixels.image_size < 1:
-            raise InputError(f"image size {self.pixels.image_size}: use at least 1 pixel")
         load = pixel_graph(self.table.store.in_graph(), self.pixels)
 
         def start(step: int) -> Images:
