@@ -3,6 +3,7 @@
 Flipping and normalizing are not done here: they happen on the device.
 """
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -65,14 +66,16 @@ def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RG
     return tf.ensure_shape(center, [image_size, image_size, pixels.channels])
 
 
-def looked_at(data: Any, wanted: Any) -> tuple[Any, Any]:
+def looked_at(data: Any, wanted: Any, digest: Any) -> tuple[Any, Any]:
     """An encoded image and what `verify` says of it: `REFUSED`, `SOUND` or, without its stray bytes, `STRAY`; int32.
 
-    Where it is not `wanted`, a bool scalar, the image is taken for sound.
+    Args:
+        wanted: bool scalar; where it is not, the image is taken for sound.
+        digest: string scalar; the image is refused that has another SHA-256. Empty where it may have any.
     """
     image, verdict = tf.cond(
-        wanted,
-        lambda: tuple(tf.numpy_function(_looked_at, [data], (tf.string, tf.int32))),
+        wanted | (tf.strings.length(digest) > 0),
+        lambda: tuple(tf.numpy_function(_looked_at, [data, wanted, digest], (tf.string, tf.int32))),
         lambda: (data, tf.constant(SOUND)),
     )
     return tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
@@ -179,7 +182,11 @@ def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
     return decode_pillow(data, kind, decoded_channels(pixels), pixels.bits)
 
 
-def _looked_at(data: bytes) -> tuple[bytes, np.int32]:
+def _looked_at(data: bytes, wanted: np.bool_, digest: bytes) -> tuple[bytes, np.int32]:
+    if digest and hashlib.sha256(data).digest() != digest:
+        return data, np.int32(REFUSED)
+    if not wanted:
+        return data, np.int32(SOUND)
     try:
         left_over = verify(data).left_over
     except InputError:
