@@ -73,10 +73,15 @@ def looked_at(data: Any, wanted: Any, digest: Any) -> tuple[Any, Any]:
         wanted: bool scalar; where it is not, the image is taken for sound.
         digest: string scalar; the image is refused that has another SHA-256. Empty where it may have any.
     """
+    held = tf.cond(
+        tf.strings.length(digest) > 0,
+        lambda: tf.ensure_shape(tf.numpy_function(_held, [data, digest], tf.int32), []),
+        lambda: tf.constant(SOUND),
+    )
     image, verdict = tf.cond(
-        wanted | (tf.strings.length(digest) > 0),
-        lambda: tuple(tf.numpy_function(_looked_at, [data, wanted, digest], (tf.string, tf.int32))),
-        lambda: (data, tf.constant(SOUND)),
+        wanted & (held == SOUND),
+        lambda: tuple(tf.numpy_function(_looked_at, [data], (tf.string, tf.int32))),
+        lambda: (data, held),
     )
     return tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
 
@@ -182,11 +187,11 @@ def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
     return decode_pillow(data, kind, decoded_channels(pixels), pixels.bits)
 
 
-def _looked_at(data: bytes, wanted: np.bool_, digest: bytes) -> tuple[bytes, np.int32]:
-    if digest and hashlib.sha256(data).digest() != digest:
-        return data, np.int32(REFUSED)
-    if not wanted:
-        return data, np.int32(SOUND)
+def _held(data: bytes, digest: bytes) -> np.int32:
+    return np.int32(SOUND if hashlib.sha256(data).digest() == digest else REFUSED)
+
+
+def _looked_at(data: bytes) -> tuple[bytes, np.int32]:
     try:
         left_over = verify(data).left_over
     except InputError:
