@@ -45,7 +45,8 @@ def open_held(data: DataConfig) -> dict[str, Source]:
     splits = open_splits(data)
     if data.verify == "manifest":
         file = find_manifest(_place(data).address, data.manifest)
-        splits = held_to_manifest(splits, Manifest.read(file), data)
+        with progress.doing(f"reading {file.name}"):
+            splits = held_to_manifest(splits, Manifest.read(file), data)
     elif data.manifest is not None:
         raise InputError(f"data.manifest={data.manifest}: only data.verify=manifest reads it; set that, or take it out")
     return with_several_labels(splits)
