@@ -5,18 +5,19 @@
 DIR holds solution files (Kaggle's archive, or a part of it). All its JPEG files are verified, and what is left over
 behind their last pixel is counted; so are the longest run of zeros in their data, and the least that is left over where
 a header names one row of blocks less. Then some of the files are damaged in every way of `tests/support/damage.py`. The
-stream is timed over training images that nobody verified, that this process verified, and that an earlier run did, in
-turns; medians.
+stream is timed over training images that nobody verified, that this process verified, and that an earlier run did, and
+over those held against a manifest besides (`data.verify`), in turns; medians. So is reading a manifest of a million.
 """
 
 import argparse
+import dataclasses
 import os
 import random
 import re
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -28,15 +29,19 @@ from support.damage import HEADERS, SMALL, STRETCHES, of, other_size  # pyright:
 
 from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.config import DataConfig
+from jaxddp.curate.image_manifest import write_manifest
+from jaxddp.curate.look import look_at
+from jaxddp.curate.report import CheckedSplit, CheckReport
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.images.header import SOS, essence, segments
 from jaxddp.data.images.jpeg import bytes_left_over
 from jaxddp.data.images.verify import verify
+from jaxddp.data.manifest import Manifest
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
 
-TURNS = 7
+TURNS, MANY = 7, 1_000_000
 DATA = DataConfig()
 
 
@@ -81,19 +86,47 @@ def read(table: ExampleTable) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def streams(root: Path) -> None:
-    here = train_solutions(root).take(1600)
-    here.check(DATA)
-    speeds: dict[str, list[float]] = {"not verified": [], "verified by this process": [], "by an earlier run": []}
-    read(here)
+def streams(root: Path, manifest: Manifest) -> None:
+    def opened(*, known: bool, held: bool) -> ExampleTable:
+        table = train_solutions(root).take(1600)
+        if known:
+            table.check(DATA)
+        return dataclasses.replace(table, digests=manifest.digests(table)) if held else table
+
+    speeds: dict[str, list[float]] = defaultdict(list)
+    read(here := opened(known=True, held=False))
     for _ in range(TURNS):
-        earlier = train_solutions(root).take(1600)
-        earlier.check(DATA)
-        for speed, table in zip(speeds.values(), (train_solutions(root).take(1600), here, earlier), strict=True):
-            speed.append(read(table))
+        for name, table in {
+            "not verified": opened(known=False, held=False),
+            "not verified, against a manifest": opened(known=False, held=True),
+            "verified by this process": here,
+            "by an earlier run": opened(known=True, held=False),
+            "by an earlier run, against a manifest": opened(known=True, held=True),
+        }.items():
+            speeds[name].append(read(table))
     for name, speed in speeds.items():
         ratio = median(one / other for one, other in zip(speed, speeds["verified by this process"], strict=True))
         print(f"stream, {name}: {median(speed):.0f} images/s; {ratio:.2f} of those verified by this process")
+
+
+def checked(root: Path, file: Path) -> Manifest:
+    """The manifest of the training images, and the time to read one of a million."""
+    table = train_solutions(root)
+    split = CheckedSplit("train", table)
+    for row in range(len(table)):
+        split.add(row, look_at(table, row))
+    write_manifest(CheckReport([split]), file)
+    head, *images = file.read_text().splitlines(keepends=True)
+    large = file.with_name("large.jsonl")
+    with large.open("w") as lines:
+        lines.write(head)
+        for number in range(MANY // len(images) + 1):
+            lines.writelines(line.replace('"path": "', f'"path": "{number}/') for line in images)
+    begin = time.process_time()
+    count = len(Manifest.read(large).of_files)
+    seconds = time.process_time() - begin
+    print(f"reading a manifest of {count:,} images, {large.stat().st_size / 1e6:.0f} MB: {seconds:.1f} s, CPU time")
+    return Manifest.read(file)
 
 
 def main() -> None:
@@ -116,7 +149,7 @@ def main() -> None:
     damages(data, options.times)
     with tempfile.TemporaryDirectory() as cache:
         os.environ[CACHE_VARIABLE] = cache
-        streams(options.dir)
+        streams(options.dir, checked(options.dir, Path(cache) / "train.jsonl"))
 
 
 if __name__ == "__main__":

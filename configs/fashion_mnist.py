@@ -7,8 +7,9 @@ from a normal distribution of deviation 0.01, 1x1 shortcuts without batch norm, 
 constant rate of 0.1 for a batch of 256. The source's other convolutions have biases too, which the batch norm behind
 them takes away. It normalizes the 256 images of a GPU together, as `local` does on one device.
 
-The chapter prints no accuracy. On a part of the set, 4,699 images, it reached 83.4% top-1 after 8 epochs and 50.7%
-after 10 (BUILD_NOTES.md): the rate never falls. DIR may hold the names of the classes in classes.txt.
+The chapter prints a test accuracy of 0.91 on one GPU (batch 256, rate 0.1) and of 0.87 on two (batch 512, rate 0.2). On
+a part of the set, 4,699 images, this config reached 83.4% top-1 after 8 epochs and 50.7% after 10 (BUILD_NOTES.md): the
+rate never falls. DIR may hold the names of the classes in classes.txt.
 """
 
 from jaxddp.config import Config, load

@@ -131,7 +131,7 @@ def test_each_bucket_is_an_all_reduce_that_waits_for_the_one_before(buckets, mes
     text = averaged(2, Averaging(buckets))[2]
     # The counter has one of its own, and the first bucket waits for none.
     assert text.count("stablehlo.all_reduce") == messages + 1
-    assert text.count("stablehlo.optimization_barrier") == messages - 1
+    assert text.count("stablehlo.select") == messages - 1
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
@@ -186,11 +186,7 @@ def test_a_step_does_not_depend_on_the_number_of_buckets(devices, buckets):
 
 @pytest.mark.parametrize("buckets", few((1, 3, 8), 2))
 def test_the_optimizer_reads_the_parameters_behind_a_barrier(buckets):
-    text = after_a_step(4, buckets)[1]
-    shared, barriers = text.count("stablehlo.all_reduce"), text.count("stablehlo.optimization_barrier")
-    # Sync batch norm has all-reduces of its own, as many in all programs; the first bucket waits for none.
-    of_batch_norm = after_a_step(4, 1)[1].count("stablehlo.all_reduce") - 1
-    assert barriers == (0 if buckets == 1 else shared - of_batch_norm)
+    assert after_a_step(4, buckets)[1].count("stablehlo.optimization_barrier") == (buckets > 1)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.curate.report import CheckedSplit, CheckReport
+from jaxddp.data.manifest import VERSION, manifest_name
 from jaxddp.errors import InputError
 from jaxddp.files import readable_errors, replace
-
-VERSION = 1
 
 
 def manifest_place(root: Path, wanted: Path | None) -> Path:
@@ -17,7 +16,7 @@ def manifest_place(root: Path, wanted: Path | None) -> Path:
 
     Raises `InputError` where it cannot be written, or would be inside the data set without being wanted there.
     """
-    place = (wanted or Path(f"{root.resolve().name or 'data'}.manifest.jsonl")).absolute()
+    place = (wanted or Path(manifest_name(root))).absolute()
     if wanted is None and place.resolve().is_relative_to(root.resolve()):
         raise InputError(f"{place}: is inside the data set; give the manifest's place with --manifest")
     if place.is_dir():

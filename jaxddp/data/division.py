@@ -50,6 +50,11 @@ class Division:
             if (finer := replace(self, accumulate=accumulate)).is_even:
                 yield finer
 
+    @property
+    def least(self) -> "Division":
+        """The smallest batch in as many microbatches."""
+        return replace(self, batch_size=self._unit)
+
     def largest(self, does: Callable[["Division"], bool]) -> "Division | None":
         """The largest batch below this one that does, in as many microbatches; what does, so does any smaller."""
         sizes = range(self._unit, self.batch_size, self._unit)

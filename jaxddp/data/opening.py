@@ -13,6 +13,7 @@ from jaxddp.data.faults import Refuse, at_once
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.held_out import held_out
 from jaxddp.data.inputs import open_inputs
+from jaxddp.data.manifest import Manifest, find_manifest, held_to_manifest
 from jaxddp.data.multi_label import with_several_labels
 from jaxddp.data.source import Source, Split
 from jaxddp.data.storage.home import nearest_beside, permitted
@@ -35,12 +36,26 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[Source,
 
 def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Source, Source]:
     """The same, but no image is looked for. Raises: as `open_splits`."""
-    train, val = with_several_labels(open_splits(data)).values()
+    train, val = open_held(data).values()
     if data.limit is not None:
         train = train.take(data.limit)
     if val_limit is not None:
         val = val.take(val_limit)
     return train, val
+
+
+@permitted()
+def open_held(data: DataConfig) -> dict[str, Source]:
+    """As `open_splits`: with multi-hot labels where an image has several, and held to the manifest that `data.verify`
+    asks for. Raises: InputError; as `held_to_manifest`, too."""
+    splits = open_splits(data)
+    if data.verify == "manifest":
+        file = find_manifest(_place(data).address, data.manifest)
+        with progress.doing(f"reading {file.name}"):
+            splits = held_to_manifest(splits, Manifest.read(file), data)
+    elif data.manifest is not None:
+        raise InputError(f"data.manifest={data.manifest}: only data.verify=manifest reads it; set that, or take it out")
+    return with_several_labels(splits)
 
 
 @permitted()

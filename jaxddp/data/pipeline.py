@@ -56,6 +56,8 @@ class Pipeline:
     steps: range
     shard: Shard
     substitutes: Substitutes | Omissions | None = None
+    verifies: bool = True
+    """Whether images are read to their last pixel that nobody found sound yet."""
     lost: list[Exception] = field(default_factory=list)
     """What ended the producer. TensorFlow would print its traceback, and pass on only its text."""
 
@@ -104,7 +106,7 @@ class Pipeline:
         try:
             for (batch, real, rows), places in zip(here, self._places(rows for _, _, rows in ahead), strict=True):
                 keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real])
-                yield keys, ~self.table.verified.sound[rows], *places
+                yield keys, self.verifies & ~self.table.verified.sound[rows], self._digests(rows), *places
         except Exception as error:
             self.lost.append(error)
 
@@ -113,6 +115,11 @@ class Pipeline:
         if self.table.store.in_graph() is None:
             return _fetched(self.table, batches)
         return map(self.table.places, batches)
+
+    def _digests(self, rows: np.ndarray) -> np.ndarray:
+        """bytes[b], of int64[b] rows; empty where there are none to hold the images against."""
+        digests = self.table.digests
+        return np.zeros(len(rows), "S1") if digests is None else digests.of(rows)
 
     def _consume(self, images: list[Images], start: Callable[[int], Images]) -> Generator[Batch]:
         try:
@@ -147,7 +154,8 @@ class Pipeline:
         if len(refused := rows[verdicts == REFUSED]):
             self._refuse(refused, InputError(f"{self.table.name(int(refused[0]))}: changes as it is read"))
             return None
-        self.table.verified.add(rows[verdicts == SOUND], self.shard.index)
+        if self.verifies:
+            self.table.verified.add(rows[verdicts == SOUND], self.shard.index)
         return pixels
 
     def _refuse(self, rows: np.ndarray, failure: Exception) -> None:
@@ -186,6 +194,9 @@ class Pipeline:
                 data = self.table.read(row)
             except InputError as error:
                 yield row, str(error)
+                continue
+            if self.table.digests is not None and (fault := self.table.digests.fault(row, data)):
+                yield row, f"{self.table.name(row)}: {fault}"
                 continue
             try:
                 verify(data)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.digests import Digests
 from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.label_sets import LabelSets
 from jaxddp.data.omissions import Omissions
@@ -44,6 +45,8 @@ class ExampleTable:
     """The classes of each example, where some are of several, whose label is then -1."""
     made_of: Literal["row", "file", "record"] = "row"
     """What an example is: a row of a table, a file of a folder, a record of a file."""
+    digests: Digests | None = None
+    """Against which each file is held as it is read; None holds them against nothing."""
 
     pixel_shape = None
 
@@ -159,15 +162,15 @@ class ExampleTable:
     ) -> Iterator[Batch]:
         """As `Source.train_batches`, with images [B, S, S, C] of the config's `PixelFormat`, S being `data.image_size`.
 
-        Each file is read to its last pixel the first time that a process meets it, unless `verified` knows it. The
-        iterator raises `Unreachable` where the store gave no answer within its deadline.
+        Each file is read to its last pixel the first time that a process meets it, unless `verified` knows it or
+        `data.verify` is "never". The iterator raises `Unreachable` where the store gave no answer within its deadline.
         """
         from jaxddp.data.images.graph import TrainPixels
         from jaxddp.data.images.windows import crop_area
         from jaxddp.data.pipeline import Pipeline
 
         pixels = TrainPixels(data.image_size, PixelFormat.of(data), crop_area(data))
-        return Pipeline(self, order, pixels, steps, shard, substitutes).batches()
+        return Pipeline(self, order, pixels, steps, shard, substitutes, data.verify != "never").batches()
 
     def eval_batches(
         self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, omissions: Omissions | None = None
@@ -183,7 +186,8 @@ class ExampleTable:
 
         self.check_evaluation(data)
         pixels = EvalPixels(data.image_size, PixelFormat.of(data), data.resize)
-        return Pipeline(self, order, pixels, range(order.num_batches), shard, omissions).batches()
+        steps, verifies = range(order.num_batches), data.verify != "never"
+        return Pipeline(self, order, pixels, steps, shard, omissions, verifies).batches()
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the images of int[n] rows are, for a store's graph: files, bytes 'S'[n], and offsets, int64[n]."""
@@ -195,7 +199,8 @@ class ExampleTable:
         offset = None if self.offset is None else self.offset[rows]
         sets = None if self.label_sets is None else self.label_sets.rows(rows)
         columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
-        return replace(self, **columns, offset=offset, label_sets=sets)
+        digests = None if self.digests is None else self.digests.rows(rows)
+        return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
 
     def without(self, rows: Sequence[int]) -> "ExampleTable":
         """All examples but those of some rows. Raises: InputError; none is left."""

@@ -1,6 +1,7 @@
 """Labels for some images only: the examples that keep theirs, and a second source whose labels nobody looks at."""
 
 import hashlib
+import logging
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from jaxddp.wording import counted, show
 
 TRAIN = "train"
 """What `data.unlabelled` calls the training images themselves."""
+_log = logging.getLogger("jaxddp.data")
 
 
 def labelled_and_unlabelled(train: Source, data: DataConfig) -> tuple[Source, Source | None]:
@@ -26,6 +28,8 @@ def labelled_and_unlabelled(train: Source, data: DataConfig) -> tuple[Source, So
     if data.unlabelled is not None:
         with about("data.unlabelled"):
             images = train if data.unlabelled == TRAIN else open_images(data.unlabelled, data)
+            if images is not train and data.verify == "manifest":
+                _log.warning("data.verify=manifest: the images of data.unlabelled are held against no manifest")
             unlabelled = images.without_labels()
             unlabelled.check(data)
     if data.labels_per_class is not None:

@@ -6,7 +6,7 @@ separate layers (a scan over layers has all its gradients at once):
 
 - a bucket holds gradients that become ready one after the other, as the traced program tells (`order_of_readiness`);
 - the later a bucket, the less is left to hide it behind, and the smaller it is (`cut`);
-- each waits for the sum of the one before, so that they travel in this order (`Averaging.average`);
+- each waits for the mean of the one before, so that they travel in this order (`Averaging.average`);
 - the optimizer reads the parameters behind a barrier (`Averaging.parameters`). Otherwise the update of a kernel and its
   cast for the gradient of an image become one, and the backward pass waits for an all-reduce.
 """
@@ -86,10 +86,9 @@ class Averaging:
             buffer, unravel = ravel_pytree([leaves[place] for place in bucket])
             travelling = buffer if bucket is early or self.dtype is None else buffer.astype(self.dtype)
             if before is not None:
-                travelling, _ = lax.optimization_barrier((travelling, before))
-            before = lax.psum(travelling, AXIS)
-            mean = before.astype(buffer.dtype) / lax.axis_size(AXIS)
-            averaged.update(zip(bucket, unravel(mean), strict=True))
+                travelling = _after(travelling, before)
+            before = lax.pmean(travelling, AXIS)
+            averaged.update(zip(bucket, unravel(before.astype(buffer.dtype)), strict=True))
         return jax.tree.unflatten(structure, [averaged[place] for place in range(len(leaves))])
 
     def parameters(self, params: Any) -> Any:
@@ -133,6 +132,14 @@ def order_of_readiness(traced: ClosedJaxpr, count: int) -> list[int]:
 
     places = [ready(result) for result in traced.jaxpr.outvars[:count]]
     return sorted(range(count), key=places.__getitem__)
+
+
+def _after(buffer: jax.Array, before: jax.Array) -> jax.Array:
+    """The buffer, for which what was `before` has to be there: XLA cannot tell that it does not depend on it.
+
+    A barrier of both would keep a mean's division from becoming one kernel with what reads it.
+    """
+    return jnp.where(before[:1].sum() > jnp.inf, 0, buffer)
 
 
 def _is_float(leaf: jax.Array) -> bool:

@@ -2,7 +2,8 @@
 
 What a program needs is known once it is compiled. What another division of the batch would need is estimated: of the
 arrays that live only while a step is computed, gradients stay as they are, microbatches add sums of them, and the rest
-shrinks with the examples that are computed at once.
+shrinks with the examples that are computed at once: on GPUs all of it; on a CPU something stays, however few these are,
+and a second program tells how much.
 """
 
 import json
@@ -22,8 +23,6 @@ from jaxddp.measure.host_memory import HostMemory, host_memory
 from jaxddp.mesh import Topology
 from jaxddp.wording import size
 
-_SCRATCH = {"cpu": 0.1}
-"""The share of activations that stays however few images are computed, from programs that XLA compiled; GPUs: none."""
 MARGIN = 0.03
 """What is estimated may be off by this share of what is there; see BUILD_NOTES.md."""
 SPARED = 0.1
@@ -40,16 +39,18 @@ class Needs:
         output: what does not take the place of an argument.
         temporary: what lives only while the step is computed.
         gradients: of all parameters, a part of what is temporary.
-        scratch: another part of it, whose size is not that of the batch.
+        scratch: another part of it, whose size is not that of the batch; None where that is not known.
         images: those that are still to be placed, by their use.
+        batch: a part of the arguments whose size is that of the batch, so far as it is known.
     """
 
     arguments: int
     output: int
     temporary: int
     gradients: int
-    scratch: int = 0
+    scratch: int | None = 0
     images: Mapping[str, int] = field(default_factory=dict)
+    batch: int = 0
 
     @classmethod
     def of(cls, cost: Cost, params: Any, topology: Topology, images: Mapping[str, int] | None = None) -> "Needs | None":
@@ -59,7 +60,7 @@ class Needs:
         output = max(found.output_size_in_bytes - found.alias_size_in_bytes, 0)
         temporary = found.temp_size_in_bytes
         gradients = min(bytes_on_a_device(params), temporary)
-        scratch = int(_SCRATCH.get(topology.platform, 0) * (temporary - gradients))
+        scratch = None if topology.platform == "cpu" else 0
         return cls(found.argument_size_in_bytes, output, temporary, gradients, scratch, images or {})
 
     @property
@@ -71,13 +72,22 @@ class Needs:
     def total(self) -> int:
         return self.lasting + self.temporary
 
+    def beside(self, now: Division, other: "Needs", then: Division) -> "Needs":
+        """The same with its scratch and its batch, as two programs tell them whose batches are of other sizes."""
+        examples, activations = now.microbatch - then.microbatch, self.temporary - self.gradients
+        scratch = activations - (self.temporary - other.temporary) / examples * now.microbatch
+        batch = (self.arguments - other.arguments) / examples * now.microbatch
+        return replace(self, scratch=min(max(round(scratch), 0), activations), batch=max(round(batch), 0))
+
     def at(self, now: Division, then: Division) -> int:
-        """About how many bytes the step needs where its batch is divided in another way."""
+        """About how many bytes the step needs where its batch is divided in another way; scratch has to be known."""
+        assert self.scratch is not None
         gradients = self.gradients
         if now.accumulate == 1 < then.accumulate:
             gradients += 2 * self.gradients  # a loop's sum of them, before and after a microbatch
         activations = (self.temporary - self.gradients - self.scratch) * then.microbatch / now.microbatch
-        return self.lasting + gradients + self.scratch + math.ceil(activations)
+        batch = self.batch * (then.batch_size / now.batch_size - 1)
+        return self.lasting + gradients + self.scratch + math.ceil(activations + batch)
 
     def __str__(self) -> str:
         images = f", {told(self.images)}" if self.images else ""
@@ -159,10 +169,26 @@ class Fit:
         """Whether the step cannot fit."""
         return self.needs is not None and self.room is not None and self.needs.total > self.room
 
-    def check(self) -> None:
-        """Raises `InputError` where the step cannot fit."""
+    def check(self, compiled: Callable[[Division], Needs | None]) -> None:
+        """Raises `InputError` where the step cannot fit.
+
+        Args:
+            compiled: what a smaller batch needs, in as many microbatches; None where that cannot be told.
+        """
         if self.is_short:
-            raise InputError(f"{self}; {self.advice()}")
+            raise InputError(f"{self}; {self.compared(compiled).advice()}")
+
+    def compared(self, compiled: Callable[[Division], Needs | None]) -> "Fit":
+        """With the scratch of the step, which the batch tells that would do if there were none."""
+        needs, now = self.needs, self.division
+        if needs is None or needs.scratch is not None:
+            return self
+        without = replace(needs, scratch=0)
+        then = now.largest(lambda then: without.at(now, then) <= self._limit) or now.least
+        if then.microbatch == now.microbatch:
+            return replace(self, needs=without)
+        other = compiled(then)
+        return self if other is None else replace(self, needs=needs.beside(now, other, then))
 
     def __str__(self) -> str:
         if self.needs is None:
@@ -172,12 +198,10 @@ class Fit:
     def advice(self) -> str:
         """Which `accumulate` or batch would do: on paper, and where memory ran out although it would, a smaller one."""
         needs, now = self.needs, self.division
-        if needs is None:
+        if needs is None or needs.scratch is None:
             return "raise --train.accumulate, or lower --train.batch-size"
-        spared, of = (MARGIN, self.room) if self.is_short and self.room is not None else (SPARED, needs.total)
-        limit = (1 - spared) * of
-        finer = next((then for then in now.finer() if needs.at(now, then) <= limit), None)
-        smaller = now.largest(lambda then: needs.at(now, then) <= limit)
+        finer = next((then for then in now.finer() if needs.at(now, then) <= self._limit), None)
+        smaller = now.largest(lambda then: needs.at(now, then) <= self._limit)
 
         def need(then: Division) -> str:
             return f"would need about {size(needs.at(now, then))}"
@@ -188,10 +212,17 @@ class Fit:
         if smaller is not None:
             choices.append(f"--train.batch-size {smaller.batch_size} {need(smaller)}")
         if not choices:
-            least = Division(now.shares * now.together, now.shares, 1, now.together)
+            least = replace(now, accumulate=1).least
             alone = f"even images {now.together} at a time {need(least)}"
             choices.append(f"no accumulate and no batch would help, since {alone}; choose a smaller network")
         return ", or ".join([*choices, *(["set data.cache to none"] if needs.images else [])])
+
+    @property
+    def _limit(self) -> float:
+        """What another division may need."""
+        if self.is_short and self.room is not None:
+            return (1 - MARGIN) * self.room
+        return (1 - SPARED) * (self.needs.total if self.needs else 0)
 
 
 def agreed_fit(division: Division, own: Report) -> Fit:

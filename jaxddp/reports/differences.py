@@ -11,7 +11,7 @@ from jaxddp.reports.run_files import RunFiles
 UNKNOWN = "unknown"
 _FREE = (
     *("seed", "data.path", "data.name", "data.data_dir", "data.local_cache", "parallel.", "log.", "checkpoint."),
-    *("eval.batch_size", "recipe.file", "objects.jax", RUN_ID),
+    *("data.verify", "data.manifest", "eval.batch_size", "recipe.file", "objects.jax", RUN_ID),
 )
 """How the keys begin in which runs of one recipe may differ: on what it runs, where its data lie, what is watched."""
 _RECIPE = "parallel.reproducible"

@@ -92,6 +92,12 @@ class DataConfig:
     """A training image that cannot be used ends the run, or is substituted by another of its class, and counted."""
     max_bad_images: Share = 0.001
     """The share of an epoch's images that may be substituted, rounded to the nearest number, but at least one."""
+    verify: Literal["first", "manifest", "never"] = "first"
+    """Read each file to its last pixel the first time, unless an earlier run or `data check` did; beside that, hold it
+    against the SHA-256 in `manifest` each time; or do neither."""
+    manifest: str | None = None
+    """What `jaxddp data check` wrote of the data; where absent, its default name in the working directory, or beside
+    the data."""
     sampling: Literal["shuffled", "balanced"] = "shuffled"
     """Every example once an epoch, or, balanced, all classes equally often: an epoch is as long, a class with fewer
     images than others repeats them, and one with more leaves some for later epochs."""

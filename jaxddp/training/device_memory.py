@@ -3,8 +3,15 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+import jax
+
+import jaxddp.job.progress as progress
+from jaxddp.data.batch import Batch
+from jaxddp.data.division import Division
 from jaxddp.engine.state import TrainState
+from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, Needs, Report, agreed_fit, named
+from jaxddp.mesh import Topology
 from jaxddp.training.run import Run
 
 
@@ -22,15 +29,19 @@ class Memory:
         """Whether a step was checked."""
         return self._fit is not None
 
-    def check(self, state: TrainState, feed: tuple[Any, ...]) -> None:
+    def check(self, state: TrainState, feed: tuple[Any, ...], needed: tuple[Any, ...]) -> None:
         """See that the program that was prepared last fits the devices of all processes, on which the feed lies.
 
         All processes must call it alike, before the first step. Raises: InputError; the same on all of them.
+
+        Args:
+            needed: what the program was prepared for.
         """
-        cost, topology = self._run.program.cost, self._run.topology
-        needs = None if cost is None else Needs.of(cost, state.params, topology)
-        self._fit = agreed_fit(self._run.division, Report.of(needs, topology, (state, feed)))
-        self._fit.check()
+        program, topology, division = self._run.program, self._run.topology, self._run.division
+        needs = None if program.cost is None else Needs.of(program.cost, state.params, topology)
+        self._fit = agreed_fit(division, Report.of(needs, topology, (state, feed)))
+        with progress.phase("compile"):
+            self._fit.check(lambda then: needs_of_batch(then, division, program.function, state, needed, topology))
 
     def of_steps(self) -> AbstractContextManager[None]:
         """Around all steps: an allocation that fails becomes an `InputError`."""
@@ -52,3 +63,25 @@ class Memory:
             return f"{self._fit}; lower --eval.batch-size" if self._fit else "lower --eval.batch-size"
 
         return named(lambda: f"in the validation after step {step}", advice)
+
+
+def needs_of_batch(
+    then: Division, now: Division, function: Any, state: TrainState, feed: tuple[Any, ...], topology: Topology
+) -> Needs | None:
+    """What a jitted step needs for another batch than the feed's, in as many microbatches; None where it takes none.
+
+    Args:
+        feed: beside the state, what the step takes; shapes will do.
+    """
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        size = leaf.shape[0] * then.batch_size // now.batch_size
+        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding)
+
+    other = [jax.tree.map(shape, part) if isinstance(part, Batch) else part for part in feed]
+    try:
+        cost = compile_with_cost(function, state, *other)[1]
+    # A network of the user's may take one size of batch alone.
+    except Exception:
+        return None
+    return Needs.of(cost, state.params, topology)

@@ -179,7 +179,7 @@ class _Loop:
                 with self.clock.paused(), progress.phase("compile", "compiling the step"):
                     self.run.program.prepare(state, *needed)
             if first:
-                self.memory.check(state, feed)
+                self.memory.check(state, feed, needed)
 
     def count(self, steps: int) -> None:
         """Steps that the program has just taken."""

@@ -25,7 +25,7 @@ FREE = frozenset(
         *("checkpoint.best", "checkpoint.best_is"),
         *("checkpoint.best_smoothing", "objects.jax", "objective.teacher", RUN_ID),
         *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
-        *("data.max_bad_images", "data.local_cache", "data.data_dir", *MOVED),
+        *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", *MOVED),
     )
 )
 """What a resumed run may change: how long, how often, on what, what is kept, and how it is measured. All else is the

@@ -18,6 +18,7 @@ from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, Needs, Report
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.training.device_memory import needs_of_batch
 from jaxddp.training.listeners.lines import count_parameters
 from jaxddp.wording import counted, speed
 
@@ -68,12 +69,13 @@ def step(setup: RunSetup) -> Finding:
     """
     program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
     begin = time.perf_counter()
-    _, cost = compile_with_cost(program.function, setup.state, abstract_batch(setup), setup.key)
+    feed, division = (abstract_batch(setup), setup.key), setup.division
+    _, cost = compile_with_cost(program.function, setup.state, *feed)
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
     needs = Needs.of(cost, setup.state.params, setup.topology, kept)
-    fit = Fit.of(setup.division, [Report.of(needs, setup.topology, setup.state)])
-    fit.check()
+    fit = Fit.of(division, [Report.of(needs, setup.topology, setup.state)])
+    fit.check(lambda then: needs_of_batch(then, division, program.function, setup.state, feed, setup.topology))
     return Finding(f"{work}; {fit}")
 
 

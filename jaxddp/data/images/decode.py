@@ -3,6 +3,7 @@
 Flipping and normalizing are not done here: they happen on the device.
 """
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -65,15 +66,22 @@ def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RG
     return tf.ensure_shape(center, [image_size, image_size, pixels.channels])
 
 
-def looked_at(data: Any, wanted: Any) -> tuple[Any, Any]:
+def looked_at(data: Any, wanted: Any, digest: Any) -> tuple[Any, Any]:
     """An encoded image and what `verify` says of it: `REFUSED`, `SOUND` or, without its stray bytes, `STRAY`; int32.
 
-    Where it is not `wanted`, a bool scalar, the image is taken for sound.
+    Args:
+        wanted: bool scalar; where it is not, the image is taken for sound.
+        digest: string scalar; the image is refused that has another SHA-256. Empty where it may have any.
     """
+    held = tf.cond(
+        tf.strings.length(digest) > 0,
+        lambda: tf.ensure_shape(tf.numpy_function(_held, [data, digest], tf.int32), []),
+        lambda: tf.constant(SOUND),
+    )
     image, verdict = tf.cond(
-        wanted,
+        wanted & (held == SOUND),
         lambda: tuple(tf.numpy_function(_looked_at, [data], (tf.string, tf.int32))),
-        lambda: (data, tf.constant(SOUND)),
+        lambda: (data, held),
     )
     return tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
 
@@ -177,6 +185,10 @@ def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
     data = _plain(data)
     kind: Any = parse_header(data).kind
     return decode_pillow(data, kind, decoded_channels(pixels), pixels.bits)
+
+
+def _held(data: bytes, digest: bytes) -> np.int32:
+    return np.int32(SOUND if hashlib.sha256(data).digest() == digest else REFUSED)
 
 
 def _looked_at(data: bytes) -> tuple[bytes, np.int32]:

@@ -42,16 +42,18 @@ Pixels = TrainPixels | EvalPixels
 
 @functools.lru_cache(maxsize=MOST_GRAPHS)
 def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
-    """A function of a key, whether to look at the image, and its place, to pixels and a verdict; see `looked_at`.
+    """A function of a key, `looked_at`'s further arguments, and an image's place, to pixels and a verdict.
 
     Args:
         read: see `Store.in_graph`; where absent, the place is the encoded image itself.
     """
     places = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)][: 2 if read else 1]
 
-    @tf.function(input_signature=(tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool), *places), autograph=False)
-    def load(key: Any, look: Any, *place: Any) -> Any:
-        image, verdict = looked_at(read(*place) if read else place[0], look)
+    asked = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.string)
+
+    @tf.function(input_signature=(*asked, *places), autograph=False)
+    def load(key: Any, look: Any, digest: Any, *place: Any) -> Any:
+        image, verdict = looked_at(read(*place) if read else place[0], look, digest)
         shape = pixels.image_size, pixels.image_size, pixels.format.channels
         black = functools.partial(tf.zeros, shape, pixels.format.dtype)
         return tf.cond(verdict == REFUSED, black, lambda: pixels(image, key)), verdict

@@ -1,0 +1,136 @@
+"""The manifest of `jaxddp data check`, and the sources whose images are held against it.
+
+It is JSON lines: the first of the data set, every other of one image; `jaxddp.curate.image_manifest` writes it.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jaxddp.files as files
+from jaxddp.config import DataConfig
+from jaxddp.data.digests import Digests
+from jaxddp.data.source import Source
+from jaxddp.data.storage.home import is_address
+from jaxddp.data.table import ExampleTable
+from jaxddp.errors import InputError
+
+VERSION = 1
+_AGAIN = "write it again with `jaxddp data check`"
+_NONE = bytes(32)
+_log = logging.getLogger("jaxddp.data")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The SHA-256 of each image that could be read, 32 bytes each.
+
+    Attributes:
+        of_files: by an image's file and its offset there, which is 0 where the file is the image.
+        of_pixels: those of images that no file has.
+    """
+
+    file: Path
+    of_files: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    of_pixels: set[bytes] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, file: Path) -> "Manifest":
+        """Raises `InputError`: the file is missing, or not of `data check`; names the line."""
+        manifest, number = cls(file), 1
+        missing = "no such file; give data.manifest what `jaxddp data check` wrote"
+        with files.reading(file, _AGAIN, missing=missing), files.open_regular(file, buffering=-1) as lines:
+            try:
+                if json.loads(next(lines, b"{}"))["manifest"] != VERSION:
+                    raise ValueError
+                for number, line in enumerate(lines, 2):  # noqa: B007
+                    manifest._add(json.loads(line))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise InputError(f"{file}, line {number}: not of such a manifest; {_AGAIN}") from None
+        return manifest
+
+    def _add(self, image: Mapping[str, Any]) -> None:
+        if image["sha256"] is None:
+            return
+        digest = bytes.fromhex(image["sha256"])
+        if len(digest) != len(_NONE):
+            raise ValueError
+        if image["path"] is None:
+            self.of_pixels.add(digest)
+        else:
+            self.of_files[os.fsencode(image["path"]), int(image["offset"] or 0)] = digest
+
+    def digests(self, table: ExampleTable) -> Digests:
+        """Those of a table's rows."""
+        offsets = np.zeros(len(table), int) if table.offset is None else table.offset
+        places = zip(table.path.tolist(), offsets.tolist(), strict=True)
+        sha256 = b"".join(self.of_files.get(place, _NONE) for place in places)
+        return Digests(str(self.file), np.frombuffer(sha256, "V32"))
+
+
+def manifest_name(address: str | os.PathLike[str]) -> str:
+    """What `data check` calls the manifest of a data set, by its path or URL."""
+    return f"{Path(address).resolve().name or 'data'}.manifest.jsonl"
+
+
+def find_manifest(address: str, wanted: str | None) -> Path:
+    """The manifest of a data set: as wanted, otherwise in the working directory or beside the set.
+
+    Raises: InputError; it is in neither.
+    """
+    if wanted is not None:
+        return Path(wanted).expanduser().absolute()
+    folders = [Path.cwd(), *([] if is_address(address) else [Path(address).expanduser().resolve().parent])]
+    name = manifest_name(address)
+    found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if found is None:
+        places = " or ".join(dict.fromkeys(map(str, folders)))
+        raise InputError(
+            f"data.verify=manifest: no {name} in {places}; run `jaxddp data check {address}`, or give data.manifest"
+        )
+    return found
+
+
+def held_to_manifest(splits: Mapping[str, Source], manifest: Manifest, data: DataConfig) -> dict[str, Source]:
+    """The splits of a data set with each image held against its manifest: of files as they are read, of arrays now.
+
+    Raises: InputError; the manifest does not list an image that no other may substitute, or an array's differs.
+    """
+    held: dict[str, Source] = {}
+    for split, source in splits.items():
+        if isinstance(source, ExampleTable):
+            held[split] = replace(source, digests=manifest.digests(source))
+            if split != "train" or data.bad_images == "fail":
+                _check_listed(held[split], manifest)
+            continue
+        held[split] = source
+        if getattr(source, "pixel_shape", None) is None:
+            _log.warning(f"data.verify=manifest: the {split} images are not held against {manifest.file}")
+        else:
+            _check_pixels(source, manifest)
+    return held
+
+
+def _check_listed(table: Any, manifest: Manifest) -> None:
+    if len(missing := table.digests.unlisted):
+        name, more = table.name(int(missing[0])), len(missing) - 1
+        others = f", nor {more:,} other{'s' * (more > 1)}" if more else ""
+        raise InputError(f"{name}: {manifest.file} does not list it{others}; run `jaxddp data check` again")
+
+
+def _check_pixels(source: Source, manifest: Manifest) -> None:
+    # Rows may be a selection of those that were checked.
+    for row in range(len(source)):
+        found = hashlib.sha256(source.read(row)).digest()
+        if found not in manifest.of_pixels:
+            raise InputError(
+                f"{source.name(row)}: {manifest.file} lists no image of its pixels (SHA-256 {found.hex()[:12]}…); put "
+                "the data back, or run `jaxddp data check` again where they were meant to change"
+            )

@@ -1,0 +1,200 @@
+"""Images held against the SHA-256 that `data check` wrote: what differs trains nothing, and is named in one line."""
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.forms import write_npz
+from support.ilsvrc import IMAGES, write_tree
+from support.networks import linear_model
+from support.shared import sgd
+
+import jaxddp
+import jaxddp.data.images.decode as decode
+from jaxddp.cache_folder import CACHE_VARIABLE
+from jaxddp.config import DataConfig
+from jaxddp.curate.check import check
+from jaxddp.curate.image_manifest import write_manifest
+from jaxddp.data.images.verify import verify
+from jaxddp.data.opening import open_splits, open_tables
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.source import Source
+from jaxddp.data.unlabelled import labelled_and_unlabelled
+from jaxddp.errors import InputError
+
+N, BATCH, BAD = 8, 4, 3
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A set with its manifest beside it, in the working directory."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    root = write_tree(tmp_path / "tree", classes=2, images=N // 2, val=4, size=16)
+    write_manifest(check(open_splits(DataConfig(path=str(root)))), tmp_path / "tree.manifest.jsonl")
+    return root
+
+
+def data(root: Path, **more) -> DataConfig:
+    images = {"image_size": 16, "resize": 16, "crop": "whole"}
+    return DataConfig(**{"path": str(root), "verify": "manifest", **images, **more})  # pyright: ignore[reportArgumentType]
+
+
+def epoch(train: Source, config: DataConfig) -> list:
+    batches = train.train_batches(
+        SampleOrder(N, BATCH, seed=0), config, range(N // BATCH), substitutes=train.substitutes(config)
+    )
+    return list(batches)
+
+
+def flip_a_bit(file: Path) -> None:
+    """One that changes pixels and that no decoder notices."""
+    content, before = bytearray(file.read_bytes()), np.asarray(Image.open(file))
+    for place in reversed(range(len(content) - 2)):
+        content[place] ^= 1
+        with contextlib.suppress(InputError, OSError):
+            verify(bytes(content))
+            if (np.asarray(Image.open(io.BytesIO(content))) != before).any():
+                file.write_bytes(content)
+                return
+        content[place] ^= 1
+    raise AssertionError("each bit is noticed")
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_trains_unless_it_is_held_against_the_manifest(root: Path):
+    config = data(root)
+    train, val = open_tables(config)
+    sound = epoch(train, config)
+    flip_a_bit(file := Path(train.name(BAD)))
+    first = data(root, verify="first")
+    differs = [(a.image != b.image).any() for a, b in zip(sound, epoch(open_tables(first)[0], first), strict=True)]
+    assert sum(differs) == 1
+    # Of a table that was read before, too.
+    for table in (train, open_tables(config)[0]):
+        with pytest.raises(InputError) as caught:
+            epoch(table, config)
+        line = str(caught.value)
+        assert line.startswith(f"{file}: its SHA-256 is ") and f"… in {root}.manifest.jsonl; put the file back" in line
+    flip_a_bit(file := Path(val.name(0)))
+    with pytest.raises(InputError, match=f"^{file}: its SHA-256 is "):
+        next(val.eval_batches(EvalOrder(4, 4), config))
+
+
+@pytest.mark.parametrize("lack", ["differs", "is not listed"])
+def test_another_of_its_class_may_substitute_it(root: Path, lack: str, caplog):
+    config = data(root, bad_images="substitute")
+    (name,) = {Path(open_splits(config)["train"].name(BAD))}
+    if lack == "differs":
+        flip_a_bit(name)
+    else:
+        manifest = root.with_name("tree.manifest.jsonl")
+        kept = [line for line in manifest.read_text().splitlines(keepends=True) if name.stem not in line]
+        manifest.write_text("".join(kept))
+    train, _ = open_tables(config)
+    substituted = [row for batch in epoch(train, config) for row in batch.row[batch.substituted > 0].tolist()]
+    assert substituted == [BAD] and any(str(name) in message for message in caplog.messages)
+
+
+def test_never_looks_at_nothing_and_notes_nothing_as_sound(root: Path, monkeypatch: pytest.MonkeyPatch):
+    looked: list[int] = []
+    monkeypatch.setattr(decode, "verify", lambda image: looked.append(len(image)) or verify(image))
+    # `data check` has noted them.
+    shutil.rmtree(root.with_name("cache"))
+    config = data(root, verify="never")
+    epoch(open_tables(config)[0], config)
+    assert looked == []
+    config = data(root, verify="first")
+    epoch(open_tables(config)[0], config)
+    assert len(looked) == N
+
+
+def removed(manifest: Path) -> None:
+    manifest.unlink()
+
+
+def shortened(manifest: Path) -> None:
+    manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[:-2]))
+
+
+def rewritten(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def rewrite(manifest: Path) -> None:
+        head, first, *others = map(json.loads, manifest.read_text().splitlines())
+        change(first)
+        manifest.write_text("".join(json.dumps(line) + "\n" for line in (head, first, *others)))
+
+    return rewrite
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            removed,
+            r"^data\.verify=manifest: no tree\.manifest\.jsonl in {0}; run `jaxddp data check {0}/tree`, or give ",
+        ),
+        (shortened, r"^{0}/tree/.*JPEG: {0}/tree\.manifest\.jsonl does not list it, nor 1 other; run `jaxddp data "),
+        (rewritten(lambda image: image.pop("path")), r"^{0}/tree\.manifest\.jsonl, line 2: not of such a manifest; "),
+        (rewritten(lambda image: image.update(sha256=5)), r"^{0}/tree\.manifest\.jsonl, line 2: not of such a manif"),
+        (rewritten(lambda image: image.update(sha256="ab")), r"^{0}/tree\.manifest\.jsonl, line 2: not of such a man"),
+        (lambda file: file.write_text("{}\n"), r"^{0}/tree\.manifest\.jsonl, line 1: not of such a manifest; write "),
+        (lambda file: file.write_bytes(b"\xff"), r"^{0}/tree\.manifest\.jsonl, line 1: not of such a manifest; write "),
+    ],
+)
+def test_a_manifest_that_says_too_little_is_one_line_at_the_start(root: Path, change, line: str):
+    change(root.with_name("tree.manifest.jsonl"))
+    with pytest.raises(InputError, match=line.format(root.parent)):
+        open_tables(data(root))
+
+
+def test_the_manifest_is_found_by_its_key_and_beside_the_set(root: Path, tmp_path: Path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = open_tables(data(root))[0].digests
+    moved = root.with_name("tree.manifest.jsonl").rename(tmp_path / "m")
+    with pytest.raises(InputError, match=f"no tree.manifest.jsonl in {tmp_path}/elsewhere or {tmp_path}; run"):
+        open_tables(data(root))
+    with pytest.raises(InputError, match=f"^{tmp_path}/n: no such file; give data.manifest what `jaxddp data check`"):
+        open_tables(data(root, manifest=str(tmp_path / "n")))
+    assert (open_tables(data(root, manifest=str(moved)))[0].digests.sha256 == found.sha256).all()
+    with pytest.raises(InputError, match=r"only data\.verify=manifest reads it"):
+        open_tables(data(root, verify="first", manifest=str(moved)))
+
+
+def test_what_is_selected_of_a_table_keeps_its_digests(root: Path, caplog):
+    train, unlabelled = labelled_and_unlabelled(*[open_tables(data(root))[0], data(root, unlabelled="train")])
+    other = data(root, unlabelled=str(root / IMAGES / "train"), labels_per_class=2)
+    few, others = labelled_and_unlabelled(train, other)
+    for table in (train, few, train.take(3), train.select("1:2"), unlabelled):
+        assert [table.digests.fault(row, table.read(row)) for row in range(len(table))] == [None] * len(table)
+    assert others.digests is None
+    assert caplog.messages == ["data.verify=manifest: the images of data.unlabelled are held against no manifest"]
+
+
+def test_arrays_are_held_against_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    file = write_npz(tmp_path / "arrays")
+    config = DataConfig(path=str(file), image_size=12, resize=12, crop="whole")
+    write_manifest(check(open_splits(config)), tmp_path / "arrays.npz.manifest.jsonl")
+    held = DataConfig(path=str(file), image_size=12, resize=12, crop="whole", verify="manifest")
+    assert len(open_tables(held)[0]) == 10
+    arrays = dict(np.load(file))
+    arrays["train_images"][4, 0, 0, 0] ^= 1
+    np.savez(file, **arrays)
+    with pytest.raises(InputError, match=rf"^row 4: {file}.manifest.jsonl lists no image of its pixels \(SHA-256 "):
+        open_tables(held)
+
+
+def test_from_python_a_table_is_opened_with_its_manifest(root: Path):
+    train, _ = jaxddp.open_data(root, manifest=root.with_name("tree.manifest.jsonl"))
+    assert train.digests.fault(0, b"other") and train.digests.fault(0, train.read(0)) is None
+    with pytest.raises(InputError, match=r"from Python, give the table that open_data\(PATH, manifest=FILE\) opens"):
+        jaxddp.prepare_training(linear_model(), train, 1, sgd(0.1), 4, data=data(root))
+    with pytest.raises(InputError, match="^/nowhere: no such file; give manifest what"):
+        jaxddp.open_data(root, manifest="/nowhere")
