@@ -124,7 +124,7 @@ def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
             jax.block_until_ready(loop())
             return time.perf_counter() - begin
 
-        def run(watch: Stopwatch) -> TrainState:
+        def run(watch: Stopwatch) -> TrainState | None:
             with tempfile.TemporaryDirectory() as workdir:
                 return train(experiment, Path(workdir), listeners=[watch, progress()])
 
