@@ -18,7 +18,7 @@ from support.shared import sgd
 import jaxddp
 import jaxddp.data.images.decode as decode
 from jaxddp.cache_folder import CACHE_VARIABLE
-from jaxddp.config import DataConfig
+from jaxddp.config import Config, DataConfig
 from jaxddp.curate.check import check
 from jaxddp.curate.image_manifest import write_manifest
 from jaxddp.data.images.verify import verify
@@ -27,6 +27,7 @@ from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.errors import InputError
+from jaxddp.experiment.places import with_places
 
 N, BATCH, BAD = 8, 4, 3
 
@@ -163,8 +164,15 @@ def test_the_manifest_is_found_by_its_key_and_beside_the_set(root: Path, tmp_pat
     with pytest.raises(InputError, match=f"^{tmp_path}/n: no such file; give data.manifest what `jaxddp data check`"):
         open_tables(data(root, manifest=str(tmp_path / "n")))
     assert (open_tables(data(root, manifest=str(moved)))[0].digests.sha256 == found.sha256).all()
-    with pytest.raises(InputError, match=r"only data\.verify=manifest reads it"):
-        open_tables(data(root, verify="first", manifest=str(moved)))
+    # As a run is evaluated that wrote down where its manifest is.
+    assert open_tables(data(root, verify="first", manifest=str(moved)))[0].digests is None
+
+
+def test_a_run_writes_down_where_its_manifest_is(root: Path):
+    config = Config().replace(data={"path": "tree", "verify": "manifest"})
+    assert with_places(config).data.manifest == f"{root}.manifest.jsonl"
+    moved = root.with_name("tree.manifest.jsonl").rename(root.with_name("m"))
+    assert with_places(config.replace(data={"manifest": "m"})).data.manifest == str(moved)
 
 
 def test_what_is_selected_of_a_table_keeps_its_digests(root: Path, caplog):

@@ -53,8 +53,6 @@ def open_held(data: DataConfig) -> dict[str, Source]:
         file = find_manifest(_place(data).address, data.manifest)
         with progress.doing(f"reading {file.name}"):
             splits = held_to_manifest(splits, Manifest.read(file), data)
-    elif data.manifest is not None:
-        raise InputError(f"data.manifest={data.manifest}: only data.verify=manifest reads it; set that, or take it out")
     return with_several_labels(splits)
 
 

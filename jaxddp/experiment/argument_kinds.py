@@ -28,7 +28,7 @@ def check_data(data: Any) -> DataConfig | None:
         raise InputError(f"data.labels_per_class={data.labels_per_class}: {advice}")
     if data is not None and data.unlabelled is not None:
         raise InputError(f"data.unlabelled={show(data.unlabelled)}: from Python, give a table as unlabelled")
-    if data is not None and (data.verify == "manifest" or data.manifest is not None):
+    if data is not None and data.verify == "manifest":
         raise InputError("data.verify=manifest: from Python, give the table that open_data(PATH, manifest=FILE) opens")
     return data
 

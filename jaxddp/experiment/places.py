@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxddp.config import Config
 from jaxddp.data import catalog
+from jaxddp.data.manifest import find_manifest
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.unlabelled import TRAIN
 from jaxddp.errors import InputError
@@ -16,7 +17,8 @@ from jaxddp.job.membership import exchange
 from jaxddp.overrides import flatten
 
 _PLACES = (
-    *("data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "model.weights", "objective.teacher"),
+    *("data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "data.manifest", "model.weights"),
+    "objective.teacher",
 )
 
 
@@ -31,20 +33,24 @@ def absolute(place: str) -> str:
 
 
 def with_places(config: Config) -> Config:
-    """The config with absolute paths, and with the place of `data.name`, unless machines know it by several.
+    """The config with absolute paths, and with the places of `data.name`, unless machines know it by several, and of
+    the manifest that `data.verify` asks for.
 
-    All processes of a job must ask. Raises: InputError; no data set has this name.
+    All processes of a job must ask. Raises: InputError; no data set has this name, or there is no manifest.
     """
     changes: dict[str, dict[str, Any]] = {}
     for key, place in _absolute(flatten(config.to_dict())).items():
         section, _, name = key.partition(".")
         changes.setdefault(section, {})[name] = place
     config = config.replace(**changes)
-    if config.data.name is None or config.data.path is not None:
-        return config
-    told = _named(config.to_dict()["data"])
-    alike = len({*exchange("data.name", json.dumps(told))}) == 1
-    return config.replace(data=told) if alike else config
+    if config.data.name is not None and config.data.path is None:
+        told = _named(config.to_dict()["data"])
+        if len({*exchange("data.name", json.dumps(told))}) == 1:
+            config = config.replace(data=told)
+    data = config.data
+    if data.verify == "manifest" and data.manifest is None and data.path is not None:
+        return config.replace(data={"manifest": str(find_manifest(data.path, None))})
+    return config
 
 
 def saved_places(saved: Mapping[str, Any]) -> dict[str, Any]:
