@@ -146,8 +146,10 @@ def test_names_are_known_without_an_import(kind):
     """But for metrics, whose names are computed."""
     registry, names = KINDS[kind], KINDS[kind].names()
     unseen = Registry("some.key", f"jaxddp.{kind}")
+    # Other tests of this worker may have added some.
     for name in names:
-        unseen.check(name)
+        if getattr(registry.get(name), "__module__", "jaxddp.").startswith("jaxddp."):
+            unseen.check(name)
     if kind != "metrics":
         with pytest.raises(InputError) as caught:
             unseen.check("none of them")

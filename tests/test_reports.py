@@ -418,7 +418,10 @@ def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
             "--step bset: give best, latest, or the step of a check",
         ),
         (["{run}", "--out", "{tmp}/r.pdf"], "{tmp}/r.pdf: the report is a page; give a name that ends in .html"),
-        (["{run}", "--out", "{run}/config.json/r.html"], "{run}/config.json: cannot be written (File exists"),
+        (
+            ["{run}", "--out", "{run}/config.json/r.html"],
+            "Error parsing --out: {run}/config.json/r.html: no path that can",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, capfd, arguments, message):

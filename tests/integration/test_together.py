@@ -168,7 +168,7 @@ def test_every_process_holds_the_same_history(said):
     whole = 13 + 2
     assert rows[:5] == [("alone", whole), ("begun", 8), ("resumed", 7), ("done", 0), ("read", whole)]
     assert rows[5:] == [("again", whole), ("long", 500 * whole)]
-    assert runs[0][1]["shown"].startswith("History(7 logged steps, 1 epochs, 1 evaluations: val loss ")
+    assert runs[0][1]["shown"].startswith("History(7 logged steps, 1 epoch, 1 evaluation: val loss ")
     assert runs[0][3]["shown"] == "History(0 logged steps, 0 epochs, 0 evaluations)"
 
 
