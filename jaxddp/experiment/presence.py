@@ -34,6 +34,7 @@ class Presence:
     def __init__(self, directory: Path):
         self._places = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
         self._known: dict[Path, tuple[int, int]] = {}
+        self._held = contextlib.ExitStack()
         self.fault()
 
     def check(self) -> None:
@@ -49,12 +50,22 @@ class Presence:
             except OSError as error:
                 is_gone = error.errno in _GONE and place in self._known
             else:
+                if place not in self._known:
+                    self._hold(place)
                 is_gone = self._known.setdefault(place, found) != found
             if is_gone:
                 directory, *_ = self._places
                 advice = f"bring {directory} back, and the same command resumes there"
                 return f"{place}: was removed, moved or replaced while the run wrote there; {advice}"
         return None
+
+    def _hold(self, place: Path) -> None:
+        """Keep a directory open: file systems such as gcsfuse number one anew once nobody has it open."""
+        with contextlib.suppress(OSError):
+            self._held.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
+
+    def close(self) -> None:
+        self._held.close()
 
     def fault_after(self, error: BaseException) -> str | None:
         """The same, of what has failed; where a file has gone, `rm -r` may be at the first of many."""
@@ -111,6 +122,7 @@ def staying(directory: Path) -> Iterator[Callable[[], None]]:
         raise
     finally:
         over.set()
+        presence.close()
 
 
 def _look(presence: Presence, over: threading.Event) -> None:
