@@ -27,7 +27,8 @@ demo: setup
 # Tests are in three rings, by markers (pyproject.toml): `test` proves every promise and every command once, `test-ci` is
 # what .ci/run adds, `test-all` leaves nothing out. Tests of processes wait for two thirds of their time, so more workers
 # than cores share the files, the longest first. Programs that tests compile are kept in ~/.cache/jaxddp-tests.
-POOL := -n 3 --dist loadfile --no-loadscope-reorder
+FILES := --dist loadfile --no-loadscope-reorder
+POOL := -n 3 $(FILES)
 
 test: setup
 	$(BIN)/python -m pytest $(POOL) -m "not ci and not exhaustive"
@@ -52,8 +53,9 @@ test-newest: newest
 	.venv-newest/bin/python -m pytest -n 2 -m "not slow and not exhaustive" $(NEWEST)
 
 # For every edit, in two minutes on two cores: of `test` all but the tests of processes and those marked slow.
+# They wait for nothing, so there is a worker a core.
 test-quick: setup
-	$(BIN)/python -m pytest $(POOL) -m "not slow and not processes and not ci and not exhaustive"
+	$(BIN)/python -m pytest -n 2 $(FILES) -m "not slow and not processes and not ci and not exhaustive"
 
 lint: setup
 	$(BIN)/ruff check

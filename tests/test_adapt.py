@@ -335,6 +335,7 @@ def test_an_adapted_model_is_a_frozen_hashable_model(library):
     assert jax.tree.structure(updated) == jax.tree.structure(state)
 
 
+@pytest.mark.slow
 def test_resnet_adapts():
     model = adapt(resnet("resnet18", 7, width=4, stem="small"))
     params, state = jax.eval_shape(model.init, jax.random.key(0), EXAMPLE)

@@ -264,6 +264,7 @@ def test_topk_accuracy_equals_numpy():
         jaxddp.topk_accuracy(setup.state, setup, VAL, k=(10,))
 
 
+@pytest.mark.slow
 def test_predictions_are_shown_with_what_is_wrong_about_them():
     setup = prepared(linear_model(), TABLE, 4, SGD, 2)
     figure = jaxddp.show_predictions(setup.state, setup, VAL, count=7)
@@ -279,6 +280,7 @@ def test_predictions_are_shown_with_what_is_wrong_about_them():
             jaxddp.show_predictions(setup.state, setup, other)
 
 
+@pytest.mark.slow
 def test_images_without_labels_are_shown_with_the_classes_of_training(tmp_path):
     root = write_tree(tmp_path / "tree", classes=5, images=2, test=3, size=6)
     data = jaxddp.DataConfig(image_size=6, resize=6, crop="whole")

@@ -139,6 +139,7 @@ def test_both_are_measured_and_written_one_after_the_other(trained):
     assert known["goal"] == {"best": "val_ema norm", "is": "max", "smoothing": 0.0}
 
 
+@pytest.mark.slow
 def test_one_program_measures_both(trained):
     *_, traced, given, _ = trained
     # Once for the step, once for its shapes and cost, once for the evaluation: as often as without an average.

@@ -77,6 +77,7 @@ def test_a_gradient_that_needs_nothing_is_ready_at_once():
     assert order_of(lambda params: jnp.sin(params["used"]).sum(), params) == ["unused", "used"]
 
 
+@pytest.mark.slow
 def test_a_resnet_s_head_is_ready_first_and_its_stem_last():
     model = adapt(resnet("resnet18", CLASSES, width=2))
     params, model_state = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))

@@ -46,6 +46,7 @@ def lines(workdir: Path) -> list[dict]:
     return [record for record in records if record["split"] == "train"]
 
 
+@pytest.mark.slow
 def test_a_bad_image_ends_the_run(root: Path, tmp_path: Path, capfd):
     assert train(root, tmp_path / "run") == 2
     last = capfd.readouterr().err.splitlines()[-1]

@@ -32,6 +32,7 @@ def test_a_mistake_in_a_recipe_leaves_nothing(mistake, tmp_path, capfd):
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.slow
 def test_a_network_for_other_classes_is_found_before_anything_is_written(tmp_path, capfd):
     data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, image=16))
     (tmp_path / "mine.py").write_text(

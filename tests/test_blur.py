@@ -132,6 +132,7 @@ def test_the_stem_and_narrow_images_are_not_blurred(width, wide, monkeypatch):
     assert seen == sorted(2 * wide)
 
 
+@pytest.mark.slow
 def test_torchvision_s_weights_have_a_place_in_it():
     plain, blurring = (
         MODELS.get("resnet50")(Config().replace(model={"blur_pool": blurs}), CLASSES) for blurs in (False, True)

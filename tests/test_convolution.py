@@ -104,6 +104,7 @@ def test_depthwise_convolutions_are_those_of_xla(side, size, padding):
     assert_same(images, kernel[:, :, :1], 1, padding)
 
 
+@pytest.mark.slow
 def test_half_precision_is_summed_in_float32():
     # 4096 ones summed in bfloat16 stop at 256.
     images, kernel = jnp.ones((1, 64, 64, 1), jnp.bfloat16), jnp.ones((1, 1, 1, 1), jnp.bfloat16)
@@ -203,6 +204,7 @@ def small_networks() -> list:
     return [for_platform(network, platform) for platform in ("gpu", "cpu")]
 
 
+@pytest.mark.slow
 def test_where_the_library_convolves_there_is_forward_mode():
     network, _ = small_networks()
     images = jnp.array(np.random.default_rng(0).normal(size=(2, 8, 8, 3)))

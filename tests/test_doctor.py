@@ -221,6 +221,7 @@ def test_no_failure_is_lost_in_merging(reports):
 # --- From the terminal ---
 
 
+@pytest.mark.slow
 def test_the_table_and_the_exit_code(tmp_path, capfd):
     assert main(["doctor", "--workdir", str(tmp_path / "w")]) == 0
     table = capfd.readouterr().out

@@ -139,6 +139,7 @@ def test_data_of_other_classes_are_refused(place, run, tmp_path, capfd):
     assert "other classes than the run was trained on" in fails(["eval", str(run), "--data.path", str(others)], capfd)
 
 
+@pytest.mark.slow
 def test_one_word_names_a_run_for_every_command(run, tmp_path):
     for command in (Train, Eval, FindLr, DoctorOfConfig):
         options, file = told(str(run), "--eval.batch-size", "5", command=command)

@@ -160,6 +160,7 @@ class LinenNet(nn.Module):
         return nn.Dense(CLASSES, name="fc")(nn.relu(x).mean((1, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [NNXNet, LinenNet, lambda: LinenNet(by_position=True)])
 def test_a_frozen_norm_of_any_module_evaluates(network):
     setup = made({"model": {"freeze": "conv,norm"}}, model=network(), optimizer=sgd(0.1))

@@ -285,6 +285,7 @@ def test_another_seed_of_a_setup_is_a_run_of_that_seed(whole):
     assert largest_difference(state, whole[1]) > 1e-4
 
 
+@pytest.mark.slow
 def test_the_self_test_masks_both_sources(whole, monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
     test = changed(made(devices=8), {"parallel": {"self_test": "always"}}, VAL).run()

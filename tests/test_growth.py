@@ -466,6 +466,7 @@ def test_a_network_for_one_size_is_refused_before_anything_is_compiled(tree, dat
         setup_of(table=train_solutions(tree), net=linear_model(), **{**FILES, **data})
 
 
+@pytest.mark.slow
 def test_a_vision_transformer_says_why():
     table, growing = random_table(16, image=32), {"grow_from": 16, "grow_by": 16}
     net = MODELS.get("vit_ti16")(Config(), CLASSES)

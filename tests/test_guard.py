@@ -69,6 +69,7 @@ def test_a_bad_step_leaves_everything_as_it_was(devices, cache):
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, own, states[-1])))
 
 
+@pytest.mark.slow
 def test_the_guard_changes_no_bit_of_a_good_run():
     states = [train(made(TABLE, parts=parts), {"train": {"duration": "12 steps"}}) for parts in ((), (GUARD,))]
     for one, other in zip(*map(jax.tree.leaves, jax.device_get(states)), strict=True):
@@ -94,6 +95,7 @@ def test_a_run_goes_on_without_the_bad_step_and_says_so(caplog):
     assert all("skipped" not in record.metrics for record in records.steps)
 
 
+@pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_and_their_rows_are_named(tmp_path):
     """Nothing of it is saved, and what was saved before is finite."""
     rows = made(TABLE).order.rows(5)

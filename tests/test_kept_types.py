@@ -121,6 +121,7 @@ def get_optimizer(config, learning_rate):
 """
 
 
+@pytest.mark.slow
 def test_a_recipe_files_optimizer_too(tmp_path, capfd):
     (tmp_path / "recipe.py").write_text(RECIPE)
     data = write_arrays(tmp_path / "images.npz", TABLE, random_table(8, image=6))

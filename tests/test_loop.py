@@ -111,6 +111,7 @@ def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypa
     assert clock.rates() == (8 / 2, 1 / 2) and clock.rate() == 3 * 8 / 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", (1, 8))
 def test_evaluation_is_exact_for_sizes_that_divide_by_nothing(devices):
     setup = setup_of(devices)
@@ -174,6 +175,7 @@ def test_a_stop_is_heard_during_validation_which_a_resumed_run_makes_up_for(tmp_
         }
 
 
+@pytest.mark.slow
 def test_a_validation_that_fails_loses_no_training(tmp_path):
     def evaluator_that_fails(state):
         raise InputError("no figures today")

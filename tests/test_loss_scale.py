@@ -74,6 +74,7 @@ def test_a_scale_that_is_a_power_of_two_changes_no_bit():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((2,), 1, 4))
 def test_a_step_that_overflows_changes_nothing_and_the_scale_falls(devices):
     setup = made(devices, initial=2.0**30, growth_interval=2)
@@ -107,6 +108,7 @@ def test_a_scale_that_is_given_comes_after_the_guard_and_falls():
     assert float(state.parts["loss_scale"]["scale"]) < 2.0**30
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_used_up_leaves_no_quotient_of_zeros():
     """The guard looks before the division, and would take it."""
     setup = made(2, initial=float(jnp.finfo(jnp.float32).tiny))

@@ -476,6 +476,7 @@ CONTENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CONTENTS)
 def test_a_damaged_config_is_one_line(case, data, workdir, python, tmp_path, capfd):
     text, expected = CONTENTS[case]
@@ -522,6 +523,7 @@ def test_a_damaged_line_of_metrics_is_named_and_a_torn_one_is_cut(line, tmp_path
 # Atomicity
 
 
+@pytest.mark.slow
 def test_a_reader_never_finds_half_a_file(tmp_path):
     """config.json, result.json, validation.json and the index are whole at every moment in which they are there."""
     done, torn = threading.Event(), []

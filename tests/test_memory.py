@@ -398,6 +398,7 @@ class Greedy(Part):
         return jax.tree.map(lambda gradient: gradient + 0 * total[0], grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 1))
 def test_what_xla_itself_cannot_allocate_is_seen_before_and_when_it_happens(devices, monkeypatch):
     net = SmallNet()
@@ -458,6 +459,7 @@ def in_memory(key: str) -> int:
     return 1024 * int(re.findall(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize(("devices", "accumulate"), [(1, 1), (2, 1), (1, 2)])
 def test_what_a_step_is_said_to_need_on_a_cpu_is_by_what_the_process_grows(devices, accumulate):

@@ -47,6 +47,7 @@ def run(setup, **more):
 AVERAGE = (ParameterAverage(0.9), GradientNorm())
 
 
+@pytest.mark.slow
 def test_an_absent_part_costs_nothing():
     """The program without parts is the one of a step that knows of none: no further array, no further operation."""
     setup = made()

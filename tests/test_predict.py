@@ -280,6 +280,7 @@ def spoiled(pictures, tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_is_a_row_with_its_error(run, spoiled, whole, tmp_path):
     rows = rows_of(written(run, [spoiled], tmp_path / "out.csv"))
     names = sorted(path.name for path in spoiled.iterdir())

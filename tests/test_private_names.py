@@ -139,6 +139,7 @@ def test_what_is_not_promised_is_seen(source, expected):
     assert used("jaxddp/new.py", source) == set(expected.split())
 
 
+@pytest.mark.slow
 def test_it_stands_in_the_list_and_the_list_holds_nothing_else():
     paths = {file.relative_to(ROOT).as_posix(): source for file, source in FILES.items()}
     found = {path: names for path, source in paths.items() if (names := used(path, source))}

@@ -281,6 +281,7 @@ def plan_of(every: str) -> Plan:
     return Plan.of(config, 10**6)
 
 
+@pytest.mark.slow
 def test_from_python(tmp_path, monkeypatch):
     compared = []
     monkeypatch.setattr(Replicas, "check", lambda self, step, state: compared.append(step))

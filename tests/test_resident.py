@@ -184,6 +184,7 @@ def test_full_chunks_and_single_steps_are_single_steps_bit_for_bit(devices, monk
         assert [record.metrics for record in recorded.steps] == [record.metrics for record in recorder.steps]
 
 
+@pytest.mark.slow
 def test_each_program_is_compiled_when_it_is_first_needed_and_costs_what_a_step_costs(monkeypatch):
     compiled, seen = [], []
     monkeypatch.setattr(
@@ -224,6 +225,7 @@ def whole_run():
     return run("device", plan_of(**SEEN))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", few((39,), 7))
 def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(whole_run, tmp_path, stop):
     whole, uninterrupted = whole_run

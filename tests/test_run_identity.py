@@ -203,6 +203,7 @@ def test_a_run_of_an_older_release_goes_on_with_a_line_and_has_an_id_from_there_
     assert manifests.run_id(6) == id_of(own)
 
 
+@pytest.mark.slow
 def test_each_start_of_a_run_has_an_id_of_its_own_and_resuming_keeps_it(runs, tmp_path):
     again = tmp_path / "again"
     train(again, 0, epochs=1)

@@ -73,11 +73,13 @@ def test_right_gradients_pass(model, devices):
     assert set(made_test(model, devices, batch_size=24)._alone) == {False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", few(({"devices": 8, "batch_size": 8},), {"batch_size": 4}))
 def test_one_example_on_each_device_passes(settings):
     assert was_made(made_test(PLAIN, **settings))
 
 
+@pytest.mark.slow
 def test_gradients_in_bfloat16_pass():
     config = Config().replace(train={"gradient_precision": "bfloat16"})
     assert made_test(LINEAR, config=config)._tolerance == self_test._TOLERANCE["bfloat16"]
@@ -181,6 +183,7 @@ def broken(monkeypatch, share):
     monkeypatch.setattr(Averaging, "average", average)
 
 
+@pytest.mark.slow
 def test_a_share_that_counts_twice_is_found(monkeypatch):
     broken(monkeypatch, lambda device: 1.0 + (device == 2))
     found = line(PLAIN)
@@ -193,6 +196,7 @@ def test_a_share_that_is_left_out_is_found(monkeypatch):
     assert "A device's share counts twice or not at all" in line(devices=8)
 
 
+@pytest.mark.slow
 def test_an_average_that_is_divided_twice_is_found(monkeypatch):
     broken(monkeypatch, lambda device: 1 / lax.axis_size(AXIS))
     assert "is 0.25 times that of one device for the same examples: it is divided by the number of devices" in line()

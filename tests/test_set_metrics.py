@@ -171,6 +171,7 @@ def test_steps_measure_none_of_it(setups):
     assert seen == [{"loss", "top1"}] * 2
 
 
+@pytest.mark.slow
 def test_the_table_of_confusions_names_the_classes(tmp_path):
     setup = jaxddp.prepare_training(linear_model(), random_table(50), 2, sgd(0.1), 4, epochs=1)
     _, history = jaxddp.train(
@@ -250,6 +251,7 @@ class Both(Mean):
         return logits
 
 
+@pytest.mark.slow
 def test_a_metric_of_ones_own():
     found = with_given({"ece": METRICS.get("ece")}, {"mine": Mean(), "top1": METRICS.get("top1")}, "metrics", 4)
     assert set(found) == {"ece", "mine", "top1"}

@@ -74,6 +74,7 @@ def test_a_head_for_other_classes_is_new(tmp_path, caplog):
     ]
 
 
+@pytest.mark.slow
 def test_new_layers_take_nothing(tmp_path, caplog):
     write(tmp_path / "w.safetensors", state_dict_of(small_resnet(5), (6, 6, 3)))
     options = {"weights": tmp_path / "w.safetensors", "seed": 1}
