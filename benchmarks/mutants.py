@@ -98,7 +98,7 @@ def copied(to: Path) -> Path:
 
 def tested(tree: Path, tests: Sequence[str], *options: str, seconds: float = HANGING) -> tuple[int | None, str]:
     """Pytest's exit code, or None where it hangs, and what it printed."""
-    with tempfile.NamedTemporaryFile("r") as printed:
+    with tempfile.NamedTemporaryFile("r", errors="replace") as printed:
         child = FORKS.Process(target=_pytest, args=(tree, [*options, *tests], printed.name))
         child.start()
         child.join(seconds)
@@ -119,6 +119,9 @@ def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
         del sys.modules[name]
     sys.path[:0] = [str(tree)]
     os.environ["PYTHONPATH"] = str(tree)
+    # Two mutants of a file may have the same second and size, by which Python knows what it has compiled.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *words]))
 
 

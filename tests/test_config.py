@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxddp.config import CheckpointConfig, Config, DataConfig, LossConfig, ModelConfig, OptimizerConfig, load
+from jaxddp.config import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    load,
+)
 from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
 from jaxddp.overrides import flatten
@@ -65,6 +74,11 @@ def test_durations_are_exact(text, amount, unit):
 )
 def test_a_duration_writes_singular_and_plural(duration, text):
     assert str(Duration.parse(duration)) == text
+
+
+def test_a_section_that_somebody_makes_is_checked_with_the_config():
+    with pytest.raises(InputError, match="^train.batch_size=0: expected"):
+        Config(train=TrainConfig(batch_size=0))
 
 
 @pytest.mark.parametrize(
