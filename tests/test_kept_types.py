@@ -11,6 +11,7 @@ from support.runs import fails
 import jaxddp
 from jaxddp.engine.following import make_follow
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.state import in_dtypes_of
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 
@@ -143,3 +144,12 @@ def test_a_part_that_a_validation_changes_is_one_line():
         InputError, match=r"of a validation: parts/grown/count is int32\[\] before .* and float32\[\] after it"
     ):
         make_follow([part], topology)(setup.state, {"loss": 1.0})
+
+
+def test_floats_of_a_model_s_state_keep_the_dtype_that_they_began_with():
+    """As those of Flax's batch norm under x64."""
+    with jax.enable_x64(True):
+        before = {"mean": jnp.zeros(3, jnp.float32), "count": jnp.zeros((), jnp.int32)}
+        after = in_dtypes_of(before, {"mean": jnp.full(3, 0.5, jnp.float64), "count": jnp.ones((), jnp.int32)})
+        assert {name: leaf.dtype.name for name, leaf in after.items()} == {"mean": "float32", "count": "int32"}
+        assert in_dtypes_of(before, {}) == {} and after["mean"].tolist() == [0.5] * 3

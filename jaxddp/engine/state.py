@@ -184,6 +184,21 @@ def array_types(tree: Any) -> dict[str, str]:
     }
 
 
+def in_dtypes_of(before: Any, after: Any) -> Any:
+    """`after` with the floats' dtypes of `before`, where their structure is the same.
+
+    Flax's `BatchNorm` begins its statistics in float32 and makes float64 of them under x64; a run could not be resumed.
+    """
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        return after
+
+    def kept(was: Any, now: Any) -> Any:
+        are_floats = all(jnp.issubdtype(each.dtype, jnp.floating) for each in (was, now))
+        return now.astype(was.dtype) if are_floats else now
+
+    return jax.tree.map(kept, before, after)
+
+
 def kept_types(before: TrainState, after: TrainState, by: str | None = None) -> TrainState:
     """`after`, which takes the place of `before` in a run: their arrays are of the same names, shapes and dtypes.
 

@@ -21,7 +21,7 @@ from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.schedule_free_state import multiplied
 from jaxddp.engine.set_metrics import over_devices
-from jaxddp.engine.state import TrainState, all_finite, kept_types
+from jaxddp.engine.state import TrainState, all_finite, in_dtypes_of, kept_types
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.frozen import trained, whole
@@ -93,6 +93,7 @@ def make_local_step(
             rate = functools.reduce(jnp.multiply, rates)
             updates, opt_state = multiplied(updates, state.opt_state, opt_state, lambda path: rate)
         params = whole(optax.apply_updates(moving, updates), params)
+        model_state = in_dtypes_of(state.model_state, model_state)
         made = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
         new = kept_types(state, made)
         sums = means.replace(values=means.values * gradients.shares(topology))

@@ -73,7 +73,9 @@ def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], li
         module = module_of(name, dtype="float64", param_dtype="float64", **own)
         setup = setup_of(module, sgd(0.05), TABLE, devices=devices)
         before = jax.device_get(randomized(setup.state.params))
-        state, sums = setup.topology.replicate(setup.state.replace(params=before)), []
+        # Flax's batch norm, which airbench has, begins in float32.
+        statistics = jax.tree.map(lambda leaf: leaf.astype("float64"), setup.state.model_state)
+        state, sums = setup.topology.replicate(setup.state.replace(params=before, model_state=statistics)), []
         step = setup.step()
         for batch in setup.batches(0, 3):
             state, found = step(state, batch)
