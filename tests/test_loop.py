@@ -222,7 +222,7 @@ def test_a_run_that_turns_non_finite_leaves_only_good_checkpoints(tmp_path, bad)
 def test_the_first_step_that_is_not_finite_is_named_and_not_the_one_that_was_logged():
     # Update number 11 spoils the parameters, so step 12 is the first to see them; the figures are fetched at step 13.
     with pytest.raises(NonFiniteError, match="^step 12: the loss is nan"):
-        run(setup_of(net=linear_model(), optimizer=exploding(11)), plan_of(30, log="20 steps"))
+        run(setup_of(net=linear_model(), optimizer=exploding(11)), plan_of(30, log="20 steps", checkpoint="0 steps"))
 
 
 @pytest.mark.slow
