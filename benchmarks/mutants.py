@@ -122,7 +122,8 @@ def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
     # Two mutants of a file may have the same second and size, by which Python knows what it has compiled.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *words]))
+    # With as many examples as there are: what finds a broken line by luck is no proof.
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--hypothesis-profile", "exhaustive", *words]))
 
 
 def tried(mutant: Mutant, tree: Path) -> str:
