@@ -116,8 +116,8 @@ class Plan:
         return self.log.due(step) or self.epochs.due(step) or self.last(step)
 
     def evaluates(self, step: int) -> bool:
-        """Validation also comes with the last step, unless it is switched off (a cadence of 0)."""
-        return bool(self.evaluate.examples) and (self.evaluate.due(step) or self.last(step))
+        """Validation also comes with the last step; where it is switched off there is nothing that evaluates."""
+        return self.evaluate.due(step) or self.last(step)
 
     def saves(self, step: int) -> bool:
         return self.checkpoint.due(step) or self.last(step)
