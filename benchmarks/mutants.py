@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -122,8 +123,9 @@ def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
     # Two mutants of a file may have the same second and size, by which Python knows what it has compiled.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    # With as many examples as there are: what finds a broken line by luck is no proof.
-    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--hypothesis-profile", "exhaustive", *words]))
+    # What finds a broken line by luck is no proof.
+    hypothesis.settings.register_profile("mutants", deadline=None, max_examples=200)
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--hypothesis-profile", "mutants", *words]))
 
 
 def tried(mutant: Mutant, tree: Path) -> str:
