@@ -10,6 +10,7 @@ from jaxddp.errors import InputError, JaxddpError, with_notes
 from jaxddp.job.activity import shown_on
 from jaxddp.job.at_work import at_work
 from jaxddp.job.environment import find_job
+from jaxddp.keys import HELP
 from jaxddp.own_code import telling
 from jaxddp.recipe_file import config_names
 from jaxddp.versions import versions
@@ -44,7 +45,6 @@ COMMANDS = (
     "launch",
 )
 
-_HELP = ("-h", "--help")
 _RESUMES = "the same command resumes from the last checkpoint, if there is one"
 _INTERRUPTED = {
     "data": "what it was writing is not there",
@@ -101,7 +101,7 @@ def _end(line: str, code: int, error: BaseException) -> int:
 
 def _run(arguments: list[str]) -> int:
     usage = _USAGE.format(names=", ".join(config_names()))
-    if not arguments or arguments[0] in _HELP:
+    if not arguments or arguments[0] in HELP:
         print(usage)
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
@@ -117,13 +117,13 @@ def _run(arguments: list[str]) -> int:
         return _command(command)(rest)
     except SystemExit as end:
         # A page was shown; what a user's code exits with is not for this.
-        if end.code or not {*_HELP} & {*rest}:
+        if end.code or not {*HELP} & {*rest}:
             raise
         return 0
 
 
 def _is_option(word: str) -> bool:
-    return word.startswith("-") and word not in _HELP
+    return word.startswith("-") and word not in HELP
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

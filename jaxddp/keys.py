@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+HELP = ("-h", "--help")
 SHORT = {
     "lr": "optimizer.learning_rate",
     "epochs": "train.duration",

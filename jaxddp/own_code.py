@@ -23,7 +23,7 @@ class OwnCodeExit(JaxddpError):
     """The user's code would have ended the process, as `sys.exit` does: to a scheduler the run would seem done."""
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     """Where in a user's code something was raised: a file, a line of it, and the function, empty in a module's body."""
 
     file: Path
@@ -39,18 +39,18 @@ class Place(NamedTuple):
         return f"{file}:{self.line}: " + (f"{self.name}: " if self.name else "")
 
 
-def place_of(error: BaseException) -> Place | None:
+def place_of(error: BaseException) -> CodePlace | None:
     """The innermost frame, of the user's code, of what an error or its cause comes from; None where there is none."""
     for each in _chain(error):
         # XLA tells of what it calls in text alone.
         written = [found for found in _FRAME.findall(str(each)) if _is_own(found[0])]
         if written:
             file, line, name = written[-1]
-            return Place(Path(file), int(line), _name_of(name))
+            return CodePlace(Path(file), int(line), _name_of(name))
         frames = traceback.walk_tb(each.__traceback__)
         if own := [(frame, line) for frame, line in frames if _is_own(frame.f_code.co_filename)]:
             frame, line = own[-1]
-            return Place(Path(frame.f_code.co_filename).absolute(), line, _name_of(frame.f_code.co_qualname))
+            return CodePlace(Path(frame.f_code.co_filename).absolute(), line, _name_of(frame.f_code.co_qualname))
     return None
 
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from jaxddp.errors import InputError
-from jaxddp.ranges import Range
+from jaxddp.ranges import Range, real_number
 from jaxddp.wording import choices, show
 
 _FAMILIES = ("he", "xavier", "glorot", "lecun")
@@ -34,7 +34,7 @@ class WeightInit:
             known = (*_NAMES, *(f"{name}(0.02)" for name in _WITH_DEVIATION))
             raise InputError(f"model.weight_init: unknown weight_init {show(text)}; {choices(text, known)}")
         try:
-            deviation = float(found[2]) if text.isascii() else math.nan
+            deviation = real_number(found[2])
         except ValueError:
             deviation = math.nan
         if deviation not in _DEVIATIONS:

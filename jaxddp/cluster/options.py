@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 from jaxddp.errors import InputError, about
 from jaxddp.job.ports import split_address
+from jaxddp.keys import HELP
 from jaxddp.overrides import check_values, checked
 from jaxddp.ranges import Range, Seconds, whole
 from jaxddp.wording import show
@@ -100,6 +101,6 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     words = list(arguments)
     own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    if not command and not {"-h", "--help"} & set(own):
+    if not command and not {*HELP} & {*own}:
         raise InputError(f"launch: no command; it follows a --, as in: {_EXAMPLE}")
     return own, command

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jaxddp.commands.pages import HELP
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.commands.screen import IMPORTING
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.errors import InputError
 from jaxddp.job.progress import doing
+from jaxddp.keys import HELP
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import config_names
 from jaxddp.sections.examples import DataConfig, HeldOut
@@ -86,7 +86,7 @@ def run(arguments: list[str]) -> int:
     """Run one of the commands; returns the exit code. Raises: InputError."""
     commands = {"check": _check, "show": _show, "pack": _pack, "sample": _sample}
     command = arguments[0] if arguments else ""
-    if command in ("-h", "--help"):
+    if command in HELP:
         print("usage: jaxddp data check|show|pack|sample ...; each has its --help")
         return 0
     if command not in commands:

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxddp.commands.pages import HELP, page_of
+from jaxddp.commands.pages import page_of
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.commands.screen import IMPORTING, print_table
 from jaxddp.job.progress import doing
+from jaxddp.keys import HELP
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

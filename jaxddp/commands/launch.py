@@ -8,6 +8,7 @@ from jaxddp.commands.evaluate import Eval
 from jaxddp.commands.parse import parse, parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
+from jaxddp.keys import HELP
 
 
 def run(arguments: list[str]) -> int:
@@ -22,7 +23,7 @@ def run(arguments: list[str]) -> int:
 def _config_of(command: Sequence[str]) -> Config | None:
     """The config that a command of jaxddp trains or evaluates; None of other programs. Raises: InputError."""
     kind, *words = command
-    if kind not in ("train", "eval") or not words or {"-h", "--help"} & set(words):
+    if kind not in ("train", "eval") or not words or {*HELP} & {*words}:
         return None
     measures = kind == "eval"
     return parse_recipe(Eval if measures else Train, f"jaxddp {kind}", words, measures=measures)[1].config

@@ -11,7 +11,6 @@ from jaxddp.commands.spelling import options_of, typed
 from jaxddp.keys import SHORT
 from jaxddp.recipe_file import config_names
 
-HELP = ("-h", "--help")
 STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
 """Words without a name are called as their fields are: RUN, IMAGES."""
 _VALUES = {"data": "DIR", "model": "NAME", "epochs": "N", "batch_size": "B", "lr": "X"}

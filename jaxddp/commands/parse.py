@@ -14,13 +14,13 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 import jaxddp.job.progress as progress
-from jaxddp.commands.pages import HELP, STYLE, described, page_of
+from jaxddp.commands.pages import STYLE, described, page_of
 from jaxddp.commands.spelling import is_flag, options_of, spelled_out, typed
 from jaxddp.commands.words import rules
 from jaxddp.config import Config
 from jaxddp.errors import Answered, InputError
 from jaxddp.job.lone_watch import watch_alone
-from jaxddp.keys import near
+from jaxddp.keys import HELP, near
 from jaxddp.overrides import check_values, checked, flatten
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe, recipe_path
 from jaxddp.registry import check_names
@@ -52,10 +52,9 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
             told = _told(said.getvalue(), arguments, options)
             # A section that checks itself names its key; a word leaves that to tyro, whose box breaks long lines.
             if (own := _input_error(end)) is not None:
-                option, at, _ = told.partition(": ")
-                told = f"{option}{at}{own}" if told.startswith(_OF_OPTION) else None
-                if told is None:
+                if not told.startswith(_OF_OPTION):
                     raise own from None
+                told = f"{told.partition(': ')[0]}: {own}"
             raise InputError(f"{told}; see {prog} --help") from None
     check_values(parsed, "--")
     return parsed

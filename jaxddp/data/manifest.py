@@ -21,6 +21,7 @@ from jaxddp.data.source import Source
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+from jaxddp.wording import counted
 
 VERSION = 1
 _AGAIN = "write it again with `jaxddp data check`"
@@ -121,7 +122,7 @@ def held_to_manifest(splits: Mapping[str, Source], manifest: Manifest, data: Dat
 def _check_listed(table: Any, manifest: Manifest) -> None:
     if len(missing := table.digests.unlisted):
         name, more = table.name(int(missing[0])), len(missing) - 1
-        others = f", nor {more:,} other{'s' * (more > 1)}" if more else ""
+        others = f", nor {counted(more, 'other')}" if more else ""
         raise InputError(f"{name}: {manifest.file} does not list it{others}; run `jaxddp data check` again")
 
 

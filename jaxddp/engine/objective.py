@@ -17,7 +17,7 @@ from jaxddp.engine.set_metrics import SetMetric, is_set_metric, measured
 from jaxddp.engine.views import mean_logits
 from jaxddp.errors import InputError
 from jaxddp.models.protocol import Model, takes_example_keys
-from jaxddp.wording import counted
+from jaxddp.wording import counted, shaped
 
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
 """(logits float[B, K], labels int32[B], or float[B, K] where there may be several) -> float[B]."""
@@ -215,7 +215,7 @@ def wide_logits(logits: Any, shape: tuple[int, int]) -> jax.Array:
     """What a model returned, in float32 or wider. Raises: InputError; it is something else than logits of a shape."""
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
         other = f"an object of type {type(logits).__name__}"
-        found = f"{logits.dtype}{list(logits.shape)}" if hasattr(logits, "shape") else other
+        found = shaped(logits) if hasattr(logits, "shape") else other
         raise InputError(
             f"the model returned {found} for {counted(shape[0], 'image')}; return logits, float{list(shape)}"
         )

@@ -19,7 +19,7 @@ from jaxddp.overrides import checked
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
 from jaxddp.training.run_identity import RunIdentity
-from jaxddp.wording import counted, show, some
+from jaxddp.wording import counted, shaped, show, some
 
 SIGNATURE_FILE = "signature.json"
 _DECODED = (1, 3, 4)
@@ -99,8 +99,7 @@ class Signature:
         if images.shape[1:] != self.image_shape or images.dtype != self.dtype:
             wanted = ", ".join(map(str, self.image_shape))
             raise InputError(
-                f"images: {images.dtype}{list(images.shape)} was given; give {self.dtype}[N, {wanted}], as the network "
-                "was trained on"
+                f"images: {shaped(images)} was given; give {self.dtype}[N, {wanted}], as the network was trained on"
             )
         return images
 

@@ -53,7 +53,8 @@ def _began_with(workdir: Path, weights: str) -> bool:
 def _known(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
     """As changes of a config. Where one of two recipes brings the network as code, its name says nothing."""
     config, content = read_config(place / CONFIG_FILE)
-    changes = {"data": {key: getattr(_images(place, config.data), key) for key in (*IMAGE_KEYS, "eval_size", "resize")}}
+    images = _images(place, config.data)
+    changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, "eval_size", "resize")}}
     if "model" in content and _brings_network(place) == own_network:
         changes["model"] = {key: getattr(config.model, key) for key in NETWORK_KEYS}
     return plain(changes)

@@ -19,11 +19,13 @@ from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
 from jaxddp.goal import Goal
 from jaxddp.job.membership import is_alone, is_first, longest_wait
+from jaxddp.ranges import Range, whole
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.checkpoint_errors import Barrier, reading, restoring, writing
 from jaxddp.training.manifest import MANIFEST, METADATA, Manifests, steps_in
 from jaxddp.training.validations import Validations
 
+_STEPS = Range(0, 2**63 - 1)
 _DELETING_SECONDS = 0.3
 _FAILING_SECONDS = 5.0
 _log = logging.getLogger("jaxddp.training")
@@ -93,13 +95,7 @@ class Checkpoints:
         """The step of "latest", "best" or a number. Raises: InputError; there is none, says which there are."""
         known = self.steps()
         named = {"latest": self.latest(), "best": self.best()}
-        step = (
-            named[which]
-            if which in named
-            else int(which)
-            if which.isascii() and which.isdecimal() and len(which) < 20
-            else None
-        )
+        step = named[which] if which in named else whole(which, _STEPS)
         if step not in known:
             there = f"there are steps {', '.join(map(str, known))}" if known else "there is none"
             raise InputError(f"{self.directory}: no checkpoint {which!r}; {there} (or say latest or best)")

@@ -20,10 +20,9 @@ FREE = frozenset(
     (
         *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
         *("log.profile", "log.to", "log.images", "log.guard_formulas", "eval.batch_size", "eval.views"),
-        *("log.project", "log.name", "log.config"),
-        *("checkpoint.keep", "recipe.file", "train.stop_after", "train.stop_min_gain"),
-        *("checkpoint.best", "checkpoint.best_is"),
-        *("checkpoint.best_smoothing", "objects.jax", "objective.teacher", RUN_ID),
+        *("log.project", "log.name", "log.config", "train.stop_after", "train.stop_min_gain", "checkpoint.keep"),
+        *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
+        *("recipe.file", "objects.jax", "objective.teacher", RUN_ID),
         *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
         *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", *MOVED),
     )

@@ -40,12 +40,11 @@ class Solutions:
     """bytes 'S'[N], UTF-8, unique, each good as the name of a file."""
     label: np.ndarray
     """int32[N], index into the mapping; -1 where the file was read without labels."""
+    line: np.ndarray
+    """int32[N], the line of the file on which the row ends."""
 
     def __repr__(self) -> str:
         return f"Solutions({self.file}, {counted(len(self.label), 'row')})"
-
-    line: np.ndarray
-    """int32[N], the line of the file on which the row ends."""
 
     def where(self, image_id: bytes) -> str:
         """`FILE:LINE` of an image, for an error message."""
