@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -279,6 +280,35 @@ def test_one_run_tells_every_fault_of_parquet_and_of_records(tmp_path, capfd):
     assert "train: 9 records (9 jpeg), 0 cannot be used" in lines
 
 
+def test_one_run_tells_every_file_of_parquet_that_cannot_be_read(tmp_path, capfd):
+    root = tmp_path / "set"
+    table = pq.read_table(next((write_parquet(root, pictures()) / "data").glob("train-*")))
+    shutil.rmtree(root / "data")
+    for part, rows in enumerate((table, table.rename_columns(["image", "kind"]), table)):
+        pq.write_table(rows, root / f"train-{part:05d}-of-00004.parquet")
+    pq.write_table(table, root / "val.parquet")
+    (root / "train-00000-of-00004.parquet").write_bytes(b"PAR1" + bytes(40))
+    lines, head = check_all(root, tmp_path, capfd)
+    assert [line.partition(" ")[0] for line in head["refused"]] == [
+        f"{root}:", *(f"{root}/train-{part:05d}-of-00004.parquet:" for part in (0, 1))
+    ]  # fmt: skip
+    assert f"train: {len(table)} rows ({len(table)} png), 0 cannot be used" in lines
+
+
+@pytest.mark.parametrize("splits", [["train"], ["train", "val"]])
+def test_a_set_without_a_split_that_can_be_read_is_one_line_and_2(splits, tmp_path, capfd):
+    records = write_packed(tmp_path / "packed")
+    for split in splits:
+        (records / f"{split}.npz").unlink()
+    code = main(["data", "check", str(records)])
+    out, err = capfd.readouterr()
+    assert all(f"{records}/{split}.npz: no such file; pack the data set again" in out for split in splits)
+    if splits == ["train", "val"]:
+        assert code == 2 and err == f"jaxddp: {records}: no split can be read; mend what is named above\n"
+    else:
+        assert code == 1 and "val: " in out
+
+
 def test_the_report_is_the_same_on_any_number_of_threads(spoiled):
     root, _ = spoiled
     tables = {"train": train_solutions(root), "val": val_solutions(root)}
@@ -453,7 +483,7 @@ def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, c
     ("arguments", "expected"),
     [
         (["check", "{root}/nowhere"], "nowhere"),
-        (["check", "{root}", "--train", "other.csv"], "other.csv"),
+        (["check", "{root}", "--train", "a.csv", "--val", "b.csv"], "no split can be read; mend what is named above"),
         (["check", "{root}", "--threads", "0"], "--threads=0: expected 1 to 1,024"),
         (["check", "{root}", "--manifest", "{root}/gone/m.jsonl"], "gone/m.jsonl: cannot be written"),
         (["check", "{root}", "--manifest", "{root}"], "is a directory; give --manifest a file"),

@@ -453,9 +453,9 @@ def test_files_alone_are_read_without_jax(tmp_path):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("trained")
-    data = write_arrays(folder / "images.npz", random_table(48, image=16), random_table(20, seed=1, image=16))
+    data = write_arrays(folder / "images.npz", random_table(48, image=16), random_table(24, seed=1, image=16))
     words = ["train", "digits", *SMALL, "--data.path", str(data), "--workdir", str(folder / "run")]
-    words += ["--parallel.self-test", "never", "--parallel.devices", "1"]
+    words += ["--parallel.self-test", "never", "--parallel.devices", "1", "--eval.limit", "20"]
     # What is reported is a run; of what network decides nothing. The run is opened again by the tests.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))

@@ -400,6 +400,21 @@ def test_a_shard_that_is_not_whole_is_named(copy: Path, how: str):
     assert not list(copy.rglob("*.jaxddp-index"))
 
 
+def test_each_shard_that_is_not_whole_is_told_and_the_others_are_read(copy: Path):
+    rows, (first, second, third) = len(read_tfds("tiny_gray", "train", copy)), shards_of(copy)
+    for index in copy.rglob("*.jaxddp-index"):
+        index.unlink()
+    first.write_bytes(first.read_bytes()[:100])
+    second.unlink()
+    told: list[str] = []
+    table = read_tfds("tiny_gray", "train", copy, told.append)
+    assert len(told) == 2 and all(map(str.startswith, told, map(str, (first, second))))
+    assert 0 < len(table) < rows and {bytes(path) for path in table.path} == {os.fsencode(third.name)}
+    assert all(table.read(row) for row in range(len(table)))
+    # The next run meets the faults too.
+    assert fault("tiny_gray", "train", copy).startswith(str(second)) and not list(copy.rglob("*.jaxddp-index"))
+
+
 def test_a_shard_cut_between_two_records_is_named(prepared: Path, tmp_path: Path):
     shutil.copytree(prepared / "tfrecord/tiny_gray", tmp_path / "tiny_gray")
     table = read_tfds("tiny_gray", "train", tmp_path)

@@ -9,7 +9,7 @@ from typing import cast
 import jaxddp.job.progress as progress
 from jaxddp.config import DataConfig
 from jaxddp.data import catalog
-from jaxddp.data.faults import Refuse, at_once
+from jaxddp.data.faults import Refuse, at_once, told_to
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.held_out import held_out
 from jaxddp.data.inputs import open_inputs
@@ -61,7 +61,8 @@ def open_held(data: DataConfig) -> dict[str, Source]:
 def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, Source]:
     """The sources of "train" and "val", with the selected classes; images are not checked.
 
-    A row or a file that cannot be used is an error, unless `refuse` takes it: then the others are read without it.
+    A row, a file or a split that cannot be used is an error, unless `refuse` takes it: then the others are read
+    without it.
 
     Raises `InputError` for neither a path nor a name, both, no validation split and no `data.val_share` that makes one,
     both of these, or whatever is wrong with the data.
@@ -74,13 +75,25 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, Source]
                 f"data.val_share={data.val_share:g}: {where} is read with a validation split of its own; leave "
                 "data.val_share out, which is for folders, CSV and Parquet without one"
             )
-        splits: tuple[Split, Split] = ("train", "val")
-        return {split: known.open(place, split) for split in splits}
+        return _each_split(known, place, str(where))
     if data.val_share is None:
         raise InputError(
             f"{where}: has no validation split; give data.val_share, such as 0.1 to hold out a tenth of each class"
         )
     return {**held_out(cast(ExampleTable, known.open(place, "train")), data.val_share, str(where))}
+
+
+def _each_split(known: Format, place: Place, where: str) -> dict[str, Source]:
+    """Those splits that can be opened. Raises: InputError; there is none, or what is wrong is not refused."""
+    opened: dict[str, Source] = {}
+    splits: tuple[Split, Split] = ("train", "val")
+    for split in splits:
+        # What one split lacks as a whole hides no fault of the other.
+        with told_to(place.refuse):
+            opened[split] = known.open(place, split)
+    if not opened:
+        raise InputError(f"{where}: no split can be read; mend what is named above")
+    return opened
 
 
 @permitted()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxddp.config import DataConfig
-from jaxddp.data.opening import open_splits
+from jaxddp.data.opening import open_unchecked
 from jaxddp.data.source import Source
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.experiment.outcome import Outcome
@@ -24,8 +24,9 @@ class Validated(NamedTuple):
 def validated(directory: Path, which: str, data_path: str | None = None) -> Validated:
     """The predictions of a checkpoint ("latest", "best" or a step) on all devices of this machine.
 
-    "best" is the latest where nothing was validated. The data lie where the run says, or at `data_path`. An image that
-    cannot be used has NaN.
+    They are of the validation data that the run measured: the first `eval.limit`, where it has one. The data lie where
+    the run says, or at `data_path`. "best" is the latest where nothing was validated. An image that cannot be used has
+    NaN.
 
     Raises:
         InputError: the run does not say its network, its data or its checkpoint cannot be read, or its data have other
@@ -34,5 +35,6 @@ def validated(directory: Path, which: str, data_path: str | None = None) -> Vali
     keep_compiled_programs()
     run = restore_run(directory, which, Topology.create())
     data = run.config.data if data_path is None else replace(run.config.data, path=data_path, name=None)
-    source = open_splits(data)["val"]
+    # Those that the run measured, and in its order.
+    _, source = open_unchecked(data, run.config.eval.limit)
     return Validated(run.outcome(source), source, run.data_of(source))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.data.faults import Refuse, at_once, check_apart, index_of_column
+from jaxddp.data.faults import Refuse, at_once, check_apart, index_of_column, told_to
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.source import Split
@@ -62,29 +62,29 @@ def is_divided(path: Path) -> bool:
 def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
     """Reads the labels of one split; no image is read. Ids are the name of the file and the number of the row.
 
-    Refused is, by file and row, a label that is absent, of no class, or a class that looks like another one.
+    Refused is a file that is missing, damaged or without the columns, and, by file and row, a label that is absent, of
+    no class, or a class that looks like another one.
 
-    Raises:
-        InputError: pyarrow is not installed; a file is missing or damaged; no column of images or labels, or two; no
-            row is left.
+    Raises: InputError; pyarrow is not installed, or no row is left.
     """
     root = path.parent if path.is_file() else path
     files = [path] if path.is_file() else _files(path, split)
     if not files:
         raise InputError(f"{path}: no files {_SPLITS[split][0]}-*.parquet; give a folder with them")
-    _check_parts(files)
-    columns = _columns(files[0])
-    cells = {file: _cells(file, columns.label, refuse) for file in files}
+    with told_to(refuse):
+        _check_parts(files)
+    columns, files = _columns(files, refuse)
+    cells = _all_cells(files, columns.label, refuse)
     if not any(len(found.labels) for found in cells.values()):
         raise InputError(f"{path}: no rows in its {split} split; give each image a row")
     names = columns.names or _names(path, cells, split, columns.label, refuse)
     labels = [_labels(file, found, names, refuse) for file, found in cells.items()]
     lengths = [len(found) for found in labels]
     offset = np.concatenate([np.arange(length) for length in lengths])
-    in_root = np.array([os.fsencode(file.relative_to(root).as_posix()) for file in files])
+    in_root = np.array([os.fsencode(file.relative_to(root).as_posix()) for file in cells])
     of_row = np.repeat(in_root, lengths)
     example_id = np.strings.add(np.strings.add(of_row, b"__"), offset.astype("S"))
-    _say_size(path, files, columns.image)
+    _say_size(path, [*cells], columns.image)
     store, indices, label = ParquetFiles(root, columns.image), tuple(range(len(names))), np.concatenate(labels)
     table = ExampleTable(store, example_id, of_row, label, names, names, indices, offset)
     return table.without(np.flatnonzero(label == _REFUSED).tolist())
@@ -111,7 +111,15 @@ def _check_parts(files: list[Path]) -> None:
             raise InputError(f"{files[0].parent}: part {missing[0]:05d} of {number} is missing; download it again")
 
 
-def _columns(file: Path) -> _Columns:
+def _columns(files: list[Path], refuse: Refuse) -> tuple[_Columns, list[Path]]:
+    """Those of the first file that has them, and the files from there on. Raises: InputError; none has."""
+    for place, file in enumerate(files):
+        with told_to(refuse):
+            return _columns_of(file), files[place:]
+    raise InputError(f"{files[0].parent}: none of {counted(len(files), 'file')} can be read; {AGAIN}")
+
+
+def _columns_of(file: Path) -> _Columns:
     with opened(file) as parquet:
         schema = parquet.schema_arrow
     images = [one.name for one in schema if _is_image(one.type)]
@@ -152,6 +160,15 @@ def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
     return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
 
 
+def _all_cells(files: list[Path], column: str, refuse: Refuse) -> dict[Path, _Cells]:
+    """The labels of each file that can be read."""
+    found: dict[Path, _Cells] = {}
+    for file in files:
+        with told_to(refuse):
+            found[file] = _cells(file, column, refuse)
+    return found
+
+
 def _cells(file: Path, column: str, refuse: Refuse) -> _Cells:
     import pyarrow
 
@@ -178,7 +195,7 @@ def _cells(file: Path, column: str, refuse: Refuse) -> _Cells:
 def _names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, refuse: Refuse) -> tuple[str, ...]:
     """The classes of labels without names in the schema: of strings those of the training split."""
     own = cells.values()
-    training = cells if split == "train" else {file: _cells(file, column, refuse) for file in _files(path, "train")}
+    training = cells if split == "train" else _all_cells(_files(path, "train"), column, refuse)
     if any(each.labels.dtype == object for each in training.values()):
         first: dict[str, str] = {}
         for file, each in training.items():
@@ -186,9 +203,9 @@ def _names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, ref
                 first.setdefault(str(each.labels[row]), f"{file}, row {row}")
         check_apart(first, first.__getitem__, refuse)
         return tuple(sorted(first))
-    others = [] if path.is_file() or split == "val" else [_cells(file, column, refuse) for file in _files(path, "val")]
+    others = {} if path.is_file() or split == "val" else _all_cells(_files(path, "val"), column, refuse)
     with about(str(path)):
-        return numbered_names(*(each.labels[each.sound] for each in (*own, *training.values(), *others)))
+        return numbered_names(*(each.labels[each.sound] for each in (*own, *training.values(), *others.values())))
 
 
 def _labels(file: Path, cells: _Cells, names: tuple[str, ...], refuse: Refuse) -> np.ndarray:

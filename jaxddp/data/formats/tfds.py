@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import jaxddp.private_names as private_names
-from jaxddp.data.faults import check_apart
+from jaxddp.data.faults import Refuse, at_once, check_apart
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
@@ -31,16 +31,20 @@ from jaxddp.wording import counted, nearest, show
 
 _PREFIX = "tfds:"
 _SPLITS = {"train": ("train",), "val": ("validation", "test")}
+_REFUSED = -1
+"""In the place of a label."""
 # Reading labels mostly waits for the disk or for a server.
 _THREADS = 16
 
 
-def read_tfds(name: str, split: Split, data_dir: str | PathLike[str] | None = None) -> ExampleTable:
+def read_tfds(
+    name: str, split: Split, data_dir: str | PathLike[str] | None = None, refuse: Refuse = at_once
+) -> ExampleTable:
     """Reads the examples of one split of a prepared set.
 
     The first time, the label of every record is read, and an index is kept; see `kept_index`. Ids are those of
     tensorflow-datasets, `cifar10-train.tfrecord-00000-of-00001__17`. Class ids and names are the names of the set's
-    classes.
+    classes. Refused is a file that is missing or cut short, and the records without labels.
 
     Args:
         name: `cifar10`, `cifar10:3.0.2` or `name/config`.
@@ -49,19 +53,19 @@ def read_tfds(name: str, split: Split, data_dir: str | PathLike[str] | None = No
 
     Raises:
         InputError: the set is missing (with the command that prepares it), is not for image classification, has no such
-            split, or lacks labels; a file of it is missing or cut short.
+            split, or no record is left.
     """
     shards = _shards(_builder(name, data_dir), split)
     store = _store(shards)
-    about = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
-    index = kept_index(shards.split, shards.root, shards.files, about, lambda: _index(shards, store))
+    index = _refusing_index(shards, store, refuse)
     files = np.array([os.fsencode(file) for file in shards.files])
     numbers = np.concatenate([np.arange(length) for length in shards.lengths])
     path = np.repeat(files, shards.lengths)
     example_id = np.strings.add(np.strings.add(path, b"__"), numbers.astype("S"))
     names = shards.class_names
     indices = tuple(range(len(names)))
-    return ExampleTable(store, example_id, path, index.label, names, names, indices, index.offset, made_of="record")
+    table = ExampleTable(store, example_id, path, index.label, names, names, indices, index.offset, made_of="record")
+    return table.without(np.flatnonzero(index.label == _REFUSED).tolist())
 
 
 @dataclass(frozen=True)
@@ -188,21 +192,45 @@ def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
     return ArrayRecords(shards.root, source, first, shards.image)
 
 
-def _index(shards: _Shards, store: RecordFiles | ArrayRecords) -> RecordIndex:
-    def look(file: str, length: int) -> tuple[np.ndarray, np.ndarray]:
-        return store.labels(os.fsencode(file), length, shards.label)
+def _refusing_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
+    """The index that was kept, or is; one with faults is not, so that the next run meets them too."""
+    about = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
+    try:
+        return kept_index(shards.split, shards.root, shards.files, about, lambda: _index(shards, store, at_once))
+    except InputError:
+        if refuse is at_once:
+            raise
+    return _index(shards, store, refuse)
 
+
+def _index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
+    """Raises: InputError; a fault that is not refused. The label of what is refused is `_REFUSED`."""
+
+    def look(file: str, length: int) -> tuple[np.ndarray, np.ndarray] | InputError:
+        try:
+            return store.labels(os.fsencode(file), length, shards.label)
+        except InputError as error:
+            return error
+
+    offsets, labels, whole = [], [], []
     with ThreadPoolExecutor(_THREADS) as pool:
-        offsets, labels = zip(*pool.map(look, shards.files, shards.lengths), strict=True)
-    offset, label = np.concatenate(offsets), np.concatenate(labels)
-    wrong = np.flatnonzero((label < 0) | (label >= len(shards.class_names)))
+        for length, found in zip(shards.lengths, pool.map(look, shards.files, shards.lengths), strict=True):
+            whole.append(np.full(length, not isinstance(found, InputError)))
+            if isinstance(found, InputError):
+                refuse(str(found))
+                found = np.zeros(length, np.int64), np.full(length, _REFUSED)
+            offsets.append(found[0])
+            labels.append(found[1])
+    offset, label, whole = map(np.concatenate, (offsets, labels, whole))
+    wrong = np.flatnonzero(whole & ((label < 0) | (label >= len(shards.class_names))))
     if len(wrong):
         place = int(np.searchsorted(np.cumsum(shards.lengths), wrong[0], side="right"))
         name = store.name(os.fsencode(shards.files[place]), int(offset[wrong[0]]))
-        raise InputError(
+        refuse(
             f"{name}: the label {label[wrong[0]]} is not one of the {counted(len(shards.class_names), 'class')} "
             f"({len(wrong)} such records); choose a split with labels"
         )
+        label[wrong] = _REFUSED
     return RecordIndex(offset, label.astype(np.int32))
 
 
@@ -218,7 +246,7 @@ class PreparedSets:
         return True
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        table = read_tfds(place.address.removeprefix(_PREFIX), split, place.data.data_dir)
+        table = read_tfds(place.address.removeprefix(_PREFIX), split, place.data.data_dir, place.refuse)
         return table.select(place.data.classes)
 
 
