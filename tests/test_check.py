@@ -483,7 +483,7 @@ def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, c
     ("arguments", "expected"),
     [
         (["check", "{root}/nowhere"], "nowhere"),
-        (["check", "{root}", "--train", "a.csv", "--val", "b.csv"], "no split can be read; mend what is named above"),
+        (["check", "{root}", "--train", "other.csv"], "other.csv"),
         (["check", "{root}", "--threads", "0"], "--threads=0: expected 1 to 1,024"),
         (["check", "{root}", "--manifest", "{root}/gone/m.jsonl"], "gone/m.jsonl: cannot be written"),
         (["check", "{root}", "--manifest", "{root}"], "is a directory; give --manifest a file"),

@@ -88,8 +88,8 @@ def _each_split(known: Format, place: Place, where: str) -> dict[str, Source]:
     opened: dict[str, Source] = {}
     splits: tuple[Split, Split] = ("train", "val")
     for split in splits:
-        # What one split lacks as a whole hides no fault of the other.
-        with told_to(place.refuse):
+        # What one split lacks as a whole hides no fault of the other; a table that the user names is none of the set's.
+        with told_to(at_once if getattr(place.data, split) else place.refuse):
             opened[split] = known.open(place, split)
     if not opened:
         raise InputError(f"{where}: no split can be read; mend what is named above")
