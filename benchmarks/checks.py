@@ -10,7 +10,6 @@ by. Nothing comes from the cache of compiled programs.
 """
 
 import argparse
-import dataclasses
 import json
 import statistics
 import subprocess
@@ -28,6 +27,7 @@ from jaxddp.api import prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
+from jaxddp.experiment.make_run import make_run
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.mesh import simulate_cpu_devices
 
@@ -128,8 +128,7 @@ def self_test(network: Any, size: int) -> Figures:
     """The time of the test as a run makes it first, and what "auto" goes by."""
     setup = setup_of(network, size)
     config = setup.recipe.config.replace(parallel={"self_test": "always"})
-    setup = dataclasses.replace(setup, recipe=dataclasses.replace(setup.recipe, config=config))
-    run = setup.run()
+    run = make_run(setup.changed(config=config))
     feed, test = next(run.chunks(0)).feed, run.self_test
     assert test is not None
     seconds = []

@@ -36,7 +36,6 @@ from jaxddp.commands.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.engine.compiler_options import step_options
-from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.state import make_init
@@ -44,9 +43,11 @@ from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.experiment.feed import LONGEST_CHUNK
 from jaxddp.experiment.prepare import completed
-from jaxddp.experiment.recipe import TrainingData, recipe_of
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
+from jaxddp.recipe.given import by_hooks
+from jaxddp.recipe.layout import Layout, TrainingData
+from jaxddp.recipe.make import make_recipe
 from jaxddp.recipe_file import RecipeFile
 
 TOPOLOGIES = ("1x1x1", "1x1x8", "1x2x8")
@@ -130,9 +131,10 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
     """The compiled program that a run of a config takes its steps by, and how many it takes at once."""
     shape = (config.data.image_size, config.data.image_size, data.channels)
     counts = np.full(data.classes, data.examples // data.classes)
-    images = TrainingData(data.examples, counts, lambda count: np.zeros((count, *shape), np.uint8))
-    recipe = recipe_of(file, config, images, topology)
-    recipe, _ = completed(recipe, shape, data.examples)
+    images = lambda count: np.zeros((count, *shape), np.uint8)  # noqa: E731
+    known = TrainingData(data.examples, counts, images, shape, shape, np.dtype(np.uint8))
+    layout = Layout.of(config, topology, known)
+    recipe, _ = completed(make_recipe(config, layout, topology, by_hooks(file.hooks)), layout)
     model = for_platform(recipe.model, "gpu")
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     data_config, precision = config.data, config.train.precision
@@ -144,7 +146,7 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
         topology,
         schedule=recipe.schedule,
         parts=recipe.parts,
-        gradients=Gradients.of(config, topology),
+        gradients=layout.gradients,
     )
     rows, length = config.train.batch_size, 1
     if data_config.cache == "none":

@@ -34,11 +34,13 @@ from jaxddp.config import Config
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.experiment.prepare import prepare
-from jaxddp.experiment.recipe import TrainingData, recipe_of
 from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
 from jaxddp.mesh import Topology, simulate_cpu_devices
+from jaxddp.recipe.given import by_hooks
+from jaxddp.recipe.layout import Layout, TrainingData
+from jaxddp.recipe.make import make_recipe
 from jaxddp.training.device_memory import needs_of_batch
 
 TARGET = 0.2
@@ -178,9 +180,9 @@ def setup_of(words: Sequence[str]) -> RunSetup:
     shape = (config.data.image_size, config.data.image_size, 3)
     images = rng.integers(0, 256, (count, *shape), np.uint8)
     table = ArrayTable(images, rng.integers(0, CLASSES, count), tuple(map(str, range(CLASSES))))
-    data = TrainingData(count, np.bincount(table.labels, minlength=CLASSES), lambda wanted: images[:wanted])
-    recipe = recipe_of(file, config, data, topology)
-    return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)))
+    layout = Layout.of(config, topology, TrainingData.of(table, config.data))
+    recipe = make_recipe(config, layout, topology, by_hooks(file.hooks))
+    return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)), layout)
 
 
 def suggestions(fit: Fit, function: Any, setup: RunSetup, feed: tuple[Any, ...]) -> list[Figures]:

@@ -34,6 +34,7 @@ from photographs import photograph_table, write_photographs
 from jaxddp.api import AugmentConfig, DataConfig, prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.source import Source
+from jaxddp.experiment.make_run import make_run
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.training.listeners.history import History
 from jaxddp.training.loop import fit
@@ -103,9 +104,8 @@ class Training:
 
     def __init__(self, setup: RunSetup, steps: int):
         changes = {"train": {"duration": f"{steps} steps"}, "log": {"every": f"{LOG_STEPS} steps"}}
-        recipe = dataclasses.replace(setup.recipe, config=setup.recipe.config.replace(**changes))
         self._history, self._initial = History(), setup.state
-        self._run = dataclasses.replace(setup, recipe=recipe).run(listeners=[self._history])
+        self._run = make_run(setup.changed(config=setup.recipe.config.replace(**changes)), listeners=[self._history])
 
     @property
     def losses(self) -> np.ndarray:

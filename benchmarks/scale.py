@@ -245,7 +245,7 @@ def alone(setup: RunSetup, placed: list[Any]) -> tuple[Any, TrainState, list[Any
     own = Topology.create(setup.topology.mesh.local_devices)
     state = own.replicate(jax.device_get(setup.state))
     batches = [own.place(jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), batch)) for batch in placed]
-    return replace(setup, resources=replace(setup.resources, topology=own)).step(), state, batches
+    return setup.changed(resources=replace(setup.resources, topology=own)).step(), state, batches
 
 
 def turn(step: Any, state: TrainState, batches: list[Any], steps: int) -> float:

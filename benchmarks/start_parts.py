@@ -26,8 +26,10 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
 
     from jaxddp.commands.parse import parse
     from jaxddp.commands.train import Train
-    from jaxddp.experiment import experiment, resources
+    from jaxddp.experiment import resources
     from jaxddp.experiment.feed import Feed
+    from jaxddp.experiment.from_file import open_experiment
+    from jaxddp.experiment.train import of_file, train
     from jaxddp.recipe_file import read_recipe
 
     file = read_recipe(name)
@@ -37,8 +39,8 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     Feed.batches = first_timed(Feed.batches)
     jax.monitoring.register_event_duration_secs_listener(note_duration)
     jax.monitoring.register_event_listener(lambda event, **_: compiled.update([event.rpartition("/")[2]]))
-    opened = experiment.open_experiment(dataclasses.replace(file, config=options.config))
-    experiment.train(opened, options.workdir, listeners=[FirstStep(begin)])
+    opened = open_experiment(dataclasses.replace(file, config=options.config))
+    train(of_file(opened), options.workdir, listeners=[FirstStep(begin)])
 
 
 def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -54,8 +54,12 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep
-from jaxddp.experiment.experiment import Experiment, open_experiment, train
+from jaxddp.experiment.experiment import Experiment
+from jaxddp.experiment.from_file import open_experiment
+from jaxddp.experiment.make_run import make_run
+from jaxddp.experiment.prepare import initialize
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.experiment.train import train
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import AXIS
 from jaxddp.recipe_file import read_recipe
@@ -112,9 +116,9 @@ def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
     """A run and the loop alone, each beside the bare step, in images per second."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = make_experiment(Path(folder), steps)
-        setup = experiment.setup()
+        setup = initialize(experiment)
         step, placed = setup.step(), list(setup.batches(0, steps))
-        alone = dataclasses.replace(setup.run(), evaluator=None)
+        alone = dataclasses.replace(make_run(setup), evaluator=None)
 
         def loop() -> TrainState:
             return fit(dataclasses.replace(alone, state=copy(setup.state)))
@@ -178,7 +182,7 @@ def compare_collectives(rounds: int, steps: int) -> dict[str, Figures]:
 def make_halved_step(setup: RunSetup) -> TrainStep:
     """The step, but its gradients travel as bfloat16, in a collective of their own."""
     config = setup.recipe.config.replace(train={"gradient_precision": "bfloat16"})
-    return dataclasses.replace(setup, recipe=dataclasses.replace(setup.recipe, config=config)).step()
+    return setup.changed(config=config).step()
 
 
 def make_plain_step(setup: RunSetup) -> TrainStep:

@@ -23,7 +23,8 @@ from typing import Any
 from harness import Figures, alternate, check_losses, compare, machine, table, time_steps
 from step import losses, make_experiment
 
-from jaxddp.experiment.experiment import open_experiment
+from jaxddp.experiment.from_file import open_experiment
+from jaxddp.experiment.prepare import initialize
 from jaxddp.experiment.setup import RunSetup
 
 PLAIN = "plain"
@@ -90,7 +91,7 @@ def make_setup(folder: Path, steps: int, variant: Variant) -> RunSetup:
     """The config's run with the variant's keys; the same images at each call."""
     experiment = make_experiment(folder, steps)
     config = experiment.config.replace(train={"batch_size": BATCH}).replace(**variant.changes)
-    return open_experiment(dataclasses.replace(experiment.file, config=config)).setup()
+    return initialize(open_experiment(dataclasses.replace(experiment.file, config=config)))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
+from jaxddp.data.labels import is_multi_label
 from jaxddp.data.sample import write_sample
 from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
@@ -32,6 +33,7 @@ from jaxddp.experiment.argument_kinds import (
     check_evaluators,
     check_schedule,
     check_setup,
+    check_unlabelled,
 )
 from jaxddp.experiment.arguments import (
     Epochs,
@@ -44,20 +46,16 @@ from jaxddp.experiment.arguments import (
     words_of_arguments,
 )
 from jaxddp.experiment.exported_weights import export_weights
-from jaxddp.experiment.fit_setup import fit_setup
-from jaxddp.experiment.given import check_unlabelled, recipe_of_objects
 from jaxddp.experiment.identity import told
 from jaxddp.experiment.inputs_seen import show_inputs
 from jaxddp.experiment.loaded import evaluate_run, load_run
 from jaxddp.experiment.opened import open_data
 from jaxddp.experiment.prepare import prepare
-from jaxddp.experiment.recipe import (
-    check_listeners,
-)
 from jaxddp.experiment.resources import Resources, join_job
 from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
 from jaxddp.experiment.run_length import check_length
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.experiment.train import train_setup
 from jaxddp.experiment.trained import TrainedRun
 from jaxddp.files import check_path
 from jaxddp.job.environment import find_job
@@ -70,6 +68,10 @@ from jaxddp.models.resnet import ResNet, build
 from jaxddp.models.settings import RESNET_KEYS
 from jaxddp.objectives.distillation import distillation
 from jaxddp.overrides import checked, replaced
+from jaxddp.recipe.given import by_arguments
+from jaxddp.recipe.kinds import check_listeners
+from jaxddp.recipe.layout import Layout, TrainingData
+from jaxddp.recipe.make import make_recipe
 from jaxddp.serving.program import export_program
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
@@ -196,9 +198,15 @@ def prepare_training(
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
     objects = {"model": model, "optimizer": optimizer, "objective": objective, "initialize": initialize}
     objects |= {"augmentation": augmentation, "metrics": metrics, "parts": parts}
-    recipe = recipe_of_objects(config, table, topology, objects)
-    xla, others = step_options(config, topology), check_unlabelled(unlabelled)
-    return prepare(recipe, Resources(topology, table, None, xla, others))
+    if isinstance(objective, str):
+        config = config.replace(objective={"name": objects.pop("objective")})
+    # Until `train` is given another.
+    objects["loss"] = softmax_cross_entropy
+    if is_multi_label(table):
+        config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
+    resources = Resources(topology, table, None, step_options(config, topology), check_unlabelled(unlabelled))
+    layout = Layout.of(config, topology, TrainingData.of(table, config.data))
+    return prepare(make_recipe(config, layout, topology, by_arguments(**objects)), resources, layout)
 
 
 @words_of_arguments()
@@ -259,15 +267,14 @@ def train(
         changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
         check_length(setup.recipe.config, setup.recipe.config.replace(**changes))
     setup = setup.with_loss(loss)
-    config = setup.recipe.config.replace(**changes)
-    recipe = dataclasses.replace(setup.recipe, config=config, schedule=check_schedule(schedule))
     resources = dataclasses.replace(setup.resources, val=val if val is None else check_source(val, "val"))
-    setup = dataclasses.replace(setup, recipe=recipe, resources=resources)
+    config = setup.recipe.config.replace(**changes)
+    setup = setup.changed(resources=resources, config=config, schedule=check_schedule(schedule))
     history, measures = History(), check_evaluators(evaluators, setup)
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
-    agree({name: str(value) for name, value in (told(recipe, val) | given).items()})
-    state = fit_setup(setup, directory, watching, measures)
+    agree({name: str(value) for name, value in (told(setup.recipe, val) | given).items()})
+    state = train_setup(setup, directory, watching, measures)
     history.share(setup.topology)
     return state, history

@@ -36,8 +36,11 @@ class Hook:
     function: Callable[..., Any]
 
     def __call__(self, *arguments: Any) -> Any:
-        with one_line(self.path, f"{self.function.__name__}: "):
-            return self.function(*arguments)
+        return self.guarded(self.function)(*arguments)
+
+    def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that this one returned, which is called later: its errors name the line, too."""
+        return one_line(self.path, f"{self.function.__name__}: ")(function)
 
     @property
     def name(self) -> str:

@@ -458,7 +458,7 @@ def test_what_are_no_logits_of_the_classes_is_one_line(apply, found):
     with pytest.raises(InputError, match=expected) as caught:
         prepare_training(model, TABLE, 4, SGD, 2)
     advice = ": its last layer has 7 outputs, make it one of 5" if found == r"float32\[2, 7\]" else ""
-    assert str(caught.value).removesuffix(advice).removesuffix(" in training").endswith(" of table")
+    assert str(caught.value).removesuffix(advice).removesuffix(" in training").endswith(" of the data")
 
 
 def test_images_without_labels_are_refused_for_training_and_shown_with_predictions():

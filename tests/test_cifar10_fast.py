@@ -20,8 +20,11 @@ from support.runs import Recorder, train
 
 from jaxddp.cli import main
 from jaxddp.errors import Preempted
-from jaxddp.experiment.experiment import Experiment, open_experiment
-from jaxddp.experiment.experiment import train as train_experiment
+from jaxddp.experiment.experiment import Experiment
+from jaxddp.experiment.from_file import open_experiment
+from jaxddp.experiment.prepare import initialize
+from jaxddp.experiment.train import of_file
+from jaxddp.experiment.train import train as train_experiment
 from jaxddp.measure.flops import count_flops
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups
@@ -204,7 +207,7 @@ def test_the_first_convolution_whitens_a_sample_of_the_training_images(data, mon
         experiment = experiment_of("cifar10_fast", data, parallel={"devices": devices})
         function = experiment.file.hooks["get_initialize"].function
         monkeypatch.setitem(function.__globals__, "IMAGES_TO_WHITEN", 10)
-        kernels.append(np.asarray(experiment.setup().state.params["whiten"]["kernel"]))
+        kernels.append(np.asarray(initialize(experiment).state.params["whiten"]["kernel"]))
     sample, own = experiment.resources.train.take(10), experiment.config.data
     assert len(sample) == 10 and len(set(sample.labels)) == 5
     expected = whitening_kernel(patch_moments(sample.images, 2, own.mean, own.std), 3)
@@ -226,7 +229,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(data, tmp_path):
     words = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
     words |= {"log": {"every": "1 step"}}
     experiment = experiment_of("cifar10_fast_sgd", data, **words)
-    setup, val, whole, half = experiment.setup(), experiment.resources.val, Recorder(), Recorder()
+    setup, val, whole, half = initialize(experiment), experiment.resources.val, Recorder(), Recorder()
     checkpoints, states = Checkpoints(tmp_path / "c"), [train(again(setup), words, val=val, listeners=[whole])]
     with pytest.raises(Preempted):
         train(again(setup), words, checkpoints=checkpoints, should_stop=lambda step: step >= 4)
@@ -254,7 +257,7 @@ def test_interrupted_and_resumed_is_uninterrupted_and_evaluated_from_its_config(
         with contextlib.ExitStack() as stack:
             if stops:
                 stack.enter_context(pytest.raises(Preempted))
-            train_experiment(experiment, tmp_path / workdir, listeners=[Terminated()] if stops else [])
+            train_experiment(of_file(experiment), tmp_path / workdir, listeners=[Terminated()] if stops else [])
         return [json.loads(line) for line in (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()]
 
     whole = run("whole")
@@ -282,7 +285,7 @@ class Terminated:
 def test_four_devices_with_sync_batch_norm_train_as_one(name, data):
     losses = []
     for devices in (1, 4):
-        setup = experiment_of(name, data, model={"batch_norm": "sync"}, parallel={"devices": devices}).setup()
+        setup = initialize(experiment_of(name, data, model={"batch_norm": "sync"}, parallel={"devices": devices}))
         state, step = setup.state, setup.step()
         series = []
         for batch in setup.batches(0, 3):

@@ -22,7 +22,8 @@ from support.runs import RECIPE, fails, metrics, train_words
 
 from jaxddp.cli import main
 from jaxddp.commands.parse import workdir_of
-from jaxddp.experiment.experiment import open_experiment
+from jaxddp.experiment.from_file import open_experiment
+from jaxddp.experiment.prepare import initialize
 from jaxddp.recipe_file import read_recipe
 from jaxddp.training.checkpoints import Checkpoints
 
@@ -41,7 +42,7 @@ def params(workdir: Path, data: Path) -> dict:
     recipe = read_recipe(RECIPE)
     recipe = replace(recipe, config=recipe.config.replace(data={"path": str(data)}))
     checkpoints = Checkpoints(workdir / "checkpoints")
-    state, _ = checkpoints.restore(checkpoints.latest() or 0, open_experiment(recipe).setup().state)
+    state, _ = checkpoints.restore(checkpoints.latest() or 0, initialize(open_experiment(recipe)).state)
     checkpoints.close()
     return state.params
 
@@ -487,7 +488,7 @@ def test_a_finished_run_started_again_says_what_it_came_to_and_compiles_nothing(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxddp.experiment.experiment.initialize", never)
+    monkeypatch.setattr("jaxddp.experiment.train.initialize", never)
     before = {path: path.read_bytes() for path in finished.glob("*.json*")}
     assert main(train_words(data, finished, "--train.duration", "12 steps")) == 0
     result = json.loads((finished / "result.json").read_text())["val"]

@@ -23,7 +23,7 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
-from jaxddp.experiment.prepare import make_feed
+from jaxddp.experiment.experiment import make_feed
 from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.trained import TrainedRun
@@ -31,6 +31,7 @@ from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.distillation import Distillation
+from jaxddp.recipe.layout import Layout, TrainingData
 
 SIGNATURE = Signature(tuple("abcde"), tuple("abcde"), (6, 6, 3), "uint8", True)
 TABLE = random_table(50)
@@ -144,7 +145,7 @@ def test_a_teacher_that_does_not_suit_gets_one_line(more, message):
     resources = resources_of()
     teacher = teacher_of(resources.topology if more else Topology.create(1), **more)
     with pytest.raises(InputError, match=f"objective.teacher: .*{message}"):
-        jaxddp.distillation(teacher).fingerprints(Config(), resources)
+        jaxddp.distillation(teacher).fingerprints(*seen_by_a_teacher(Config(), resources))
 
 
 def test_a_teacher_that_does_not_take_all_sizes_gets_one_line():
@@ -152,7 +153,12 @@ def test_a_teacher_that_does_not_take_all_sizes_gets_one_line():
     config = Config().replace(data={"grow_from": 4, "grow_by": 2}, train={"batch_size": 8, "duration": "4 epochs"})
     message = r"teacher does not take the images of \(4, 4, 3\) that are trained on \(.+\); give a teacher that does"
     with pytest.raises(InputError, match=message):
-        jaxddp.distillation(teacher_of(resources.topology)).fingerprints(config, resources)
+        jaxddp.distillation(teacher_of(resources.topology)).fingerprints(*seen_by_a_teacher(config, resources))
+
+
+def seen_by_a_teacher(config: Config, resources: Resources) -> tuple[Config, Resources, Layout]:
+    config = config.replace(train={"batch_size": 8})
+    return config, resources, Layout.of(config, resources.topology, TrainingData.of(resources.train, config.data))
 
 
 def resources_of() -> Resources:
@@ -254,7 +260,7 @@ def test_reproducible_distillation_is_refused():
     own = resources_of()
     config = Config().replace(parallel={"reproducible": True})
     with pytest.raises(InputError, match=r"^parallel\.reproducible: distillation gives other bits on other numbers"):
-        jaxddp.distillation(teacher_of(own.topology)).fingerprints(config, own)
+        jaxddp.distillation(teacher_of(own.topology)).fingerprints(*seen_by_a_teacher(config, own))
 
 
 def test_a_second_source_is_not_read_for_it():

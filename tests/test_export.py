@@ -11,11 +11,13 @@ from support.networks import make_shallow
 from support.runs import LEAN, SMALL
 
 from jaxddp.cli import main
-from jaxddp.experiment.initial_weights import initial_weights, read_run, shapes_of
-from jaxddp.experiment.recipe import model_of
+from jaxddp.engine.shapes import shapes_of
+from jaxddp.experiment.initial_weights import initial_weights, read_run
 from jaxddp.experiment.saved_state import recipe_of_run
 from jaxddp.experiment.signature import Signature
 from jaxddp.mesh import Topology
+from jaxddp.recipe.given import by_hooks
+from jaxddp.recipe.make import model_of
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +92,7 @@ def test_the_head_of_a_run_is_for_its_own_classes(run, caplog):
     file, signature = recipe_of_run(run), Signature.read(run)
     assert signature is not None
     ids = signature.class_ids
-    model, topology = model_of(file, file.config, len(ids)), Topology.create(1)
+    model, topology = model_of(file.config, len(ids), by_hooks(file.hooks)), Topology.create(1)
     shapes = shapes_of(model, (16, 16, 3))
     found = [initial_weights(run, model, shapes, len(ids), topology, class_ids=each) for each in (ids, ids[::-1])]
     assert [shapes.keys() - each for each in found] == [set(), {"params/fc/kernel", "params/fc/bias"}]

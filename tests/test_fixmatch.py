@@ -28,6 +28,7 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.experiment.make_run import make_run
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.fixmatch import MEASURED, FixMatch
@@ -288,7 +289,7 @@ def test_another_seed_of_a_setup_is_a_run_of_that_seed(whole):
 @pytest.mark.slow
 def test_the_self_test_masks_both_sources(whole, monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
-    test = changed(made(devices=8), {"parallel": {"self_test": "always"}}, VAL).run()
+    test = make_run(changed(made(devices=8), {"parallel": {"self_test": "always"}}, VAL))
     assert test.self_test is not None
     # At weights by which there are pseudo-labels without training.
     state = test.state.replace(params=jax.tree.map(lambda leaf: 3 * leaf, test.state.params))

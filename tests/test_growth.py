@@ -34,6 +34,7 @@ from jaxddp.data.growth import Growth
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError, Preempted
+from jaxddp.experiment.make_run import make_run
 from jaxddp.experiment.signature import Signature
 from jaxddp.measure.cost import Cost, Work, compile_with_cost
 from jaxddp.measure.memory import Needs, bytes_on_a_device
@@ -338,7 +339,7 @@ def test_the_order_of_examples_is_that_of_a_run_that_does_not_grow():
 def test_a_run_that_does_not_grow_has_no_side_and_says_nothing():
     setup = setup_of(grow_from=None)
     assert all(batch.side is None for batch in setup.batches(0, 3))
-    assert setup.feed.growth is setup.run().growing is None
+    assert setup.feed.growth is make_run(setup).growing is None
     assert "image_size" not in step_row(StepRecord(1, 0.1, {"loss": 1.0}, None, 1.0, 0.0))
 
 
@@ -420,7 +421,7 @@ def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree)
 def test_the_self_test_sees_the_images_that_a_run_begins_with(tree):
     """Of a run that is resumed they have another shape, and its setup has tested the first ones."""
     setup = setup_of(table=train_solutions(tree), **FILES)
-    run = runs.changed(setup, {"parallel": {"self_test": "always"}, "train": {"duration": "6 steps"}}).run()
+    run = make_run(runs.changed(setup, {"parallel": {"self_test": "always"}, "train": {"duration": "6 steps"}}))
     for step in (0, 5):
         run.self_test(run.state, *next(run.chunks(step)).feed)
     assert run.self_test.operations > 0

@@ -24,7 +24,10 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
-from jaxddp.experiment import experiment
+from jaxddp.experiment.from_file import open_experiment
+from jaxddp.experiment.make_run import make_run
+from jaxddp.experiment.train import of_file
+from jaxddp.experiment.train import train as run_training
 from jaxddp.recipe_file import read_recipe
 from jaxddp.training import pictures, provenance
 from jaxddp.training.events import RunStart
@@ -191,7 +194,7 @@ def test_evaluations_hold_predictions_of_the_same_images(devices):
     # All listeners are told the same.
     assert [record.predictions for record in some.evaluations] == [record.predictions for record in records]
     batch = setup.topology.place(next(iter(setup.feed.eval_batches(few, 16))))
-    logits = make_predict(setup.eval_objective(), setup.topology)(state, batch)
+    logits = make_predict(setup.classifier.objective(), setup.topology)(state, batch)
     expected = np.asarray(jax.nn.softmax(logits))[:11]
     np.testing.assert_array_equal(records[-1].predictions.predicted, expected.argmax(-1))
     np.testing.assert_allclose(records[-1].predictions.probabilities, expected.max(-1), rtol=1e-6)
@@ -212,7 +215,7 @@ def test_without_a_listener_that_wants_them_nothing_is_predicted():
     setup, _ = evaluations(recorder := Recorder(0), share=False)
     assert [record.predictions for record in recorder.evaluations] == [None, None]
     assert not [kind for (kind, _), *_ in setup.programs._kept if kind.startswith("classify")]
-    assert setup_of(linear_model(), sgd(0.1)).run(listeners=[Recorder(4)]).predictor is None
+    assert make_run(setup_of(linear_model(), sgd(0.1)), listeners=[Recorder(4)]).predictor is None
 
 
 @pytest.mark.slow
@@ -290,7 +293,7 @@ def test_a_run_tells_its_loggers_what_config_json_says(tmp_path):
     changes = {"data": {"path": str(data)}, "train": {"duration": "1 step"}, "eval": {"every": "0 steps"}}
     changes |= {"log": {"to": ("jsonl",)}, "parallel": {"devices": 1}}
     recipe = dataclasses.replace(recipe, config=recipe.config.replace(**changes))
-    experiment.train(experiment.open_experiment(recipe), tmp_path / "run", listeners=[started := Started()])
+    run_training(of_file(open_experiment(recipe)), tmp_path / "run", listeners=[started := Started()])
     assert started.run.config == json.loads((tmp_path / "run" / "config.json").read_text())
     setup = shared(jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4))
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[started], workdir=tmp_path / "own")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.data import CLASSES, random_batch, random_table, write_arrays
 from support.networks import largest_difference, linear_model
-from support.runs import experiment_of, file_of
+from support.runs import experiment_of
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config
@@ -20,13 +20,15 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
 from jaxddp.errors import InputError
-from jaxddp.experiment.chosen_loss import class_weights, configured_losses
-from jaxddp.experiment.recipe import TrainingData, recipe_of
 from jaxddp.losses.bce import binary_cross_entropy
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.losses.nll import negative_log_likelihood
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.recipe.given import by_arguments
+from jaxddp.recipe.layout import Layout, TrainingData
+from jaxddp.recipe.loss import class_weights, configured_losses
+from jaxddp.recipe.make import make_recipe
 
 LOGITS = np.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
 LABELS, WEIGHTS = np.array([2, 0, 1, 1]), (1.0, 4.0, 0.5)
@@ -189,7 +191,9 @@ def test_a_recipe_counts_its_training_data():
         model={"name": "resnet10", "width": 2}, data={"image_size": 16, "crop": "whole"}, train={"batch_size": 8}
     )
     table = dataclasses.replace(random_table(50), labels=np.repeat(np.arange(CLASSES), [3, 7, 10, 10, 20]))
-    recipe = recipe_of(file_of(config), config, TrainingData.of(table, config.data), Topology.create(1))
+    topology = Topology.create(1)
+    layout = Layout.of(config, topology, TrainingData.of(table, config.data))
+    recipe = make_recipe(config, layout, topology, by_arguments())
     values, weights = recipe.loss(jnp.zeros((5, CLASSES)), jnp.arange(5))
     np.testing.assert_allclose(weights, 50 / (5 * np.array([3, 7, 10, 10, 20])), rtol=1e-6)
     np.testing.assert_allclose(values, 0.9 * weights * np.log(5) + 0.1 * np.mean(weights) * np.log(5), rtol=1e-6)

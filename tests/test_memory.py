@@ -29,6 +29,7 @@ from jaxddp.data.division import Division
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.step import Program
 from jaxddp.errors import InputError
+from jaxddp.experiment.make_run import make_run
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.host_memory import HostMemory
 from jaxddp.measure.memory import Fit, Needs, Report, bytes_on_a_device, named, ran_out
@@ -253,7 +254,7 @@ def changes(steps: int = 4) -> dict[str, Any]:
 
 
 def needs_of(setup: Any) -> Needs:
-    program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
+    program = setup.programs.train(setup.objective, setup.experiment, resident=False)
     program.prepare(setup.state, next(setup.batches(0, 1)), setup.key)
     needs = Needs.of(program.cost, setup.state.params, setup.topology)
     assert needs is not None
@@ -339,7 +340,7 @@ class Failing:
 
 def failing_run(number: int, error: BaseException, *listeners: Any, val: Any = None) -> Any:
     setup = runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), val)
-    run = setup.run(listeners=listeners)
+    run = make_run(setup, listeners=listeners)
     return dataclasses.replace(run, program=Failing(run.program, number, error))
 
 
@@ -376,7 +377,7 @@ def test_a_validation_that_runs_out_of_memory_names_its_own_batch(monkeypatch):
         raise jax.errors.JaxRuntimeError(GPU_WORDS)
 
     monkeypatch.setattr(Evaluator, "measure", run_out)
-    run = runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), random_table(20)).run()
+    run = make_run(runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), random_table(20)))
     with pytest.raises(
         InputError,
         match=r"^memory ran out in the validation after step 2 \(Out .*\): the step needs .*"
@@ -467,7 +468,7 @@ def test_what_a_step_is_said_to_need_on_a_cpu_is_by_what_the_process_grows(devic
     config = Config().replace(train={"accumulate": accumulate}, parallel={"self_test": "never"})
     table = random_table(64, image=64)
     setup = small_setup(devices, a_wide_network(), table=table, config=config, batch_size=64)
-    program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
+    program = setup.programs.train(setup.objective, setup.experiment, resident=False)
     state, feed = setup.state, (next(setup.batches(0, 1)), setup.key)
     program.prepare(state, *feed)
     needs = Needs.of(program.cost, state.params, setup.topology)
@@ -486,7 +487,7 @@ def test_what_a_step_is_said_to_need_on_a_cpu_is_by_what_the_process_grows(devic
 
 def test_what_a_smaller_batch_needs_is_what_its_own_program_says():
     setup, smaller = (small_setup(2, table=random_table(64), batch_size=size) for size in (16, 8))
-    program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
+    program = setup.programs.train(setup.objective, setup.experiment, resident=False)
     feed = next(setup.batches(0, 1)), setup.key
     found = needs_of_batch(smaller.division, setup.division, program.function, setup.state, feed, setup.topology)
     assert found == needs_of(smaller)
@@ -506,7 +507,7 @@ def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
     net = resnet("resnet10", 5, width=8, stem="small").clone(architecture=Architecture((1,), BASIC))
     table = random_table(64, image=32)
     setup = runs.setup_of(net, sgd(0.1), table, devices=1, config=config, batch_size=batch_size)
-    program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
+    program = setup.programs.train(setup.objective, setup.experiment, resident=False)
     _, cost = compile_with_cost(program.function, setup.state, rehearsal.abstract_batch(setup), setup.key)
     needs = Needs.of(cost, setup.state.params, setup.topology)
     assert needs is not None

@@ -28,11 +28,11 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
-from jaxddp.experiment.chosen_loss import configured_losses
-from jaxddp.experiment.chosen_metrics import configured_metrics
 from jaxddp.losses.bce import binary_cross_entropy, sigmoid_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.recipe.loss import configured_losses
+from jaxddp.recipe.metrics import configured_metrics
 from jaxddp.registry import METRICS
 
 NAMES = tuple("abcde")

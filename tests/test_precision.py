@@ -15,6 +15,7 @@ from support.shared import sgd
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.experiment.prepare import initialize
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
@@ -87,7 +88,7 @@ def test_a_run_takes_the_precision_of_its_devices_unless_told(platform, asked, t
     monkeypatch.setattr(Topology, "platform", platform)
     experiment = experiment_of(config.replace(train={"precision": asked}))
     assert experiment.config.train.precision == taken
-    assert experiment.recipe.model.module.dtype == experiment.setup().preprocess.dtype == taken
+    assert experiment.recipe.model.module.dtype == initialize(experiment).preprocess.dtype == taken
 
 
 @pytest.mark.slow

@@ -463,7 +463,7 @@ def test_a_run_that_came_from_python_is_given_its_model(tmp_path):
     with pytest.raises(InputError, match="came from Python and does not say its network; give model= too"):
         jaxddp.load_run(tmp_path)
     found = jaxddp.load_run(tmp_path, 4, model=linear_model(), devices=2).predict(val)
-    logits = setup.eval_objective().predict(state.params, {}, (val.images / 255 - MEAN) / STD)
+    logits = setup.classifier.objective().predict(state.params, {}, (val.images / 255 - MEAN) / STD)
     assert np.allclose(found.probabilities, jax.nn.softmax(logits), atol=1e-6)
     assert found.class_names == tuple("abcde") and jaxddp.evaluate(state, setup, val)["top1"] == np.mean(
         found.labels == val.labels

@@ -22,6 +22,7 @@ from jaxddp.duration import Duration
 from jaxddp.engine.replicas import Replicas, array_checksums, checksums
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import ReplicaError
+from jaxddp.experiment.make_run import make_run
 from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.plan import Plan
@@ -220,7 +221,7 @@ def run_with_fault(tmp_path, step: int, **changes):
     setup = runs.setup_of(SmallNet(), sgd(0.05, momentum=0.9), TABLE, devices=4, data=AS_THEY_ARE)
     plan = {"log": {"every": "50 steps"}, "train": {"duration": "20 steps"}, "checkpoint": {"every": "8 steps"}}
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    run = dataclasses.replace(runs.changed(setup, plan | changes).run(), checkpoints=checkpoints)
+    run = dataclasses.replace(make_run(runs.changed(setup, plan | changes)), checkpoints=checkpoints)
     run = dataclasses.replace(run, program=FlipsAt(run.program, step, setup.topology))
     try:
         runs.fit(run)
@@ -248,8 +249,8 @@ def test_switched_off_it_is_not_looked_for(tmp_path):
 
 def test_one_device_compares_nothing():
     setup = runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=1, data=AS_THEY_ARE)
-    assert setup.run().replicas is None
-    assert runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=AS_THEY_ARE).run().replicas is not None
+    assert make_run(setup).replicas is None
+    assert make_run(runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=AS_THEY_ARE)).replicas is not None
 
 
 def test_a_run_without_checkpoints_is_compared_where_it_is_due_alone(monkeypatch):

@@ -1,6 +1,5 @@
 """Several seeds of one setup: the numbers of fresh runs, and no program that the first has not compiled."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -109,20 +108,19 @@ def test_a_program_belongs_to_its_objects_and_to_settings_of_jax():
     setup, programs = prepared(0), Programs()
 
     def program(setup):
-        return programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
+        return programs.train(setup.objective, setup.experiment, resident=False)
 
     first = program(setup)
     assert program(setup) is program(setup.with_seed(1)) is first
-    assert programs.train(setup.objective, setup.recipe, setup.resources, resident=True) is not first
-    schedule = dataclasses.replace(setup.recipe, schedule=lambda step: 0.5)
-    assert program(dataclasses.replace(setup, recipe=schedule)) is not first
+    assert programs.train(setup.objective, setup.experiment, resident=True) is not first
+    assert program(setup.changed(schedule=lambda step: 0.5)) is not first
     assert program(setup.with_loss(lambda logits, labels: -logits[:, 0])) is not first
     with jax.default_matmul_precision("highest"):
         assert program(setup) is not first
     assert program(setup) is first
     # Notebooks may train with many: what is not asked for goes.
     for _ in range(40):
-        programs.evaluate(setup.eval_objective({}), setup.topology, resident=False)
+        programs.evaluate(setup.classifier.objective({}), setup.topology, resident=False)
     assert program(setup) is not first
 
 

@@ -24,6 +24,7 @@ from jaxddp.engine import self_test
 from jaxddp.engine.averaging import Averaging
 from jaxddp.engine.self_test import SelfTest
 from jaxddp.errors import GradientError, InputError
+from jaxddp.experiment.make_run import make_run
 from jaxddp.mesh import AXIS
 from jaxddp.training.checkpoints import Checkpoints
 
@@ -38,7 +39,7 @@ def run_of(model, devices: int = 4, changes=ALWAYS, **settings):
     # A test that was made of a right step would be there for a broken one.
     settings = {"batch_size": 16, "table": TABLE, "share": False, "data": AS_THEY_ARE, **settings}
     setup = runs.setup_of(model, sgd(0.1), devices=devices, **settings)
-    return runs.changed(setup, changes).run()
+    return make_run(runs.changed(setup, changes))
 
 
 def made_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTest:
@@ -332,7 +333,7 @@ def test_one_device_has_no_test():
 
 def test_a_second_run_compiles_nothing():
     setup = runs.setup_of(LINEAR, sgd(0.1), TABLE, devices=2, batch_size=16)
-    first, second = (runs.changed(setup.with_seed(seed), ALWAYS).run() for seed in (1, 2))
+    first, second = (make_run(runs.changed(setup.with_seed(seed), ALWAYS)) for seed in (1, 2))
     assert first.self_test is second.self_test
 
 

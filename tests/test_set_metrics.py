@@ -22,9 +22,9 @@ import jaxddp
 from jaxddp.config import Config
 from jaxddp.engine.set_metrics import finished, measured
 from jaxddp.errors import InputError
-from jaxddp.experiment.chosen_metrics import with_given
 from jaxddp.metrics.average_precision import average_precision
 from jaxddp.metrics.calibration import CalibrationError
+from jaxddp.recipe.metrics import with_given
 from jaxddp.registry import LOGGERS, METRICS
 from jaxddp.training.set_sums import SetSums
 
@@ -121,12 +121,7 @@ def setups():
     metrics = {name: METRICS.get(name) for name in NAMES}
     config = jaxddp.Config().replace(parallel={"self_test": "never"}, eval={"metrics": ("top1",)})
     made = {n: setup_of(linear_model(), sgd(0.1), devices=n, config=config, data=AS_THEY_ARE) for n in (1, 4)}
-    return {
-        n: dataclasses.replace(
-            setup, recipe=dataclasses.replace(setup.recipe, metrics={**setup.recipe.metrics, **metrics})
-        )
-        for n, setup in made.items()
-    }
+    return {n: setup.changed(metrics={**setup.recipe.metrics, **metrics}) for n, setup in made.items()}
 
 
 @pytest.mark.slow

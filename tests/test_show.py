@@ -19,6 +19,7 @@ from jaxddp.config import Config
 from jaxddp.curate.show import show
 from jaxddp.data.batch import Batch
 from jaxddp.experiment.inputs_seen import denormalized
+from jaxddp.experiment.prepare import initialize
 from jaxddp.training.pictures import png
 
 
@@ -58,7 +59,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options)
 
 @pytest.mark.slow
 def test_the_images_are_those_of_the_step(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    setup = experiment_of(config).setup()
+    setup = initialize(experiment_of(config))
     for step in (1, 5):
         with monkeypatch.context() as patched:
             pixels, titles = drawn(patched, config, tmp_path / "show.png", step=step)
@@ -75,12 +76,12 @@ def test_a_notebook_shows_a_step_as_the_command_does(config: Config, tmp_path: P
     config = config.replace(data={"augment": {"pad": 4}})
     experiment = experiment_of(config)
     show(experiment, step=2, count=5, out=tmp_path / "show.png")
-    seen = jaxddp.show_inputs(experiment.setup(), 5, step=2)
+    seen = jaxddp.show_inputs(initialize(experiment), 5, step=2)
     assert png(seen) == (tmp_path / "show.png").read_bytes()
     with Image.open(tmp_path / "show.png") as picture:
         assert picture.format == "PNG"
         assert picture.width > 5 * 100
-    assert png(jaxddp.show_inputs(experiment.setup(), 5, step=3)) != png(seen)
+    assert png(jaxddp.show_inputs(initialize(experiment), 5, step=3)) != png(seen)
 
 
 def test_normalizing_is_undone_to_the_pixel():

@@ -298,7 +298,7 @@ jax.monitoring.register_event_listener(lambda event, **_: events.update([event.r
 if "JAXDDP_TEST_REFUSES" in os.environ:
     sys.modules[os.environ["JAXDDP_TEST_REFUSES"]] = None
 
-import jaxddp.experiment.experiment as experiment
+import jaxddp.experiment.train as training
 import jaxddp.models.resnet as resnet
 from jaxddp.cli import main
 from jaxddp.training.listeners.jsonl import JsonLines
@@ -317,7 +317,7 @@ class Network(nn.Module):
         return nn.Dense(self.classes)(nn.relu(hidden).mean((1, 2)))
 
 resnet.build = lambda settings, classes, *_: Network(classes)
-seen, train, step = {}, experiment.train, JsonLines.step
+seen, train, step = {}, training.train, JsonLines.step
 
 def train_and_keep(*arguments, **named):
     state = train(*arguments, **named)
@@ -329,7 +329,7 @@ def step_and_look(self, record):
     seen.setdefault("imported at the first step", imported())
     step(self, record)
 
-experiment.train, JsonLines.step = train_and_keep, step_and_look
+training.train, JsonLines.step = train_and_keep, step_and_look
 code = main(sys.argv[1:])
 seen["imported"] = imported()
 if "JAXDDP_TEST_KERAS" in os.environ:

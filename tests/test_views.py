@@ -76,7 +76,7 @@ def test_evaluation_measures_the_views_and_training_does_not(resident):
 def test_predictions_are_those_that_are_measured():
     made = setup("mirror")
     batch = next(made.feed.eval_batches(VAL, 8))
-    logits = make_predict(made.eval_objective(), made.topology)(made.state, batch)
+    logits = make_predict(made.classifier.objective(), made.topology)(made.state, batch)
     images = made.preprocess(batch, train=False).images
     each = [make_one(made, view) for view in (images, images[:, :, ::-1])]
     np.testing.assert_allclose(logits, (each[0] + each[1]) / 2, rtol=1e-5, atol=1e-6)

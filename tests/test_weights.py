@@ -15,8 +15,9 @@ from support.shared import adapted, sgd
 
 from jaxddp.api import export_weights, prepare_training, train
 from jaxddp.config import ModelConfig
+from jaxddp.engine.shapes import by_path, shapes_of
 from jaxddp.errors import InputError
-from jaxddp.experiment.initial_weights import by_path, initial_weights, shapes_of
+from jaxddp.experiment.initial_weights import initial_weights
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt

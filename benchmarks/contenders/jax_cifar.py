@@ -23,7 +23,8 @@ from trace_summary import traced
 
 from jaxddp.config import Config
 from jaxddp.data.source import Source
-from jaxddp.experiment.experiment import open_experiment
+from jaxddp.experiment.from_file import open_experiment
+from jaxddp.experiment.prepare import initialize
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.recipe_file import RecipeFile, read_recipe
 from jaxddp.training.loop import fit
@@ -46,7 +47,7 @@ def parse() -> argparse.Namespace:
 def main(options: argparse.Namespace) -> None:
     file = with_settings(read_recipe(options.recipe), options.set, options.data)
     experiment = open_experiment(file)
-    setup, val = experiment.setup(), experiment.resources.val
+    setup, val = initialize(experiment), experiment.resources.val
     assert val is not None  # a config names both
     placed = place(setup, val)
     begin = time.perf_counter()

@@ -146,7 +146,7 @@ def by_products(images: jax.Array, kernel: jax.Array, stride: int, padding: int)
 
 def with_option(setup: RunSetup, word: str) -> Any:
     resources = replace(setup.resources, compiler_options=compiler_options([word]))
-    return replace(setup, resources=resources).step()
+    return setup.changed(resources=resources).step()
 
 
 def undonated(setup: RunSetup) -> Any:

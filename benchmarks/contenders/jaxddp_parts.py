@@ -24,7 +24,7 @@ def make_parts(task: Task) -> tuple[RunSetup, Batch]:
     )
     state = setup.state.replace(params=setup.topology.replicate(read_weights(task.weights, setup.state.params)))
     # The other contenders measure nothing beside the loss.
-    setup = replace(setup, state=state, recipe=replace(setup.recipe, metrics={}))
+    setup = replace(setup.changed(metrics={}), state=state)
     # All contenders have the images in the same order, on which local batch statistics depend.
     pixels, labels = local_images(task)
     ones, rows = np.ones(len(labels), np.float32), np.arange(len(labels), dtype=np.int32)

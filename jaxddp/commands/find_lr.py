@@ -1,7 +1,7 @@
 """`jaxddp find-lr CONFIG`: a range test of the learning rate, its picture, and the rate that it suggests."""
 
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -40,13 +40,15 @@ def run(arguments: list[str]) -> int:
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
         import jaxddp.files as files
-        from jaxddp.experiment.rate_range import RateRange, find_rate, words_without
+        from jaxddp.experiment.from_file import open_experiment
+        from jaxddp.experiment.rate_range import RateRange, find_rate, of_a_test, words_without
         from jaxddp.job.membership import is_first
         from jaxddp.schedules.peak import batch_factor
         from jaxddp.training.pictures import png, rate_figure
 
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)
-    test = find_rate(file, rates)
+    experiment = open_experiment(replace(file, config=of_a_test(file.config, rates)), rates.schedule)
+    test = find_rate(experiment, rates)
     if not is_first():
         return 0
     rate, steepest, diverged = test.suggestion()

@@ -27,14 +27,15 @@ def run(arguments: list[str]) -> int:
     """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.errors`."""
     options, file = parse_recipe(Train, "jaxddp train", arguments)
     with doing(IMPORTING):
-        from jaxddp.experiment.experiment import open_experiment, train
+        from jaxddp.experiment.from_file import open_experiment
+        from jaxddp.experiment.train import of_file, train
         from jaxddp.job.membership import is_first
         from jaxddp.training.listeners.curves import CURVES
         from jaxddp.training.listeners.display import progress
         from jaxddp.training.listeners.jsonl import METRICS
 
-    experiment = open_experiment(file)
-    train(experiment, options.workdir, resume=options.resume, listeners=[progress()])
+    training = of_file(open_experiment(file))
+    train(training, options.workdir, resume=options.resume, listeners=[progress()])
     if is_first():
         written = {"curves": options.workdir / CURVES, "metrics": options.workdir / METRICS}
         print("  ".join(f"{what}: {path}" for what, path in written.items() if path.exists()))

@@ -182,21 +182,19 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
     return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
 
 
-def make_classify(
-    objective: Objective, topology: Topology, *, multi_label: bool = False
-) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
+def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
     """Compile (on first use) the classification of one batch, the same on every device.
 
     It gives the probabilities of the classes, float32[B, K], NaN where a logit is not finite, and the batch's
-    `substituted`. Where an image may have several labels, each class has a probability of its own.
+    `substituted`. Where the loss is of several labels an image, each class has a probability of its own.
     """
     predict = make_predict(objective, topology)
+    probabilities_of = jax.nn.sigmoid if objective.loss.multi_label else jax.nn.softmax
 
     def classify(state: TrainState, batch: Batch) -> tuple[jax.Array, Any]:
         logits = predict(state, batch).astype(jnp.float32)
         # Of logits that are not finite XLA may make any probabilities.
         finite = jnp.isfinite(logits).all(-1, keepdims=True)
-        probabilities = jax.nn.sigmoid(logits) if multi_label else jax.nn.softmax(logits)
-        return jnp.where(finite, probabilities, jnp.nan), batch.substituted
+        return jnp.where(finite, probabilities_of(logits), jnp.nan), batch.substituted
 
     return jax.jit(classify, out_shardings=topology.replicated)

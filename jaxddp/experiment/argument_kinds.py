@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxddp.config import DataConfig
+from jaxddp.data.source import Source, check_source
 from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.errors import InputError
-from jaxddp.experiment.chosen_metrics import check_name
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.hooks import check_called
+from jaxddp.recipe.metrics import check_name
 from jaxddp.wording import first_line, refusal, show
 
 Measure = Callable[[TrainState], Mapping[str, float]]
@@ -41,6 +42,15 @@ def check_function(function: Any, name: str, of: str, arguments: str = "") -> An
     if function is not None and arguments:
         check_called(function, name, _name(function), arguments)
     return function
+
+
+def check_unlabelled(source: Any) -> Source | None:
+    """The argument `unlabelled`, whose labels are not looked at, or None. Raises: InputError; it is something else."""
+    if source is None:
+        return None
+    if not hasattr(check_source(source, "unlabelled"), "without_labels"):
+        raise InputError(refusal("unlabelled", source, "it has no without_labels; see jaxddp.data.source.Source"))
+    return source.without_labels()
 
 
 def check_setup(setup: Any) -> None:

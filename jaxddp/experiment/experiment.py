@@ -1,116 +1,122 @@
-"""A recipe file's training in a work directory: what `jaxddp train` does."""
+"""A recipe is laid out over its resources: what contradicts is said first, before anything is compiled."""
 
-from collections.abc import Sequence
+import dataclasses
+import inspect
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import optax
+import jax
 
-import jaxddp.job.progress as progress
-from jaxddp.augment.preprocess import Preprocess
-from jaxddp.config import Config
+from jaxddp.augment.mixing import check_mixing
+from jaxddp.augment.preprocess import Preprocess, check_augmentation
+from jaxddp.config import Config, DataConfig
+from jaxddp.data.balanced_order import BalancedOrder
+from jaxddp.data.growth import Growth
 from jaxddp.data.labels import is_multi_label
-from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
-from jaxddp.experiment.chosen_metrics import check_wanted
-from jaxddp.experiment.ended import how_it_ended
+from jaxddp.data.order import SampleOrder, unlabelled_seed
+from jaxddp.data.source import Source, check_labelled
+from jaxddp.engine.objective import Objective, supervised
+from jaxddp.errors import InputError, about
 from jaxddp.experiment.feed import Feed
-from jaxddp.experiment.joined import joined
-from jaxddp.experiment.judged import judgement_of
-from jaxddp.experiment.objective_identity import objective_fingerprints
-from jaxddp.experiment.prepare import initialize, make_feed, make_preprocess
-from jaxddp.experiment.recipe import Recipe, TrainingData, check_listeners, recipe_of
-from jaxddp.experiment.resources import Resources, open_resources
-from jaxddp.experiment.resume import Claim, claim
-from jaxddp.experiment.session import Resume, session
-from jaxddp.experiment.setup import RunSetup
-from jaxddp.job.membership import is_first
+from jaxddp.experiment.image_sizes import check_sizes
+from jaxddp.experiment.resources import Resources, check_pixels
+from jaxddp.mesh import Topology
+from jaxddp.recipe.layout import Layout
+from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.schedules.peak import derivation
-from jaxddp.training.loggers import make_loggers
-from jaxddp.training.loop import fit
-from jaxddp.training.plan import Plan
+from jaxddp.wording import counted
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a recipe file trains and on what, as in `RunSetup`; nothing is compiled yet.
+    """What is trained, on what, and how it lies there; nothing is compiled yet.
 
-    The recipe's config is the file's, with what was overridden, and with what that left open; see `joined`.
+    `file` is the recipe file that it is of, if it is of one.
     """
 
-    file: RecipeFile
     recipe: Recipe
     resources: Resources
+    layout: Layout
     feed: Feed
     preprocess: Preprocess
+    file: RecipeFile | None = None
 
     @property
     def config(self) -> Config:
+        """The recipe's: that of its file or its call, with what these left open."""
         return self.recipe.config
 
-    def setup(self, *, fresh: bool = True) -> RunSetup:
-        """Initialize the network; see `jaxddp.experiment.prepare.initialize`."""
-        return initialize(self.recipe, self.resources, self.feed, self.preprocess, fresh=fresh)
+    def changed(self, *, resources: Resources | None = None, **fields: Any) -> "Experiment":
+        """With other `fields` of its recipe or other resources; where the config is another, the layout is made anew.
+
+        The data to train on and the augmentation must stay. Raises: as `Layout.of`.
+        """
+        recipe, resources = dataclasses.replace(self.recipe, **fields), resources or self.resources
+        layout = self.layout
+        if "config" in fields:
+            layout = Layout.of(recipe.config, resources.topology, layout.data)
+        return dataclasses.replace(self, recipe=recipe, resources=resources, layout=layout)
 
 
-@progress.phase("start")
-def open_experiment(file: RecipeFile, learning_rate: optax.Schedule | None = None) -> Experiment:
-    """Join the job, find the devices, open the data and make the recipe's objects. Raises: InputError.
+def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFile | None = None) -> Experiment:
+    """Raises: InputError; the network does not take images of all sizes, or as the functions below."""
+    check_sizes(recipe.config.data, recipe.model, layout)
+    feed = make_feed(recipe, resources, layout.growth)
+    return Experiment(recipe, resources, layout, feed, make_preprocess(recipe, resources, layout), file)
 
-    Args:
-        learning_rate: what the optimizer follows in place of the config's schedule.
+
+def make_feed(recipe: Recipe, resources: Resources, growth: Growth | None = None) -> Feed:
+    """The training data over the devices, with the second source where the objective may ask for it.
+
+    Raises: InputError; the devices cannot keep the images, or a set is smaller than its batch.
     """
-    topology, config = joined(file)
-    resources = open_resources(config, topology)
-    with progress.doing("making network, loss and optimizer"):
-        recipe = recipe_of(file, config, TrainingData.of(resources.train, config.data), topology, learning_rate)
-        # What is wrong with these is said before there is a work directory, and before anything is compiled.
-        judgement_of(recipe, resources)
-        feed = make_feed(recipe, resources)
-        try:
-            preprocess = make_preprocess(recipe, resources)
-        except InputError as error:
-            hook = file.hooks.get("get_augmentation")
-            if hook is None or not str(error).startswith("augmentation: "):
-                raise
-            raise InputError(f"{hook.name}: {error}") from error
-    return Experiment(file, recipe, resources, feed, preprocess)
+    config, source, topology = recipe.config, resources.train, resources.topology
+    check_labelled(source, "training data")
+    feed = _feed_of(source, make_order(source, config), config, topology, growth)
+    others, ratio = resources.unlabelled, config.objective.unlabelled_ratio
+    reads = recipe.objective is not supervised and getattr(recipe.objective, "reads_unlabelled", True)
+    if others is None or not reads:
+        return feed
+    check_pixels(others, source, config.data, "unlabelled data")
+    with about(f"data.unlabelled with objective.unlabelled_ratio={ratio}"):
+        order = SampleOrder(len(others), config.train.batch_size * ratio, unlabelled_seed(config.seed))
+        return dataclasses.replace(feed, unlabelled=_feed_of(others, order, config, topology, growth))
 
 
-@progress.phase("start")
-def train(
-    experiment: Experiment, directory: Path, *, resume: Resume = "auto", listeners: Sequence[Any] = ()
-) -> TrainState | None:
-    """Train in a work directory: resume or begin, save, validate, and log as the config says.
+def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topology, growth: Growth | None) -> Feed:
+    if config.data.cache == "device":
+        source.check_resident(config.data)
+    return Feed(source, order, config.data, topology, source.substitutes(config.data), growth)
 
-    SIGTERM makes it save and stop. The listeners are beside those of the config and of the recipe file. Of a run that
-    has ended and is asked for nothing else, a line says so: nothing is compiled, no image is read, and None returned.
 
-    Raises:
-        InputError, NonFiniteError, Preempted: see `jaxddp.errors`.
-    """
-    # What runs here may change the working directory.
-    config, file, directory = experiment.config, experiment.file, directory.absolute()
-    loggers = make_loggers(config, directory)
-    resources = experiment.resources
-    splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
-    check_wanted(loggers, multi_label=is_multi_label(resources.train))
-    fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
-    fingerprints |= objective_fingerprints(experiment.recipe, resources)
-    with session(directory, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
-        claimed = Claim(config.to_dict(), fingerprints, file)
-        content, is_same = claim(directory, claimed, resuming=own.resume_step is not None, run_id=own.run_id)
-        own.belongs_to(content)
-        total_steps = Plan.of(config, len(resources.train)).total_steps
-        if told := how_it_ended(directory, own.resume_step, total_steps, is_same=is_same):
-            if is_first():
-                print(f"{directory}: {told}", flush=True)
-            return None
-        hook = file.hooks.get("get_listeners") if is_first() else None
-        of_file = [] if hook is None else check_listeners(hook(config, directory), hook.name)
-        setup = experiment.setup(fresh=own.resume_step is None)
-        if is_first() and (line := derivation(config)):
-            print(line, flush=True)
-        return fit(setup.run(own, listeners=[*listeners, *loggers, *of_file], config=content))
+def make_order(source: Source, config: Config) -> SampleOrder:
+    """Which examples each batch holds. Raises: InputError; the batch is larger than the data set."""
+    if config.data.sampling == "balanced":
+        if is_multi_label(source):
+            raise InputError("data.sampling=balanced takes one label an image, and the training data have several")
+        return BalancedOrder.of(source.labels, config.train.batch_size, config.seed)
+    return SampleOrder(len(source), config.train.batch_size, config.seed)
+
+
+def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> None:
+    """Raises `InputError` where mean and std do not fit images [H, W, C]."""
+    if not (len(data.mean) == len(data.std) == 1 or len(data.mean) == len(data.std) >= image_shape[-1]):
+        raise InputError(
+            f"data.mean has {counted(len(data.mean), 'value')}, data.std {len(data.std)}, and images of {image_shape} "
+            f"have {image_shape[-1]} channels; give a value for each channel, or one for all"
+        )
+
+
+def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Preprocess:
+    """What is done to the images on the devices. Raises: InputError; augmentation, mean or std do not fit them."""
+    config, data, known = recipe.config, recipe.config.data, layout.data
+    check_normalization(data, known.image_shape)
+    preprocess = Preprocess(data.mean, data.std, data.augment, config.train.precision or "float32", recipe.augmentation)
+    for shape in layout.shapes:
+        check_augmentation(preprocess, shape, known.dtype)
+    check_mixing(data.augment, config.train.batch_size, layout.gradients.parts(resources.topology))
+    if (check := getattr(inspect.unwrap(recipe.objective), "check", None)) is not None:
+        image = jax.ShapeDtypeStruct(known.image_shape, known.dtype)
+        objective = Objective(recipe.model, recipe.loss, preprocess, recipe.metrics)
+        check(objective, image, unlabelled=resources.unlabelled is not None)
+    return preprocess

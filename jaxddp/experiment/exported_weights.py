@@ -5,17 +5,19 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.files as files
+from jaxddp.engine.shapes import by_path
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.argument_kinds import check_state
 from jaxddp.experiment.arguments import words_of_arguments
-from jaxddp.experiment.initial_weights import by_path, read_run
-from jaxddp.experiment.recipe import model_of
+from jaxddp.experiment.initial_weights import read_run
 from jaxddp.experiment.saved_state import recipe_of_run
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import is_first
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
+from jaxddp.recipe.given import by_hooks
+from jaxddp.recipe.make import model_of
 from jaxddp.weights.layout import namings_of, published
 from jaxddp.weights.state_dict import write
 from jaxddp.wording import counted
@@ -37,7 +39,7 @@ def export_run(directory: Path, which: str, out: Path) -> str:
             "jaxddp.export_weights(state, setup, FILE)"
         )
     step, arrays = read_run(directory, which, Topology.create(1))
-    count = _write(out, model_of(file, file.config, _ANY_CLASSES), arrays)
+    count = _write(out, model_of(file.config, _ANY_CLASSES, by_hooks(file.hooks)), arrays)
     return f"{out}: {counted(count, 'array')} of step {step} of {directory}"
 
 

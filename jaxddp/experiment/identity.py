@@ -17,11 +17,11 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import is_set_metric
 from jaxddp.engine.state import TrainState, array_types
 from jaxddp.errors import InputError
-from jaxddp.experiment.recipe import Recipe
 from jaxddp.measure.flops import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.protocol import takes_example_keys
 from jaxddp.overrides import flatten, plain
+from jaxddp.recipe.recipe import Recipe
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

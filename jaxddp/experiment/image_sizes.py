@@ -6,66 +6,47 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxddp.config import Config
-from jaxddp.data.growth import Growth
-from jaxddp.data.source import Source
+from jaxddp.config import DataConfig
+from jaxddp.engine.shapes import trees_of
 from jaxddp.errors import InputError
-from jaxddp.experiment.initial_weights import trees_of
 from jaxddp.job.membership import is_first
 from jaxddp.models.protocol import Model
-from jaxddp.training.plan import Plan
+from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
 from jaxddp.wording import first_line
 
 _log = logging.getLogger("jaxddp.experiment")
 
 
-def growth_of(config: Config, source: Source) -> Growth | None:
-    """How a config has the images of a source grow, up to the size that they have else. Raises: InputError."""
-    if config.data.grow_from is None:
-        return None
-    height, width, _ = source.image_shape(config.data)
-    if height != width:
-        raise InputError(
-            f"data.grow_from={config.data.grow_from}: these images are {height}x{width}, and square ones grow; leave "
-            "data.grow_from out"
-        )
-    return Growth.of(config.data, width, **Plan.of(config, len(source)).sizes)
-
-
-def shapes_in_training(config: Config, source: Source) -> list[tuple[int, int, int]]:
-    """(H, W, C) of the images that the run is trained on: one, or where they grow each, from the smallest on."""
-    whole = source.image_shape(config.data)
-    if (growth := growth_of(config, source)) is None:
-        return [whole]
-    sides = [side for _, side in growth.segments(range(Plan.of(config, len(source)).total_steps))]
-    return [(side, side, whole[-1]) for side in sides]
-
-
-def check_sizes(config: Config, source: Source, model: Model) -> None:
+def check_sizes(data: DataConfig, model: Model, layout: Layout) -> None:
     """See that a network takes images of all sizes of a run; nothing is computed.
 
     Where a run ends before its images have grown, a line says so. Raises: InputError; names the first size that the
     network does not take.
     """
-    whole, grown = source.image_shape(config.data), shapes_in_training(config, source)
-    if config.data.grow_from is not None and grown[-1] != whole and is_first():
-        _log.warning(
-            f'data.grow_end="{config.data.grow_end}": the run ends before, at {grown[-1][0]} pixels of {whole[0]}'
-        )
-    wanted = {"grow_from": grown, "eval_size": [source.image_shape(config.data.of_evaluation)]}
-    others = [(key, shape) for key, shapes in wanted.items() for shape in shapes if shape != whole]
-    if not others:
+    whole, largest = layout.data.image_shape, layout.shapes[-1]
+    if largest != whole and is_first():
+        _log.warning(f'data.grow_end="{data.grow_end}": the run ends before, at {largest[0]} pixels of {whole[0]}')
+    for shape in layout.shapes:
+        _check_takes(model, whole, shape, "grow_from", data)
+    check_eval_size(data, model, layout.data)
+
+
+def check_eval_size(data: DataConfig, model: Model, known: TrainingData) -> None:
+    """The same of evaluation's images alone."""
+    _check_takes(model, known.image_shape, known.eval_shape, "eval_size", data)
+
+
+def _check_takes(model: Model, made_for: ImageShape, shape: ImageShape, key: str, data: DataConfig) -> None:
+    if shape == made_for:
         return
-    trees = trees_of(model, whole)
-    for key, shape in others:
-        if why := refusal_of(model, trees, whole, shape):
-            raise InputError(
-                f"data.{key}={getattr(config.data, key)}: the network that is made for {whole[0]}x{whole[1]} pixels "
-                f"does not take {shape[0]}x{shape[1]} ({why}); leave data.{key} out, or choose another network"
-            )
+    if why := refusal_of(model, trees_of(model, made_for), made_for, shape):
+        raise InputError(
+            f"data.{key}={getattr(data, key)}: the network that is made for {made_for[0]}x{made_for[1]} pixels does "
+            f"not take {shape[0]}x{shape[1]} ({why}); leave data.{key} out, or choose another network"
+        )
 
 
-def refusal_of(model: Model, trees: Any, made_for: tuple[int, int, int], shape: tuple[int, int, int]) -> str:
+def refusal_of(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape) -> str:
     """Why a network with these (params, model_state) does not take images of a shape [H, W, C]; empty where it does."""
     expected = _logits(model, trees, made_for)
     try:
@@ -74,7 +55,7 @@ def refusal_of(model: Model, trees: Any, made_for: tuple[int, int, int], shape: 
         return first_line(error)
 
 
-def _logits(model: Model, trees: Any, shape: tuple[int, int, int]) -> Any:
+def _logits(model: Model, trees: Any, shape: ImageShape) -> Any:
     """The shape and dtype of a network's logits for an image [H, W, C]."""
     image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     return jax.eval_shape(lambda *given: model.apply(*given, train=False, key=None)[0], *trees, image)

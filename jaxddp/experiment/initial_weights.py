@@ -5,20 +5,16 @@ import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.engine.state import PARAMS
+from jaxddp.engine.shapes import by_path
 from jaxddp.errors import about
 from jaxddp.experiment.saved_state import restored
 from jaxddp.experiment.signature import Signature
 from jaxddp.job.membership import agree, is_first
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import Topology
-from jaxddp.models.frozen import path_of
 from jaxddp.models.protocol import Model
 from jaxddp.weights.layout import namings_of, own_name
 from jaxddp.weights.match import Shapes, listed, match
@@ -26,31 +22,6 @@ from jaxddp.weights.state_dict import FORMS, read
 from jaxddp.wording import counted
 
 _log = logging.getLogger("jaxddp.experiment")
-
-
-def shapes_of(model: Model, image_shape: tuple[int, int, int]) -> Shapes:
-    """The shapes of a network's arrays for images [H, W, C], by path; none is made."""
-    return {path: leaf.shape for path, leaf in by_path(*trees_of(model, image_shape)).items()}
-
-
-def trees_of(model: Model, image_shape: tuple[int, int, int]) -> tuple[Any, Any]:
-    """A network's parameters and state for images [H, W, C], as shapes and dtypes."""
-    example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), example)
-
-
-def parameter_names(shapes: Shapes) -> list[str]:
-    """Of these arrays the parameters, as layers are named: "fc/kernel"."""
-    return [path.removeprefix(PARAMS) for path in shapes if path.startswith(PARAMS)]
-
-
-def by_path(params: Any, model_state: Any) -> dict[str, Any]:
-    """The arrays of a network by path: "params/fc/kernel", "batch_stats/bn1/mean"."""
-    return {
-        begin + path_of(path): leaf
-        for begin, tree in ((PARAMS, params), ("", model_state))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
 
 
 def initial_weights(

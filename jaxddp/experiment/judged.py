@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator
 
-from jaxddp.config import Config
-from jaxddp.data.labels import is_multi_label
-from jaxddp.data.source import Source
 from jaxddp.engine.set_metrics import check_set_metric, is_set_metric
 from jaxddp.errors import InputError
-from jaxddp.experiment.recipe import Recipe
-from jaxddp.experiment.resources import Resources
+from jaxddp.experiment.experiment import Experiment
 from jaxddp.goal import VAL_EMA
+from jaxddp.recipe.layout import TrainingData
+from jaxddp.recipe.recipe import Recipe
 from jaxddp.training.judgement import Judgement
-from jaxddp.training.plan import Plan
 
 
-def judgement_of(recipe: Recipe, resources: Resources, *, measures_more: bool = False) -> Judgement:
+def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> Judgement:
     """What a recipe says of `checkpoint.best` and `train.stop_after`, before the first validation.
 
     Args:
@@ -23,9 +20,9 @@ def judgement_of(recipe: Recipe, resources: Resources, *, measures_more: bool = 
     Raises:
         InputError: the metric is none of those that are measured, or something follows validations and there are none.
     """
-    config = recipe.config
+    recipe, config = experiment.recipe, experiment.config
     judgement = Judgement(config.checkpoint.goal, config.train.stop_after, config.train.stop_min_gain)
-    if needs := _needed(config, resources):
+    if needs := _needed(experiment):
         if config.train.stop_after is not None:
             raise InputError(f"train.stop_after={config.train.stop_after}: nothing is validated; {needs}")
         for part in recipe.parts:
@@ -34,24 +31,24 @@ def judgement_of(recipe: Recipe, resources: Resources, *, measures_more: bool = 
                 what = f"optimizer.schedule={part.name!r}" if told else f"the part {part.name!r}"
                 raise InputError(f"{what} follows validations, and nothing is validated; {needs}")
     if not measures_more:
-        judgement.check(_measured(recipe, resources.train))
+        judgement.check(_measured(recipe, experiment.layout.data))
     return judgement
 
 
-def _measured(recipe: Recipe, source: Source) -> Iterator[str]:
+def _measured(recipe: Recipe, data: TrainingData) -> Iterator[str]:
     """The `flat` metrics of a validation."""
-    names, several = ["loss"], is_multi_label(source)
+    names, several = ["loss"], data.multi_label
     for name, metric in recipe.metrics.items():
         of_set = is_set_metric(metric)
-        names += check_set_metric(metric, name, source.num_classes, multi_label=several) if of_set else [name]
+        names += check_set_metric(metric, name, data.num_classes, multi_label=several) if of_set else [name]
     yield from names
     if any(part.beside for part in recipe.parts):
         yield from (f"{VAL_EMA} {name}" for name in names)
 
 
-def _needed(config: Config, resources: Resources) -> str:
+def _needed(experiment: Experiment) -> str:
     """What to do so that something is validated; empty where it is."""
-    if resources.val is None:
+    if experiment.resources.val is None:
         return "give val too"
-    every = Plan.of(config, len(resources.train)).evaluate
-    return "" if every.examples else f'eval.every="{config.eval.every}" switches it off'
+    every = experiment.config.eval.every
+    return "" if experiment.layout.plan.evaluate.examples else f'eval.every="{every}" switches it off'

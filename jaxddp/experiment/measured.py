@@ -6,19 +6,16 @@ Nothing is made that training alone needs: no optimizer, no schedule, no trainin
 from pathlib import Path
 
 import jaxddp.job.progress as progress
-from jaxddp.augment.preprocess import Preprocess
-from jaxddp.config import AugmentConfig, Config
+from jaxddp.config import Config
 from jaxddp.data.source import Source
-from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import measured_states
-from jaxddp.engine.step import make_eval_step
 from jaxddp.errors import InputError
+from jaxddp.experiment.classifier import Classifier, preprocess_of_evaluation
+from jaxddp.experiment.experiment import check_normalization
 from jaxddp.experiment.feed import eval_batches, no_larger
-from jaxddp.experiment.image_sizes import check_sizes
+from jaxddp.experiment.image_sizes import check_eval_size
 from jaxddp.experiment.joined import joined
-from jaxddp.experiment.prepare import check_normalization
 from jaxddp.experiment.programs import settings
-from jaxddp.experiment.recipe import TrainingData, losses_of, metrics_of, model_of, parts_of
 from jaxddp.experiment.resources import open_validation
 from jaxddp.experiment.resume import check_measured
 from jaxddp.experiment.saved_state import agreed_step, restored
@@ -29,6 +26,9 @@ from jaxddp.job.membership import agree
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.protocol import Model
+from jaxddp.recipe.given import Giver, by_hooks
+from jaxddp.recipe.layout import TrainingData, steps_of
+from jaxddp.recipe.make import losses_of, metrics_of, model_of, parts_of
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.evaluation import Evaluator
@@ -58,16 +58,17 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
         agreed_step(checkpoints, which)
     train, val = open_validation(config, topology)
     _check_classes(directory, train)
-    model = model_of(file, config, train.num_classes)
-    # Images grow in training alone.
-    check_sizes(config.replace(data={"grow_from": None}), train, model)
-    evaluator = _evaluator(file, config, model, train, val, topology)
+    known, give = TrainingData.of(train, config.data), by_hooks(file.hooks)
+    model = model_of(config, known.num_classes, give)
+    check_eval_size(config.data, model, known)
+    evaluator = _evaluator(config, give, model, known, val, topology)
     agree(settings())
     topology.connect()
     # Looked up again, for a run may have gone on meanwhile.
     saved = restored(directory, which, topology)
-    parts = [part for part in parts_of(file, config, len(train)) if part.name in saved.parts]
-    shape, place = train.image_shape(config.data), directory / CHECKPOINTS
+    # Parts whose arrays are not there measure nothing.
+    parts = [part for part in parts_of(config, steps_of(config, known), give) if part.name in saved.parts]
+    shape, place = known.image_shape, directory / CHECKPOINTS
     states = {split: fitted(model, own, shape, place) for split, own in measured_states(saved, parts).items()}
     return {"step": int(saved.step), **flat({split: evaluator(own) for split, own in states.items()})}
 
@@ -79,13 +80,10 @@ def _check_classes(directory: Path, source: Source) -> None:
 
 
 def _evaluator(
-    file: RecipeFile, config: Config, model: Model, train: Source, val: Source, topology: Topology
+    config: Config, give: Giver, model: Model, known: TrainingData, val: Source, topology: Topology
 ) -> Evaluator:
-    known, data = TrainingData.of(train, config.data), config.data
-    check_normalization(data, train.image_shape(data))
-    (_, loss), metrics = losses_of(file, config, known), metrics_of(file, config, known)
-    preprocess = Preprocess(data.mean, data.std, AugmentConfig(), config.train.precision or "float32")
-    model = for_platform(model, topology.platform)
-    step = make_eval_step(Objective(model, loss, preprocess, metrics, config.eval.views), topology)
+    check_normalization(config.data, known.image_shape)
+    (_, loss), metrics = losses_of(config, known, give), metrics_of(config, known, give)
+    own = for_platform(model, topology.platform), loss, metrics, preprocess_of_evaluation(config), config.eval.views
     size = no_larger(config.eval.batch_size, val, topology)
-    return Evaluator(step, lambda: zip(eval_batches(val, data, size, topology)), len(val), metrics=metrics)
+    return Classifier(*own, topology).evaluator(val, lambda: zip(eval_batches(val, config.data, size, topology)))

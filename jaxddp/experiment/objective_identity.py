@@ -9,22 +9,22 @@ import jax
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective, supervised
 from jaxddp.engine.state import TrainState
+from jaxddp.experiment.experiment import Experiment
 from jaxddp.experiment.identity import described
-from jaxddp.experiment.recipe import Recipe
-from jaxddp.experiment.resources import Resources
 from jaxddp.job.membership import agree
+from jaxddp.recipe.recipe import Recipe
 
 
-def objective_fingerprints(recipe: Recipe, resources: Resources) -> dict[str, str]:
+def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
     """Of what an objective brings from elsewhere, such as a teacher, by name: what its `fingerprints` says.
 
     All processes must be told the same. Raises: InputError; it does not suit the run.
     """
     # What a recipe file returned is wrapped, so that its errors name the line.
-    asked = getattr(inspect.unwrap(recipe.objective), "fingerprints", None)
+    asked = getattr(inspect.unwrap(experiment.recipe.objective), "fingerprints", None)
     if asked is None:
         return {}
-    found = asked(recipe.config, resources)
+    found = asked(experiment.config, experiment.resources, experiment.layout)
     agree({f"objective's {name}": value for name, value in found.items()})
     return found
 

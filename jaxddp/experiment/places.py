@@ -38,19 +38,19 @@ def with_places(config: Config) -> Config:
 
     All processes of a job must ask. Raises: InputError; no data set has this name, or there is no manifest.
     """
-    changes: dict[str, dict[str, Any]] = {}
+    changes: dict[str, dict[str, Any]] = {"data": {}}
     for key, place in _absolute(flatten(config.to_dict())).items():
         section, _, name = key.partition(".")
         changes.setdefault(section, {})[name] = place
-    config = config.replace(**changes)
-    if config.data.name is not None and config.data.path is None:
-        told = _named(config.to_dict()["data"])
+    data = config.to_dict()["data"] | changes["data"]
+    if data["name"] is not None and data["path"] is None:
+        told = _named(data)
         if len({*exchange("data.name", json.dumps(told))}) == 1:
-            config = config.replace(data=told)
-    data = config.data
-    if data.verify == "manifest" and data.manifest is None and data.path is not None:
-        return config.replace(data={"manifest": str(find_manifest(data.path, None))})
-    return config
+            changes["data"] |= told
+    path = (data | changes["data"])["path"]
+    if data["verify"] == "manifest" and data["manifest"] is None and path is not None:
+        changes["data"]["manifest"] = str(find_manifest(path, None))
+    return config.replace(**changes)
 
 
 def saved_places(saved: Mapping[str, Any]) -> dict[str, Any]:

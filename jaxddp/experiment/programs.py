@@ -26,10 +26,10 @@ from jaxddp.engine.step import (
     make_local_step,
     make_train_step,
 )
-from jaxddp.experiment.recipe import Recipe
-from jaxddp.experiment.resources import Resources
+from jaxddp.experiment.experiment import Experiment
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
+from jaxddp.recipe.recipe import Recipe
 from jaxddp.registry import METRICS
 
 _SETTINGS = (
@@ -69,26 +69,27 @@ class Programs:
         )
         return lambda key: init(key, topology.replicate(dict(recipe.weights)))
 
-    def train(self, objective: Objective, recipe: Recipe, resources: Resources, *, resident: bool) -> Program:
+    def train(self, objective: Objective, experiment: Experiment, *, resident: bool) -> Program:
         """The program of a run's steps, on placed batches or on images that are `resident` on the devices."""
+        recipe, resources, gradients = experiment.recipe, experiment.resources, experiment.layout.gradients
         topology, options = resources.topology, resources.compiler_options
 
         def make() -> Program:
-            local_step = _local_step(objective, recipe, topology)
+            local_step = _local_step(objective, recipe, topology, gradients)
             if resident:
                 return Program(make_resident_steps(local_step, topology, compiler_options=options), steps_in)
             return Program(make_train_step(local_step, topology, compiler_options=options))
 
         pieces = (recipe.objective, recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
-        kind = f"{'resident steps' if resident else 'step'}, {Gradients.of(recipe.config, topology)}"
+        kind = f"{'resident steps' if resident else 'step'}, {gradients}"
         return self._made(kind, (*_pieces(objective), *pieces), make)
 
-    def self_test(self, objective: Objective, recipe: Recipe, topology: Topology, *, resident: bool) -> SelfTest | None:
+    def self_test(self, objective: Objective, experiment: Experiment, *, resident: bool) -> SelfTest | None:
         """See `SelfTest`; None where one device alone trains, or the config wants none."""
+        recipe, topology, gradients = experiment.recipe, experiment.resources.topology, experiment.layout.gradients
         mode = recipe.config.parallel.self_test
         if topology.num_devices == 1 or mode == "never":
             return None
-        gradients = Gradients.of(recipe.config, topology)
 
         def first_batch(first: Any, columns: Any, key: Any = None) -> Batch:
             return gathered(first, columns, 0) if resident else first
@@ -138,25 +139,26 @@ class Programs:
         return program
 
 
-def seeded_step(objective: Objective, recipe: Recipe, resources: Resources, seed: int) -> TrainStep:
+def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> TrainStep:
     """A step (state, batch) of one seed, which is a constant in it; see `make_train_step`."""
-    local_step = _local_step(objective, recipe, resources.topology)
+    topology, options = experiment.resources.topology, experiment.resources.compiler_options
+    local_step = _local_step(objective, experiment.recipe, topology, experiment.layout.gradients)
 
     @functools.wraps(local_step)
     def of_seed(state: TrainState, batch: Batch, _: None) -> tuple[TrainState, MetricSums]:
         return local_step(state, batch, jax.random.key(seed))
 
-    return make_train_step(of_seed, resources.topology, compiler_options=resources.compiler_options)
+    return make_train_step(of_seed, topology, compiler_options=options)
 
 
-def _local_step(objective: Objective, recipe: Recipe, topology: Topology) -> TrainStep:
+def _local_step(objective: Objective, recipe: Recipe, topology: Topology, gradients: Gradients) -> TrainStep:
     return make_local_step(
         recipe.minimized(objective),
         recipe.optimizer,
         topology,
         schedule=recipe.schedule,
         parts=recipe.parts,
-        gradients=Gradients.of(recipe.config, topology),
+        gradients=gradients,
     )
 
 

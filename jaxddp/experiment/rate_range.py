@@ -12,9 +12,10 @@ import numpy as np
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.experiment.experiment import open_experiment
+from jaxddp.experiment.experiment import Experiment
+from jaxddp.experiment.make_run import make_run
+from jaxddp.experiment.prepare import initialize
 from jaxddp.job.membership import agree, from_first
-from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.events import StepRecord
 from jaxddp.training.loop import fit
 
@@ -114,16 +115,12 @@ class RateTest:
         return Suggestion(min(steepest, math.inf if diverged is None else diverged / 10), steepest, diverged)
 
 
-def find_rate(file: RecipeFile, rates: RateRange) -> RateTest:
-    """Train a recipe from its beginning at rising rates, until its loss diverges. Nothing is written.
+def find_rate(experiment: Experiment, rates: RateRange) -> RateTest:
+    """Train an experiment from its beginning, until its loss diverges. Nothing is written.
 
-    The recipe's optimizer follows the rates in place of its schedule. All processes of a job must ask alike; the first
-    has the losses.
-
-    Raises:
-        InputError: as `jaxddp.experiment.experiment.open_experiment`.
+    Its config is `of_a_test`, and its optimizer follows the rates. All processes of a job must ask alike; the first
+    has the losses. Raises: InputError.
     """
-    experiment = open_experiment(dataclasses.replace(file, config=_of_a_test(file.config, rates)), rates.schedule)
     agree({"the rates to test": str(rates)})
     test = RateTest(rates)
 
@@ -131,7 +128,7 @@ def find_rate(file: RecipeFile, rates: RateRange) -> RateTest:
         # The first process alone has a listener, and all have to stop at one step.
         return from_first("whether the loss diverges", lambda: str(test.diverged_at is not None)) == str(True)
 
-    run = experiment.setup().run(listeners=[test])
+    run = make_run(initialize(experiment), listeners=[test])
     try:
         fit(dataclasses.replace(run, should_stop=stops, suspects=lambda state, step: ""))
     except NonFiniteError:
@@ -141,7 +138,8 @@ def find_rate(file: RecipeFile, rates: RateRange) -> RateTest:
     return test
 
 
-def _of_a_test(config: Config, rates: RateRange) -> Config:
+def of_a_test(config: Config, rates: RateRange) -> Config:
+    """The config for a test of some rates."""
     return config.replace(
         # All of it is of images of one size, and nothing is validated that a schedule or a stop could follow.
         data={"grow_from": None},

@@ -81,8 +81,9 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     rows = np.arange(min(count, len(table)))
     names = table.class_names or setup.table.class_names
     few = ArrayTable(chosen_images(table, setup.data.of_evaluation, rows), table.labels[rows], names)
-    classify = setup.programs.classify(setup.eval_objective(), setup.topology)
-    return prediction_grid(Predictor(classify, few, setup.data, setup.topology, setup.order.batch_size)(state))
+    return prediction_grid(
+        Predictor(setup.classifier.classify(), few, setup.data, setup.topology, setup.order.batch_size)(state)
+    )
 
 
 def _check_one_label(table: Source) -> None:

@@ -1,5 +1,6 @@
 """A work directory belongs to one recipe: it is claimed by writing config.json, and a resumed run must match it."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import jaxddp.files as files
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.experiment.experiment import Experiment
 from jaxddp.experiment.objective_identity import objective_fingerprints
 from jaxddp.experiment.places import saved_places
 from jaxddp.experiment.setup import RunSetup
@@ -53,6 +55,14 @@ class Claim:
     recipe: RecipeFile | None = None
     objects: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, experiment: Experiment, config: Mapping[str, Any], **more: Any) -> "Claim":
+        """Of what an experiment trains on. All processes must ask together."""
+        resources = experiment.resources
+        splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
+        fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
+        return cls(config, fingerprints | objective_fingerprints(experiment), **more)
+
     def content(self) -> dict[str, Any]:
         """As it will be read again, NumPy's numbers too."""
         content: dict[str, Any] = {**self.config, "fingerprint": dict(self.fingerprints)}
@@ -72,10 +82,9 @@ def claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
     precision = told["train"]["precision"]
     config["train"]["precision"] = None if precision == "float32" else precision
     config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
-    splits = {"train": setup.table, "unlabelled": setup.resources.unlabelled}
-    fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
-    fingerprints |= objective_fingerprints(setup.recipe, setup.resources)
-    return Claim(config, fingerprints, objects=objects)
+    # What is validated on is another argument of each call of `train`.
+    experiment = setup.experiment.changed(resources=dataclasses.replace(setup.resources, val=None))
+    return Claim.of(experiment, config, objects=objects)
 
 
 def claim(directory: Path, claimed: Claim, *, resuming: bool, run_id: str | None = None) -> tuple[dict[str, Any], bool]:

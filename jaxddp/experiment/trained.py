@@ -11,28 +11,29 @@ import jax
 import numpy as np
 
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.config import AugmentConfig, Config, DataConfig, Precision
+from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.chosen import chosen_images
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
 from jaxddp.engine.loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.engine.shapes import by_path, trees_of
 from jaxddp.engine.state import TrainState, with_weights
-from jaxddp.engine.step import make_classify
 from jaxddp.errors import InputError
 from jaxddp.experiment.answers import Answering, images_at_once
-from jaxddp.experiment.initial_weights import by_path, trees_of
+from jaxddp.experiment.classifier import Classifier, preprocess_of_evaluation
 from jaxddp.experiment.outcome import Outcome
 from jaxddp.experiment.predictions import Predictions
-from jaxddp.experiment.recipe import model_of
 from jaxddp.experiment.saved_state import recipe_of_run, restored
 from jaxddp.experiment.signature import Signature
+from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.protocol import Model
+from jaxddp.recipe.given import by_hooks
+from jaxddp.recipe.make import model_of
 from jaxddp.training.shown import MOST_SHOWN, Shown
 from jaxddp.wording import counted, show
 
@@ -168,10 +169,12 @@ class TrainedRun:
         data = self.config.data
         return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
 
-    def objective(self, model: Model) -> Objective:
-        """What evaluation computes, by this form of the network."""
-        loss = example_loss(softmax_cross_entropy, len(self.class_ids))
-        return Objective(model, loss, self.preprocess, views=self.config.eval.views)
+    def classifier(self, model: Model) -> Classifier:
+        """By this form of the network; its loss is the usual one of such labels."""
+        several = self.signature.multi_label
+        usual = sigmoid_cross_entropy if several else softmax_cross_entropy
+        loss = example_loss(usual, len(self.class_ids), multi_label=several)
+        return Classifier(model, loss, {}, self.preprocess, self.config.eval.views, self.topology)
 
     def _check_one_label(self) -> None:
         if self.signature.multi_label:
@@ -179,8 +182,7 @@ class TrainedRun:
 
     @cached_property
     def _classify(self) -> Callable[..., Any]:
-        objective = self.objective(for_platform(self.model, self.topology.platform))
-        return make_classify(objective, self.topology, multi_label=self.signature.multi_label)
+        return self.classifier(for_platform(self.model, self.topology.platform)).classify()
 
 
 def restore_run(
@@ -207,13 +209,14 @@ def restore_run(
     if model is not None:
         network = adapt(model)
     elif file.says_network:
-        network = model_of(file, config, len(signature.class_ids))
+        network = model_of(config, len(signature.class_ids), by_hooks(file.hooks))
     else:
         raise InputError(f"{file.path}: the run came from Python and does not say its network; give model= too")
     saved = restored(place, step, topology)
-    preprocess = Preprocess(config.data.mean, config.data.std, AugmentConfig(), config.train.precision or "float32")
     state = fitted(network, saved, signature.image_shape, place)
-    return TrainedRun(place, int(saved.step), config, network, state, preprocess, signature, topology)
+    return TrainedRun(
+        place, int(saved.step), config, network, state, preprocess_of_evaluation(config), signature, topology
+    )
 
 
 def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:

@@ -14,13 +14,14 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.errors import InputError, about
 from jaxddp.experiment.identity import checksum
-from jaxddp.experiment.image_sizes import refusal_of, shapes_in_training
+from jaxddp.experiment.image_sizes import refusal_of
 from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.trained import TrainedRun, restore_run
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
+from jaxddp.recipe.layout import Layout
 from jaxddp.registry import OBJECTIVES
 from jaxddp.wording import refusal
 
@@ -54,7 +55,7 @@ class Distillation:
     reads_unlabelled = False
     """Whether a batch needs images of `data.unlabelled`."""
 
-    def fingerprints(self, config: Config, resources: Resources) -> dict[str, str]:
+    def fingerprints(self, config: Config, resources: Resources, layout: Layout) -> dict[str, str]:
         """What tells the teacher from others, once it is seen to suit the classes, images and devices of a run.
 
         Raises: InputError; it does not, or there is none.
@@ -76,7 +77,7 @@ class Distillation:
                 f"{signature.image_shape}; give them one size"
             )
         trees = teacher.state.params, teacher.state.model_state
-        for shape in shapes_in_training(config, resources.train):
+        for shape in layout.shapes:
             if why := refusal_of(teacher.model, trees, own.image_shape, shape):
                 raise InputError(
                     f"{_KEY}: {teacher.directory} does not take the images of {shape} that are trained on ({why}); "

@@ -79,7 +79,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
 
 def logits_of(run: TrainedRun) -> Logits:
     """The logits of pixels, as evaluation computes them; parameters are constants."""
-    objective = run.objective(run.model)
+    objective = run.classifier(run.model).objective()
     params, model_state = jax.device_get((run.state.params, run.state.model_state))
 
     def logits(pixels: Any) -> jax.Array:

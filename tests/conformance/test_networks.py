@@ -19,8 +19,11 @@ from support.shared import interned, sgd
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, load
+from jaxddp.engine.shapes import shapes_of
 from jaxddp.engine.state import TrainState
-from jaxddp.experiment.initial_weights import initial_weights, shapes_of
+from jaxddp.experiment.initial_weights import initial_weights
+from jaxddp.experiment.make_run import make_run
+from jaxddp.experiment.prepare import initialize
 from jaxddp.experiment.signature import Signature
 from jaxddp.experiment.trained import TrainedRun
 from jaxddp.mesh import Topology
@@ -271,9 +274,9 @@ def test_every_config_takes_a_step(name, pictures, shallow):
         objective={"unlabelled_ratio": 2},
         parallel={"self_test": "never"},
     )
-    setup = experiment_of(config).setup()
+    setup = initialize(experiment_of(config))
     before = jax.device_get(setup.state.params)
-    state = fit(setup.run())
+    state = fit(make_run(setup))
     after, head = jax.device_get(state.params), "fc" if config.model.name.startswith("resnet") else "head"
     assert int(state.step) == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))

@@ -15,16 +15,21 @@ from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.loss import Loss
-from jaxddp.experiment import experiment
-from jaxddp.experiment.chosen_metrics import configured_metrics
+from jaxddp.experiment.experiment import Experiment
+from jaxddp.experiment.from_file import open_experiment
+from jaxddp.experiment.make_run import make_run
 from jaxddp.experiment.measured import evaluate
 from jaxddp.experiment.prepare import prepare
-from jaxddp.experiment.recipe import Recipe
 from jaxddp.experiment.resources import Resources
 from jaxddp.experiment.session import Session
 from jaxddp.experiment.setup import RunSetup
+from jaxddp.experiment.train import of_file
+from jaxddp.experiment.train import train as run_training
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.recipe.layout import Layout, TrainingData
+from jaxddp.recipe.metrics import configured_metrics
+from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.loop import fit
@@ -76,13 +81,14 @@ def setup_of(
         **{name: interned(value) for name, value in more.items()},
     )
     resources = Resources(topology, table, compiler_options=compiler_options(xla_options))
-    return shared(prepare(recipe, resources, PROGRAMS)) if share else prepare(recipe, resources)
+    layout = Layout.of(config, topology, TrainingData.of(table, config.data))
+    return shared(prepare(recipe, resources, layout, PROGRAMS)) if share else prepare(recipe, resources, layout)
 
 
 def changed(setup: RunSetup, changes: Mapping[str, Any], val: Any = None, **more: Any) -> RunSetup:
     """The setup with other numbers in its config, validated on `val`; `more` are further fields of `Recipe`."""
-    recipe = dataclasses.replace(setup.recipe, config=setup.recipe.config.replace(**changes), **more)
-    return dataclasses.replace(setup, recipe=recipe, resources=dataclasses.replace(setup.resources, val=val))
+    resources = dataclasses.replace(setup.resources, val=val)
+    return setup.changed(resources=resources, config=setup.recipe.config.replace(**changes), **more)
 
 
 def train(
@@ -103,7 +109,7 @@ def train(
     own = None
     if checkpoints is not None:
         own = Session(checkpoints.directory.parent, checkpoints, resume_step)
-    run = made.run(own, listeners=listeners, evaluators=evaluators)
+    run = make_run(made, own, listeners, evaluators)
     stop = should_stop or (lambda step: False)
     return fit(dataclasses.replace(run, profile=profile, should_stop=stop))
 
@@ -129,14 +135,14 @@ def file_of(config: Config) -> RecipeFile:
     return RecipeFile(config, Path("a test"), Path())
 
 
-def experiment_of(config: Config) -> experiment.Experiment:
+def experiment_of(config: Config) -> Experiment:
     """What the terminal makes of a config."""
-    return experiment.open_experiment(file_of(config))
+    return open_experiment(file_of(config))
 
 
 def train_config(config: Config, directory: Path, **more: Any) -> Any:
     """As `jaxddp train` does."""
-    return experiment.train(experiment_of(config), directory, **more)
+    return run_training(of_file(experiment_of(config)), directory, **more)
 
 
 def evaluate_config(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:

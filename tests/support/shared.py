@@ -52,14 +52,9 @@ def shared(setup: RunSetup) -> RunSetup:
         for name in ("model", "loss", "eval_loss", "metrics", "parts", "objective")
     }
     of_devices = {name: interned(getattr(resources, name)) for name in ("topology", "compiler_options")}
-    return dataclasses.replace(
-        setup,
-        recipe=dataclasses.replace(recipe, **pieces),
-        resources=dataclasses.replace(resources, **of_devices),
-        model=interned(setup.model),
-        preprocess=interned(setup.preprocess),
-        programs=PROGRAMS,
-    )
+    experiment = setup.experiment.changed(resources=dataclasses.replace(resources, **of_devices), **pieces)
+    experiment = dataclasses.replace(experiment, preprocess=interned(setup.preprocess))
+    return dataclasses.replace(setup, experiment=experiment, model=interned(setup.model), programs=PROGRAMS)
 
 
 def _key(piece: Any) -> Hashable:

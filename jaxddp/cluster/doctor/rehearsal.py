@@ -13,7 +13,8 @@ from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.state import TrainState
-from jaxddp.experiment.experiment import open_experiment
+from jaxddp.experiment.from_file import open_experiment
+from jaxddp.experiment.prepare import initialize
 from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, Needs, Report
@@ -55,7 +56,7 @@ def images(config: Config, tables: tuple[Source, Source], process: int) -> Findi
 
 def recipe(file: RecipeFile) -> Finding:
     """Set the run up as training does; the value is its setup."""
-    setup = open_experiment(file).setup()
+    setup = initialize(open_experiment(file))
     steps = f"{counted(setup.plan.total_steps, 'step')} of {counted(setup.order.batch_size, 'image')}"
     count = count_parameters(setup.state.params)
     name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
@@ -67,7 +68,7 @@ def step(setup: RunSetup) -> Finding:
 
     Raises `InputError` where it does not fit the devices of this process.
     """
-    program = setup.programs.train(setup.objective, setup.recipe, setup.resources, resident=False)
+    program = setup.programs.train(setup.objective, setup.experiment, resident=False)
     begin = time.perf_counter()
     feed, division = (abstract_batch(setup), setup.key), setup.division
     _, cost = compile_with_cost(program.function, setup.state, *feed)

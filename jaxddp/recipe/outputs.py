@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.engine.objective import wide_logits
+from jaxddp.engine.shapes import trees_of
 from jaxddp.errors import InputError
-from jaxddp.experiment.initial_weights import trees_of
 from jaxddp.mesh import AXIS
 from jaxddp.models.protocol import Model, takes_example_keys
 from jaxddp.wording import kind_of
@@ -16,12 +16,11 @@ from jaxddp.wording import kind_of
 _IMAGES = 2
 
 
-def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: int, data: str) -> None:
+def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: int) -> None:
     """See that a network gives each image a logit for each class, in evaluation and in training; nothing is computed.
 
     Args:
         image_shape: [H, W, C].
-        data: what has the classes, for messages.
 
     Raises:
         InputError: it gives something else.
@@ -29,7 +28,7 @@ def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: 
     images = jax.ShapeDtypeStruct((_IMAGES, *image_shape), jnp.float32)
     given = *trees_of(model, image_shape), images, jax.eval_shape(lambda: jax.random.key(0))
     for train in (False, True):
-        when = f"{data} in training" if train else data
+        when = "the data in training" if train else "the data"
         # A batch norm may average over the devices.
         traced = jax.make_jaxpr(functools.partial(_checked, model, (num_classes, when), train), axis_env=[(AXIS, 1)])
         traced(*given)

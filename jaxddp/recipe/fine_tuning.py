@@ -7,15 +7,15 @@ from typing import Any
 
 from jaxddp.config import Config
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
+from jaxddp.engine.shapes import parameter_names
 from jaxddp.engine.state import PARAMS
 from jaxddp.errors import InputError
-from jaxddp.experiment.initial_weights import parameter_names
-from jaxddp.experiment.recipe import Recipe
 from jaxddp.job.membership import is_first
 from jaxddp.layers import Layers, begins, longest
 from jaxddp.models.adapt import with_settled_norms
 from jaxddp.models.protocol import Model, name_of
 from jaxddp.optimizers.decay import is_kernel
+from jaxddp.recipe.recipe import Recipe
 from jaxddp.training.plan import Plan
 from jaxddp.weights.match import Shapes
 

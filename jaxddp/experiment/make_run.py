@@ -1,0 +1,104 @@
+"""A setup becomes a run: all that `jaxddp.training.loop.fit` takes."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jaxddp.job.progress as progress
+from jaxddp.engine.replicas import Replicas
+from jaxddp.engine.state import TrainState
+from jaxddp.experiment.identity import checksums
+from jaxddp.experiment.judged import judgement_of
+from jaxddp.experiment.resources import tell_unseen
+from jaxddp.experiment.session import Session
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.experiment.signature import Signature
+from jaxddp.experiment.suspects import suspects
+from jaxddp.job.membership import agree, from_first, is_first
+from jaxddp.recipe.metrics import check_wanted
+from jaxddp.recipe_file import RUN_ID
+from jaxddp.training.evaluation import Evaluator
+from jaxddp.training.listeners.slow_processes import SlowProcesses
+from jaxddp.training.run import Run
+
+Measures = Sequence[Callable[[TrainState], Mapping[str, float]]]
+
+
+def make_run(
+    setup: RunSetup,
+    session: Session | None = None,
+    listeners: Sequence[Any] = (),
+    evaluators: Measures = (),
+    objects: Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Run:
+    """The run of a setup, whose state it consumes.
+
+    Args:
+        session: the work directory that the run resumes and saves in; None keeps nothing.
+        evaluators: functions of the state, whose metrics join each evaluation's.
+        objects: the recipe's identity, where it came from Python and not from files that were compared already. All
+            processes must have the same.
+        config: what config.json says of the run, for the listeners.
+    """
+    plan, topology, experiment, resident = setup.plan, setup.topology, setup.experiment, setup.data.cache == "device"
+    if topology.process_count > 1:
+        agree({**(objects or {}), **checksums(setup.state), "the number of steps": str(plan.total_steps)})
+        listeners = [*listeners, SlowProcesses()]
+    evaluator = _evaluator(setup, listeners, evaluators)
+    if resident:
+        # Before anything is compiled: both have to fit, and no image may be damaged.
+        setup.feed.place(setup.validated)
+    judgement = judgement_of(experiment, measures_more=bool(evaluators))
+    with progress.phase("compile", "preparing the step"):
+        program, chunks = setup.program()
+        # What the step refuses is said before a run begins that somebody hears of.
+        feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)
+        program.check(setup.state, *feed)
+    # Of the listeners, those of the first process count, and all have to predict.
+    most = from_first("predictions", lambda: str(max(map(_wanted_predictions, listeners), default=0)))
+    compared = topology.num_devices > 1 and plan.replicas.examples
+    run = Run(
+        *(plan, topology, setup.state, program, chunks, setup.division, evaluator),
+        predictor=setup.predictor(int(most)),
+        listeners=listeners,
+        learning_rate=setup.recipe.learning_rate,
+        suspects=functools.partial(suspects, objective=setup.objective, feed=setup.feed, key=setup.key),
+        self_test=setup.programs.self_test(setup.objective, experiment, resident=resident),
+        replicas=Replicas(topology) if compared else None,
+        config=config or {},
+        growing=setup.feed.growing(plan.total_steps),
+        class_names=setup.table.class_names,
+        judgement=judgement,
+        follow=setup.programs.follow(setup.recipe.parts, topology),
+        parts=setup.recipe.parts,
+    )
+    if session is None:
+        return run
+    if is_first():
+        Signature.of(setup.table, setup.data).write(session.directory, (config or {}).get(RUN_ID))
+    return session.joined(run)
+
+
+def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Measures) -> Evaluator | None:
+    """What validates; None where validation is switched off."""
+    val, config = setup.validated, setup.recipe.config
+    if val is None:
+        return None
+    check_wanted(listeners, multi_label=setup.layout.data.multi_label)
+    metrics = setup.programs.metrics(setup.recipe.metrics, _wanted_metrics(listeners))
+    evaluator = setup.evaluator(
+        val, config.eval.batch_size, metrics, evaluators, resident=config.data.cache == "device"
+    )
+    tell_unseen(val, setup.table)
+    return evaluator
+
+
+def _wanted_metrics(listeners: Sequence[Any]) -> tuple[str, ...]:
+    """As those of the first process want them."""
+    wanted = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
+    return tuple(filter(None, from_first("metrics of listeners", lambda: ",".join(sorted(wanted))).split(",")))
+
+
+def _wanted_predictions(listener: Any) -> int:
+    return getattr(listener, "wants_predictions", 0)

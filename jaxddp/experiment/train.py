@@ -1,0 +1,129 @@
+"""The only training: what `jaxddp train` does with a recipe file, and `jaxddp.train` with a setup."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxddp.job.progress as progress
+from jaxddp.data.labels import is_multi_label
+from jaxddp.engine.state import TrainState
+from jaxddp.experiment.argument_kinds import Measure, check_start
+from jaxddp.experiment.ended import how_it_ended
+from jaxddp.experiment.experiment import Experiment
+from jaxddp.experiment.make_run import make_run
+from jaxddp.experiment.prepare import initialize
+from jaxddp.experiment.resume import Claim, claim, claim_of
+from jaxddp.experiment.session import Resume, session
+from jaxddp.experiment.setup import RunSetup
+from jaxddp.job.membership import is_first
+from jaxddp.recipe.given import by_hooks
+from jaxddp.recipe.kinds import check_listeners
+from jaxddp.recipe.metrics import check_wanted
+from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.schedules.peak import derivation
+from jaxddp.training.loggers import make_loggers
+from jaxddp.training.loop import fit
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, and what its two doors do differently.
+
+    Attributes:
+        claimed: what config.json says of it.
+        begin: makes the setup of it, with a `fresh` state or with one that is going to be restored. Its run consumes
+            the state.
+        listeners: those that a recipe file brings, of the work directory.
+        again: whether a run that has ended is restored, so that its state is returned.
+    """
+
+    experiment: Experiment
+    claimed: Claim
+    begin: Callable[..., RunSetup]
+    listeners: Callable[[Path], Sequence[Any]] = lambda directory: ()
+    again: bool = True
+
+
+def of_file(experiment: Experiment) -> Training:
+    """Of a recipe file, which is initialized once the work directory is known to be its own."""
+    file = experiment.file
+
+    def listeners(directory: Path) -> Sequence[Any]:
+        hooks = {} if file is None or not is_first() else file.hooks
+        given = by_hooks(hooks)("listeners", experiment.config, directory)
+        return () if given is None else check_listeners(given.value, given.where)
+
+    def begin(*, fresh: bool) -> RunSetup:
+        setup = initialize(experiment, fresh=fresh)
+        if is_first() and (line := derivation(experiment.config)):
+            print(line, flush=True)
+        return setup
+
+    claimed = Claim.of(experiment, experiment.config.to_dict(), recipe=file)
+    return Training(experiment, claimed, begin, listeners, again=False)
+
+
+def train_setup(
+    setup: RunSetup, directory: Path | None, listeners: Sequence[Any] = (), evaluators: Sequence[Measure] = ()
+) -> TrainState:
+    """Train a setup, which stays as it was; see `train`."""
+    # With those of a run, and of other processes.
+    compared = directory is not None or setup.topology.process_count > 1
+    claimed = claim_of(setup, setup.identity() if compared else {})
+
+    def begin(*, fresh: bool) -> RunSetup:
+        check_start(setup, resumes=not fresh)
+        # The step consumes what it is given.
+        return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
+
+    training = Training(setup.experiment, claimed, begin)
+    state = train(training, directory, listeners=listeners, evaluators=evaluators)
+    assert state is not None  # A run that has ended is restored.
+    return state
+
+
+@progress.phase("start")
+def train(
+    training: Training,
+    directory: Path | None,
+    *,
+    resume: Resume = "auto",
+    listeners: Sequence[Any] = (),
+    evaluators: Sequence[Measure] = (),
+) -> TrainState | None:
+    """Train, and return the last state; None of a run that has ended and is asked for nothing else, as a line says.
+
+    In a directory it resumes or begins, saves, validates and logs as its config says, and SIGTERM makes it save and
+    stop. Without one nothing is kept.
+
+    Raises:
+        InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.errors`.
+    """
+    experiment, config, claimed = training.experiment, training.experiment.config, training.claimed
+    if directory is None:
+        return fit(
+            make_run(training.begin(fresh=True), None, listeners, evaluators, claimed.objects, claimed.content())
+        )
+    # What runs here may change the working directory.
+    directory = directory.absolute()
+    loggers = make_loggers(config, directory)
+    check_wanted(loggers, multi_label=is_multi_label(experiment.resources.train))
+    with session(directory, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
+        # Runs of setups once had no config.json.
+        known = experiment.file is not None or (directory / CONFIG_FILE).exists()
+        resuming = known and own.resume_step is not None
+        content, is_same = claim(directory, claimed, resuming=resuming, run_id=own.run_id)
+        own.belongs_to(content)
+        ended = how_it_ended(directory, own.resume_step, experiment.layout.plan.total_steps, is_same=is_same)
+        if ended and not training.again:
+            if is_first():
+                print(f"{directory}: {ended}", flush=True)
+            return None
+        watching = [*listeners, *loggers, *training.listeners(directory)]
+        setup = training.begin(fresh=own.resume_step is None)
+        return fit(make_run(setup, own, watching, evaluators, claimed.objects, content))

@@ -1,0 +1,72 @@
+"""Objects that a user gives, each kind seen to be what it is given for; `where` says who gave it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import optax
+
+from jaxddp.config import Config, ShownImages
+from jaxddp.engine.parts.gradient_norm import GradientNorm
+from jaxddp.engine.parts.part import Part
+from jaxddp.errors import InputError
+from jaxddp.hooks import check_called
+from jaxddp.overrides import checked
+from jaxddp.training.events import MOMENTS
+from jaxddp.wording import kind_of
+
+_absent = object()
+
+
+def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.GradientTransformation:
+    """Anything with optax's two functions. Raises: InputError; `where` says who gave it.
+
+    Or the config says something of layers that an object decides itself.
+    """
+    functions = (getattr(optimizer, name, None) for name in ("init", "update"))
+    if isinstance(optimizer, type) or not all(map(callable, functions)):
+        raise InputError(f"{where}: {kind_of(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
+    check_called(optimizer.init, where, "init", "params")
+    check_called(optimizer.update, where, "update", "updates, state, params", more=True)
+    for layer, decay in config.optimizer.own.decays.items():
+        raise InputError(
+            f"optimizer.groups: {layer}:decay={decay:g}: {where} gives an object, which has its own decay; leave it out"
+        )
+    return optimizer
+
+
+def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tuple[Part, ...]:
+    """Parts of the step, each with a name of its own, with those of the config among them: the guard leaves the arrays
+    of what comes before it as they were, and what judges, such as a `LossScale`, has to change its own. The averaged
+    gradient is clipped before others change it.
+
+    Raises: InputError; `where` says who gave them.
+    """
+    given = list(parts) if isinstance(parts, list | tuple) else [parts]
+    if wrong := [part for part in given if not isinstance(part, Part)]:
+        raise InputError(f"{where}: {kind_of(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
+    names = [part.name for part in (*given, *configured)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{where}: two parts are called {twice[0]!r}; give each another name")
+    quiet, judging = ([part for part in given if part.judges is judges] for judges in (False, True))
+    first, others = ([part for part in configured if isinstance(part, GradientNorm) is norm] for norm in (True, False))
+    return (*first, *quiet, *others, *judging)
+
+
+def check_listeners(listeners: Any, where: str) -> list[Any]:
+    """Objects with any of a listener's methods. Raises: InputError; `where` says who gave them."""
+    if not isinstance(listeners, Sequence) or isinstance(listeners, str):
+        raise InputError(f"{where}: {kind_of(listeners)} was given; give a list of listeners")
+    for listener in listeners:
+        if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in MOMENTS):
+            raise InputError(f"{where}: {kind_of(listener)} has none of a listener's methods ({', '.join(MOMENTS)})")
+        for moment, given in MOMENTS.items():
+            if (method := getattr(listener, moment, _absent)) is not _absent:
+                _check_method(method, where, f"{type(listener).__name__}.{moment}", given)
+        checked(getattr(listener, "wants_predictions", 0), ShownImages, f"{where}: wants_predictions")
+    return list(listeners)
+
+
+def _check_method(method: Any, where: str, name: str, arguments: str) -> None:
+    if not callable(method):
+        raise InputError(f"{where}: {name} is {kind_of(method)}; define a method {name}(self, {arguments})")
+    check_called(method, where, name, arguments)

@@ -1,0 +1,118 @@
+"""How a run lies over its data and its devices: what follows from a config once both are known, made once."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxddp.config import Config, DataConfig
+from jaxddp.data.division import Division
+from jaxddp.data.growth import Growth
+from jaxddp.data.labels import class_counts, is_multi_label
+from jaxddp.data.source import Source, image_dtype, sample_images
+from jaxddp.engine.gradients import Gradients
+from jaxddp.errors import InputError
+from jaxddp.mesh import Topology
+from jaxddp.schedules.warmup import Steps
+from jaxddp.training.plan import Plan
+
+ImageShape = tuple[int, int, int]
+"""(H, W, C)."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What is known of a source to train on, which the objects of a recipe may follow from.
+
+    Attributes:
+        class_counts: int64[K], how many examples of each class there are.
+        images: gives so many of the training images, [count, H, W, C], or all if there are fewer.
+        image_shape: as the network is given them in training, at their largest.
+        eval_shape: as it is given them in evaluation.
+        dtype: of their pixels.
+        multi_label: whether an image may have several labels.
+    """
+
+    num_examples: int
+    class_counts: np.ndarray = field(repr=False)
+    images: Callable[[int], np.ndarray]
+    image_shape: ImageShape
+    eval_shape: ImageShape
+    dtype: np.dtype
+    multi_label: bool = False
+
+    @classmethod
+    def of(cls, source: Source, data: DataConfig) -> "TrainingData":
+        """Of a source, by a config."""
+        images = functools.partial(sample_images, source, data)
+        shapes = source.image_shape(data), source.image_shape(data.of_evaluation)
+        dtype, several = image_dtype(source, data), is_multi_label(source)
+        return cls(len(source), class_counts(source), images, *shapes, dtype, several)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_counts)
+
+
+def steps_of(config: Config, data: TrainingData) -> Steps:
+    """How long a run and its warm-up are. Raises: InputError; as `Plan.of`."""
+    plan = Plan.of(config, data.num_examples)
+    return Steps(plan.total_steps, config.optimizer.warmup.steps(**plan.sizes))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run lies over its data and its devices.
+
+    Attributes:
+        plan: when it ends, and when it logs, validates and saves.
+        warmup: its first steps, in which the learning rate rises.
+        gradients: how a step comes by the gradient of the global batch.
+        division: how that batch is divided.
+        growth: how its images grow; None where they have one size.
+        shapes: of the images that it is trained on, from the smallest on.
+    """
+
+    data: TrainingData
+    plan: Plan
+    warmup: int
+    gradients: Gradients
+    division: Division
+    growth: Growth | None
+    shapes: tuple[ImageShape, ...]
+
+    @classmethod
+    def of(cls, config: Config, topology: Topology, data: TrainingData) -> "Layout":
+        """Raises: InputError; the config's keys, the devices and the images contradict each other, or there is no
+        step."""
+        gradients, plan = Gradients.of(config, topology), Plan.of(config, data.num_examples)
+        gradients.check_batch_size(config.train.batch_size, topology)
+        config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
+        division = Division.of(config, gradients.shares(topology))
+        growth = _growth(config, data.image_shape, plan)
+        shapes = _shapes(growth, data.image_shape, plan)
+        return cls(data, plan, config.optimizer.warmup.steps(**plan.sizes), gradients, division, growth, shapes)
+
+    @property
+    def steps(self) -> Steps:
+        """What a learning rate follows."""
+        return Steps(self.plan.total_steps, self.warmup)
+
+
+def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | None:
+    if config.data.grow_from is None:
+        return None
+    height, width, _ = image_shape
+    if height != width:
+        raise InputError(
+            f"data.grow_from={config.data.grow_from}: these images are {height}x{width}, and square ones grow; leave "
+            "data.grow_from out"
+        )
+    return Growth.of(config.data, width, **plan.sizes)
+
+
+def _shapes(growth: Growth | None, whole: ImageShape, plan: Plan) -> tuple[ImageShape, ...]:
+    if growth is None:
+        return (whole,)
+    return tuple((side, side, whole[-1]) for _, side in growth.segments(range(plan.total_steps)))
