@@ -27,9 +27,9 @@ from jaxddp.api import prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
-from jaxddp.experiment.make_run import make_run
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.mesh import simulate_cpu_devices
+from jaxddp.setup.make_run import make_run
+from jaxddp.setup.run_setup import RunSetup
 
 DEVICES, CLASSES, LOCAL_BATCH = 2, 10, 64
 

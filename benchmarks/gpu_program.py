@@ -41,14 +41,14 @@ from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.state import make_init
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
-from jaxddp.experiment.feed import LONGEST_CHUNK
-from jaxddp.experiment.prepare import completed
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make import make_recipe
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.feed import LONGEST_CHUNK
+from jaxddp.setup.prepare import completed
 
 TOPOLOGIES = ("1x1x1", "1x1x8", "1x2x8")
 

@@ -33,14 +33,14 @@ from jaxddp.commands.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.compiler_options import step_options
-from jaxddp.experiment.prepare import prepare
-from jaxddp.experiment.resources import Resources
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
 from jaxddp.mesh import Topology, simulate_cpu_devices
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make import make_recipe
+from jaxddp.setup.prepare import prepare
+from jaxddp.setup.resources import Resources
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.device_memory import needs_of_batch
 
 TARGET = 0.2

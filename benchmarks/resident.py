@@ -34,8 +34,8 @@ from photographs import photograph_table, write_photographs
 from jaxddp.api import AugmentConfig, DataConfig, prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.source import Source
-from jaxddp.experiment.make_run import make_run
-from jaxddp.experiment.setup import RunSetup
+from jaxddp.setup.make_run import make_run
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.listeners.history import History
 from jaxddp.training.loop import fit
 

@@ -48,10 +48,10 @@ from jaxddp.api import prepare_training, resnet
 from jaxddp.cluster.doctor.allreduce import time_all_reduce
 from jaxddp.config import DataConfig
 from jaxddp.engine.state import TrainState
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import exchange
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.setup.run_setup import RunSetup
 
 SIZE, WIDTH, LOCAL_BATCH = 32, 16, 32
 Statistic = Callable[[list[float]], float]

@@ -54,15 +54,15 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep
-from jaxddp.experiment.experiment import Experiment
-from jaxddp.experiment.from_file import open_experiment
-from jaxddp.experiment.make_run import make_run
-from jaxddp.experiment.prepare import initialize
-from jaxddp.experiment.setup import RunSetup
-from jaxddp.experiment.train import train
+from jaxddp.experiment.train import of_file, train
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import AXIS
 from jaxddp.recipe_file import read_recipe
+from jaxddp.setup.experiment import Experiment
+from jaxddp.setup.from_file import open_experiment
+from jaxddp.setup.make_run import make_run
+from jaxddp.setup.prepare import initialize
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.loop import fit
@@ -130,7 +130,7 @@ def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
 
         def run(watch: Stopwatch) -> TrainState | None:
             with tempfile.TemporaryDirectory() as workdir:
-                return train(experiment, Path(workdir), listeners=[watch, progress()])
+                return train(of_file(experiment), Path(workdir), listeners=[watch, progress()])
 
         def run_turn() -> float:
             watch = Stopwatch()

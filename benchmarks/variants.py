@@ -23,9 +23,9 @@ from typing import Any
 from harness import Figures, alternate, check_losses, compare, machine, table, time_steps
 from step import losses, make_experiment
 
-from jaxddp.experiment.from_file import open_experiment
-from jaxddp.experiment.prepare import initialize
-from jaxddp.experiment.setup import RunSetup
+from jaxddp.setup.from_file import open_experiment
+from jaxddp.setup.prepare import initialize
+from jaxddp.setup.run_setup import RunSetup
 
 PLAIN = "plain"
 BATCH, GATE_STEPS = 64, 3
@@ -90,6 +90,7 @@ def compare_variants(variants: Mapping[str, Variant], rounds: int, steps: int) -
 def make_setup(folder: Path, steps: int, variant: Variant) -> RunSetup:
     """The config's run with the variant's keys; the same images at each call."""
     experiment = make_experiment(folder, steps)
+    assert experiment.file is not None
     config = experiment.config.replace(train={"batch_size": BATCH}).replace(**variant.changes)
     return initialize(open_experiment(dataclasses.replace(experiment.file, config=config)))
 

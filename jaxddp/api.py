@@ -27,15 +27,19 @@ from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, Transform
 from jaxddp.errors import InputError
-from jaxddp.experiment.argument_kinds import (
-    Measure,
-    check_data,
-    check_evaluators,
-    check_schedule,
-    check_setup,
-    check_unlabelled,
-)
-from jaxddp.experiment.arguments import (
+from jaxddp.experiment.train import train_setup
+from jaxddp.files import check_path
+from jaxddp.inference.trained import TrainedRun
+from jaxddp.job.environment import find_job
+from jaxddp.job.membership import agree
+from jaxddp.losses.bce import sigmoid_cross_entropy
+from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.mesh import Device, Topology
+from jaxddp.models.adapt import adapt
+from jaxddp.models.resnet import ResNet, build
+from jaxddp.models.settings import RESNET_KEYS
+from jaxddp.notebook.argument_kinds import check_data, check_evaluators, check_schedule, check_unlabelled
+from jaxddp.notebook.arguments import (
     Epochs,
     changes_of_cadences,
     changes_of_options,
@@ -45,27 +49,11 @@ from jaxddp.experiment.arguments import (
     told_to_loggers,
     words_of_arguments,
 )
-from jaxddp.experiment.exported_weights import export_weights
-from jaxddp.experiment.identity import told
-from jaxddp.experiment.inputs_seen import show_inputs
-from jaxddp.experiment.loaded import evaluate_run, load_run
-from jaxddp.experiment.opened import open_data
-from jaxddp.experiment.prepare import prepare
-from jaxddp.experiment.resources import Resources, join_job
-from jaxddp.experiment.results import evaluate, show_predictions, topk_accuracy
-from jaxddp.experiment.run_length import check_length
-from jaxddp.experiment.setup import RunSetup
-from jaxddp.experiment.train import train_setup
-from jaxddp.experiment.trained import TrainedRun
-from jaxddp.files import check_path
-from jaxddp.job.environment import find_job
-from jaxddp.job.membership import agree
-from jaxddp.losses.bce import sigmoid_cross_entropy
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
-from jaxddp.mesh import Device, Topology
-from jaxddp.models.adapt import adapt
-from jaxddp.models.resnet import ResNet, build
-from jaxddp.models.settings import RESNET_KEYS
+from jaxddp.notebook.loaded import evaluate_run, load_run
+from jaxddp.notebook.opened import open_data
+from jaxddp.notebook.results import evaluate, export_weights, topk_accuracy
+from jaxddp.notebook.run_length import check_length
+from jaxddp.notebook.shown import show_inputs, show_predictions
 from jaxddp.objectives.distillation import distillation
 from jaxddp.overrides import checked, replaced
 from jaxddp.recipe.given import by_arguments
@@ -73,10 +61,16 @@ from jaxddp.recipe.kinds import check_listeners
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make import make_recipe
 from jaxddp.serving.program import export_program
+from jaxddp.setup.prepare import prepare
+from jaxddp.setup.resources import Resources, join_job
+from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.states import check_setup
+from jaxddp.training.evaluation import Measure
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.listeners.history import History
 from jaxddp.wording import choices
+from jaxddp.workdir.identity import told
 
 __all__ = [
     "ArrayTable",

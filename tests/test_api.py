@@ -24,8 +24,8 @@ from jaxddp import InputError, prepare_training, train
 from jaxddp.data.source import columns
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.errors import Preempted
-from jaxddp.experiment.session import held
 from jaxddp.models.batch_norm import BatchNorm
+from jaxddp.workdir.session import held
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 SGD = sgd(0.05, momentum=0.9)

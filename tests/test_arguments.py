@@ -15,7 +15,7 @@ import jaxddp
 from jaxddp import ArrayTable, InputError, prepare_training, train
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import JaxddpError, Preempted
-from jaxddp.experiment.arguments import words_of_arguments
+from jaxddp.notebook.arguments import words_of_arguments
 
 TABLE, VAL = random_table(16), random_table(12, seed=1)
 SGD = sgd(0.05)
@@ -360,7 +360,7 @@ def test_what_is_measured_is_a_state_of_this_setup(setup, trained):
 def test_of_the_processes_of_a_job_one_writes_weights(setup, trained, tmp_path, monkeypatch):
     out = tmp_path / "w.safetensors"
     for first in (False, True):
-        monkeypatch.setattr("jaxddp.experiment.exported_weights.is_first", lambda first=first: first)
+        monkeypatch.setattr("jaxddp.inference.exported_weights.is_first", lambda first=first: first)
         jaxddp.export_weights(trained, setup, out)
         assert out.exists() == first
 

@@ -23,9 +23,9 @@ from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
-from jaxddp.experiment.resume import Claim, claim
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.workdir.claim import Claim, claim
 
 LATENCY_HIDING = "xla_gpu_enable_latency_hiding_scheduler"
 

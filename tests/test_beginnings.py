@@ -14,9 +14,9 @@ from support.shared import sgd
 import jaxddp
 from jaxddp import ArrayTable, InputError
 from jaxddp.cli import main
-from jaxddp.experiment.lock import locked
-from jaxddp.experiment.session import session
 from jaxddp.recipe_file import COPY_FOLDER
+from jaxddp.workdir.lock import locked
+from jaxddp.workdir.session import session
 
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 
@@ -81,7 +81,7 @@ def test_a_lock_whose_file_was_taken_away_is_none(tmp_path, monkeypatch):
             (tmp_path / ".lock").touch()
         return len(tries) > 1
 
-    monkeypatch.setattr("jaxddp.experiment.lock.took", took)
+    monkeypatch.setattr("jaxddp.workdir.lock.took", took)
     with pytest.raises(InputError, match="another run is at work there"), locked(tmp_path):
         pass
 

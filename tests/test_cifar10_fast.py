@@ -20,9 +20,6 @@ from support.runs import Recorder, train
 
 from jaxddp.cli import main
 from jaxddp.errors import Preempted
-from jaxddp.experiment.experiment import Experiment
-from jaxddp.experiment.from_file import open_experiment
-from jaxddp.experiment.prepare import initialize
 from jaxddp.experiment.train import of_file
 from jaxddp.experiment.train import train as train_experiment
 from jaxddp.measure.flops import count_flops
@@ -31,6 +28,9 @@ from jaxddp.models.airbench import Airbench, parameter_groups
 from jaxddp.models.whitening import patch_moments, whitening_kernel
 from jaxddp.recipe_file import read_recipe
 from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.setup.experiment import Experiment
+from jaxddp.setup.from_file import open_experiment
+from jaxddp.setup.prepare import initialize
 from jaxddp.training.checkpoints import Checkpoints
 
 RECIPES = ("cifar10_fast", "cifar10_fast_sgd")

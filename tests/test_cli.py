@@ -22,9 +22,9 @@ from support.runs import RECIPE, fails, metrics, train_words
 
 from jaxddp.cli import main
 from jaxddp.commands.parse import workdir_of
-from jaxddp.experiment.from_file import open_experiment
-from jaxddp.experiment.prepare import initialize
 from jaxddp.recipe_file import read_recipe
+from jaxddp.setup.from_file import open_experiment
+from jaxddp.setup.prepare import initialize
 from jaxddp.training.checkpoints import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"
@@ -88,7 +88,7 @@ def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_of_the_processes_of_a_job_one_says_what_eval_measured(first, data, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("jaxddp.experiment.measured.evaluate", lambda *given: {"loss": 0.5, "top1": 1.0})
+    monkeypatch.setattr("jaxddp.experiment.evaluate.evaluate", lambda *given: {"loss": 0.5, "top1": 1.0})
     monkeypatch.setattr("jaxddp.job.membership.is_first", lambda: first)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
     assert capfd.readouterr().out == ("loss: 0.5\ntop1: 1\n" if first else "")

@@ -29,7 +29,6 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, make_local_step, make_train_step
 from jaxddp.errors import InputError, Preempted
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.flops import count_flops
@@ -38,6 +37,7 @@ from jaxddp.measure.peaks import peak
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.cpu_convolution import convolve
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.wording import size
 

@@ -23,15 +23,15 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
-from jaxddp.experiment.experiment import make_feed
-from jaxddp.experiment.resources import Resources
-from jaxddp.experiment.signature import Signature
-from jaxddp.experiment.trained import TrainedRun
+from jaxddp.inference.trained import TrainedRun
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.distillation import Distillation
 from jaxddp.recipe.layout import Layout, TrainingData
+from jaxddp.setup.experiment import make_feed
+from jaxddp.setup.resources import Resources
+from jaxddp.workdir.signature import Signature
 
 SIGNATURE = Signature(tuple("abcde"), tuple("abcde"), (6, 6, 3), "uint8", True)
 TABLE = random_table(50)

@@ -21,9 +21,9 @@ from jaxddp.config import Config, load
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.catalog import CATALOG_VARIABLE
 from jaxddp.errors import InputError
-from jaxddp.experiment.places import absolute, saved_places, with_places
-from jaxddp.experiment.resume import check_measured
 from jaxddp.recipe_file import recipe_path
+from jaxddp.workdir.claim import check_measured
+from jaxddp.workdir.places import absolute, saved_places, with_places
 
 LEAN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 RECIPE = """

@@ -12,12 +12,12 @@ from support.runs import LEAN, SMALL
 
 from jaxddp.cli import main
 from jaxddp.engine.shapes import shapes_of
-from jaxddp.experiment.initial_weights import initial_weights, read_run
-from jaxddp.experiment.saved_state import recipe_of_run
-from jaxddp.experiment.signature import Signature
 from jaxddp.mesh import Topology
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
+from jaxddp.setup.initial_weights import initial_weights, read_run
+from jaxddp.workdir.saved_state import recipe_of_run
+from jaxddp.workdir.signature import Signature
 
 pytestmark = pytest.mark.slow
 

@@ -28,11 +28,11 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.experiment.make_run import make_run
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.fixmatch import MEASURED, FixMatch
 from jaxddp.sections.training import ObjectiveConfig
+from jaxddp.setup.make_run import make_run
 
 LINEAR, NORMED = linear_model(), SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")

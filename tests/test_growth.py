@@ -34,15 +34,15 @@ from jaxddp.data.growth import Growth
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError, Preempted
-from jaxddp.experiment.make_run import make_run
-from jaxddp.experiment.signature import Signature
 from jaxddp.measure.cost import Cost, Work, compile_with_cost
 from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology
 from jaxddp.registry import MODELS
+from jaxddp.setup.make_run import make_run
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.events import StepRecord
 from jaxddp.training.rows import step_row
+from jaxddp.workdir.signature import Signature
 
 # --- The side of a step ---
 

@@ -25,7 +25,7 @@ from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import SKIPPED, Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.experiment.suspects import suspects
+from jaxddp.setup.suspects import suspects
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped

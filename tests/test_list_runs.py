@@ -15,7 +15,6 @@ from support.reports import rows_of, write_run
 
 from jaxddp.cli import main
 from jaxddp.errors import InputError
-from jaxddp.experiment.lock import LOCK_FILE, is_locked, locked
 from jaxddp.goal import Goal
 from jaxddp.reports.charts import curves
 from jaxddp.reports.overview import run_table, runs_below
@@ -26,6 +25,7 @@ from jaxddp.training.listeners.lines import RunLines
 from jaxddp.training.manifest import Manifests
 from jaxddp.training.validations import Validations
 from jaxddp.wording import duration
+from jaxddp.workdir.lock import LOCK_FILE, is_locked, locked
 
 
 def listed(folder: Path) -> dict[str, list[str]]:
@@ -54,7 +54,7 @@ def test_a_run_that_goes_on_after_it_was_done_is_running(tmp_path):
 def test_a_run_of_another_process_is_seen(tmp_path):
     place = write_run(tmp_path / "a", status=None)
     program = (
-        "import sys, pathlib, jaxddp.experiment.lock as lock\n"
+        "import sys, pathlib, jaxddp.workdir.lock as lock\n"
         "with lock.locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

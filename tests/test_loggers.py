@@ -24,11 +24,11 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.step import make_predict
 from jaxddp.errors import InputError
-from jaxddp.experiment.from_file import open_experiment
-from jaxddp.experiment.make_run import make_run
 from jaxddp.experiment.train import of_file
 from jaxddp.experiment.train import train as run_training
 from jaxddp.recipe_file import read_recipe
+from jaxddp.setup.from_file import open_experiment
+from jaxddp.setup.make_run import make_run
 from jaxddp.training import pictures, provenance
 from jaxddp.training.events import RunStart
 from jaxddp.training.listeners.run_id import keep_id, kept_id

@@ -19,10 +19,10 @@ from support.shared import sgd
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.experiment.session import resume_step
-from jaxddp.experiment.setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.clock import Clock
+from jaxddp.workdir.session import resume_step
 
 TABLE = random_table(50)
 VAL = random_table(23, seed=1)
@@ -354,7 +354,7 @@ def test_processes_resume_from_the_checkpoint_that_the_first_sees(tmp_path, monk
     checkpoints.save(4, setup_of().state, {})
     checkpoints.wait()
     for first, expected in (("8", 8), ("None", None)):
-        monkeypatch.setattr("jaxddp.experiment.session.exchange", lambda _, mine, first=first: [first, mine])
+        monkeypatch.setattr("jaxddp.workdir.session.exchange", lambda _, mine, first=first: [first, mine])
         assert resume_step(checkpoints, "auto") == expected
         if expected is None:
             assert resume_step(checkpoints, "never") is None

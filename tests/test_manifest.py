@@ -21,8 +21,6 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
-from jaxddp.experiment.resume import Claim, claim
-from jaxddp.experiment.session import session, set_damaged_aside
 from jaxddp.training import rows
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.events import RunEnd, RunStart
@@ -30,6 +28,8 @@ from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.training.manifest import Manifests
 from jaxddp.training.manifest_files import sealed, sha256
 from jaxddp.training.validations import Validations
+from jaxddp.workdir.claim import Claim, claim
+from jaxddp.workdir.session import session, set_damaged_aside
 
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 DEEP = "[" * 100_000

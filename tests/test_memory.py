@@ -29,12 +29,12 @@ from jaxddp.data.division import Division
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.step import Program
 from jaxddp.errors import InputError
-from jaxddp.experiment.make_run import make_run
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.host_memory import HostMemory
 from jaxddp.measure.memory import Fit, Needs, Report, bytes_on_a_device, named, ran_out
 from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture
+from jaxddp.setup.make_run import make_run
 from jaxddp.training.device_memory import needs_of_batch
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.loop import fit

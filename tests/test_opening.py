@@ -16,8 +16,8 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder
 from jaxddp.errors import InputError
-from jaxddp.experiment.resources import open_resources
 from jaxddp.mesh import Topology
+from jaxddp.setup.resources import open_resources
 
 
 def test_python_divides_a_folder_as_a_config_does(tmp_path: Path):

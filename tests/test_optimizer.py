@@ -16,13 +16,13 @@ from support.optimizers import config_of, make_optimizer, parameters, rates
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError
-from jaxddp.experiment.resume import Claim, claim
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import MODELS
 from jaxddp.schedules.peak import at_batch_size, batch_factor, derivation
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.sections.optimizer import Numbers
 from jaxddp.training.plan import Plan
+from jaxddp.workdir.claim import Claim, claim
 
 PEAK = 0.8
 

@@ -23,11 +23,11 @@ from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.engine.parts.schedule_free_average import ScheduleFreeAverage
 from jaxddp.engine.schedule_free_state import averaged
 from jaxddp.errors import InputError
-from jaxddp.experiment.saved_state import restored
 from jaxddp.layers import Layers
 from jaxddp.mesh import Topology
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import OPTIMIZERS
+from jaxddp.workdir.saved_state import restored
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 

@@ -15,11 +15,11 @@ from support.shared import sgd
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError
-from jaxddp.experiment.prepare import initialize
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from jaxddp.models.stems import small_stem
+from jaxddp.setup.prepare import initialize
+from jaxddp.setup.run_setup import RunSetup
 
 SIZE, BATCH = 8, 8
 TABLE = random_table(4 * BATCH, image=SIZE)

@@ -27,12 +27,12 @@ from jaxddp.data.inputs import open_inputs
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
-from jaxddp.experiment.answers import Answers, images_at_once
-from jaxddp.experiment.signature import SIGNATURE_FILE
-from jaxddp.experiment.trained import TrainedRun, restore_run
+from jaxddp.inference.answers import Answers, images_at_once
+from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.predictions.partial import Partial
 from jaxddp.predictions.write import write_predictions
+from jaxddp.workdir.signature import SIGNATURE_FILE
 
 COUNT = 150
 

@@ -11,8 +11,8 @@ from support.networks import linear_model
 from support.shared import sgd, shared
 
 import jaxddp
-import jaxddp.experiment.presence as presence
 import jaxddp.job.progress as progress
+import jaxddp.workdir.presence as presence
 from jaxddp.errors import InputError
 
 TABLE = random_table(24)

@@ -31,7 +31,7 @@ USED = {
     "jaxddp/engine/averaging.py": "eqns",
     "jaxddp/engine/program_cache.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
     "jaxddp/engine/extra_arguments.py": "eqns",
-    "jaxddp/experiment/identity.py": "eqns",
+    "jaxddp/workdir/identity.py": "eqns",
     "jaxddp/job/device_exchange.py": "jax.experimental.multihost_utils",
     "jaxddp/job/preemption.py": "jax.experimental.multihost_utils",
     "jaxddp/measure/cost.py": "memory_analysis",

@@ -117,7 +117,7 @@ def test_the_trace_holds_exactly_those_steps(tmp_path):
 
 @pytest.mark.slow
 def test_steps_that_are_dispatched_together_are_one_annotation(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxddp.experiment.setup.LONGEST_CHUNK", 2)
+    monkeypatch.setattr("jaxddp.setup.run_setup.LONGEST_CHUNK", 2)
     expected = run(plan_of(24, None), tmp_path, cache="device")
     state = run(plan_of(24, "9 steps"), tmp_path, cache="device")
     # Steps are recorded every 5 steps and at an epoch's end, after 7 and 13 steps: the chunks of 2 begin anew there.

@@ -22,8 +22,8 @@ from jaxddp.duration import Duration
 from jaxddp.engine.replicas import Replicas, array_checksums, checksums
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import ReplicaError
-from jaxddp.experiment.make_run import make_run
 from jaxddp.mesh import Topology
+from jaxddp.setup.make_run import make_run
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.plan import Plan
 

@@ -17,7 +17,7 @@ from support.runs import SMALL
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.experiment.outcome import Outcome
+from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of

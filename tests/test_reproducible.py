@@ -23,8 +23,8 @@ from jaxddp.config import Config
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.reproducible import SHARDS, mean_in_order, walled
 from jaxddp.errors import InputError
-from jaxddp.experiment.resume import Claim, claim
 from jaxddp.mesh import AXIS, Topology, fix_cpu_threads
+from jaxddp.workdir.claim import Claim, claim
 
 DEVICES = (1, 2, 4, 8)
 TABLE = random_table(64)

@@ -13,11 +13,11 @@ import jaxddp
 from jaxddp.data.balanced_order import BalancedOrder
 from jaxddp.data.label_sets import LabelSets, as_members
 from jaxddp.data.multi_label import MultiLabelTable
-from jaxddp.experiment.outcome import Outcome
-from jaxddp.experiment.predictions import Predictions
-from jaxddp.experiment.signature import Signature
+from jaxddp.inference.outcome import Outcome
+from jaxddp.inference.predictions import Predictions
 from jaxddp.training.events import RunStart
 from jaxddp.training.shown import Shown
+from jaxddp.workdir.signature import Signature
 
 NAMES = tuple(f"class {label}" for label in range(1000))
 PROBABILITIES = np.full((3, 1000), 0.001, np.float32)

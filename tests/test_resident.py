@@ -28,11 +28,11 @@ from jaxddp.data.table import ExampleTable
 from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.experiment import feed
-from jaxddp.experiment.feed import LONGEST_CHUNK, Feed
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import Topology
+from jaxddp.setup import feed
+from jaxddp.setup.feed import LONGEST_CHUNK, Feed
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.plan import Plan, cut, full_length
 
@@ -175,7 +175,7 @@ def test_every_example_once_an_epoch():
 def test_full_chunks_and_single_steps_are_single_steps_bit_for_bit(devices, monkeypatch):
     runs, dispatched = [], []
     for longest in (LONGEST_CHUNK, 4, 1):
-        monkeypatch.setattr("jaxddp.experiment.setup.LONGEST_CHUNK", longest)
+        monkeypatch.setattr("jaxddp.setup.run_setup.LONGEST_CHUNK", longest)
         runs.append(run("device", plan_of(**SEEN), devices=devices, should_stop=dispatched.append))
     assert dispatched[-STEPS:] == list(range(1, STEPS + 1)) and len(dispatched) < 2 * STEPS
     (single, recorder) = runs.pop()

@@ -20,8 +20,8 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.errors import InputError
-from jaxddp.experiment import feed
-from jaxddp.experiment.programs import Programs
+from jaxddp.setup import feed
+from jaxddp.setup.programs import Programs
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 PLAN = {"train": {"duration": "16 steps"}, "log": {"every": "3 steps"}, "checkpoint": {"every": "8 steps"}}

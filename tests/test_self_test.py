@@ -24,8 +24,8 @@ from jaxddp.engine import self_test
 from jaxddp.engine.averaging import Averaging
 from jaxddp.engine.self_test import SelfTest
 from jaxddp.errors import GradientError, InputError
-from jaxddp.experiment.make_run import make_run
 from jaxddp.mesh import AXIS
+from jaxddp.setup.make_run import make_run
 from jaxddp.training.checkpoints import Checkpoints
 
 TABLE = random_table(64)

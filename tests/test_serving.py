@@ -24,7 +24,7 @@ from jaxddp.cli import main
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder
 from jaxddp.errors import InputError, JaxddpError
-from jaxddp.experiment.trained import TrainedRun, restore_run
+from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.serving import program
 from jaxddp.serving.program import export_program, logits_of

@@ -18,8 +18,8 @@ from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.curate.show import show
 from jaxddp.data.batch import Batch
-from jaxddp.experiment.inputs_seen import denormalized
-from jaxddp.experiment.prepare import initialize
+from jaxddp.setup.inputs_seen import denormalized
+from jaxddp.setup.prepare import initialize
 from jaxddp.training.pictures import png
 
 

@@ -14,8 +14,8 @@ from jaxddp.data.order import SampleOrder, Shard, permutation, unlabelled_seed
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
 from jaxddp.errors import InputError
-from jaxddp.experiment.feed import Feed
 from jaxddp.mesh import Topology
+from jaxddp.setup.feed import Feed
 
 NAMES = tuple("abcde")
 SEEDS = st.integers(0, 2**63 - 1)

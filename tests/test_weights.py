@@ -17,11 +17,11 @@ from jaxddp.api import export_weights, prepare_training, train
 from jaxddp.config import ModelConfig
 from jaxddp.engine.shapes import by_path, shapes_of
 from jaxddp.errors import InputError
-from jaxddp.experiment.initial_weights import initial_weights
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
+from jaxddp.setup.initial_weights import initial_weights
 from jaxddp.weights.layout import namings_of, own_name, published
 from jaxddp.weights.match import match
 from jaxddp.weights.state_dict import read, write

@@ -16,10 +16,10 @@ from jaxddp.engine.compiler_options import compiler_options, options_of_one_call
 from jaxddp.engine.state import create_state
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture
+from jaxddp.setup.run_setup import RunSetup
 
 TABLE, BATCH = random_table(64), 16
 NO_FUSION = "xla_disable_hlo_passes=fusion"

@@ -23,10 +23,11 @@ from trace_summary import traced
 
 from jaxddp.config import Config
 from jaxddp.data.source import Source
-from jaxddp.experiment.from_file import open_experiment
-from jaxddp.experiment.prepare import initialize
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.recipe_file import RecipeFile, read_recipe
+from jaxddp.setup.from_file import open_experiment
+from jaxddp.setup.make_run import make_run
+from jaxddp.setup.prepare import initialize
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.loop import fit
 
 FIRST_SEED = 1_000_000
@@ -110,7 +111,7 @@ def one_run(setup: RunSetup, val: Source, seed: int) -> dict[str, Any]:
     seeded = prepared(setup, seed)
     jax.block_until_ready(seeded.state)
     ready = time.perf_counter()
-    state = jax.block_until_ready(fit(seeded.run()))
+    state = jax.block_until_ready(fit(make_run(seeded)))
     trained = time.perf_counter()
     resident, size = setup.data.cache == "device", setup.recipe.config.eval.batch_size
     metrics = seeded.evaluator(val, size, resident=resident)(state)

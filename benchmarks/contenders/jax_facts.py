@@ -15,8 +15,8 @@ from jaxddp_parts import make_parts
 from outcome import add_result, attempt
 
 from jaxddp.data.batch import Batch
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.flops import count_flops
+from jaxddp.setup.run_setup import RunSetup
 
 RUNS, REPEATS = 5, 10
 

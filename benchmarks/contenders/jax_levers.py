@@ -29,11 +29,11 @@ from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep, make_local_step
-from jaxddp.experiment.feed import LONGEST_CHUNK
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import adapt
+from jaxddp.setup.feed import LONGEST_CHUNK
+from jaxddp.setup.run_setup import RunSetup
 
 BASE = "the step as it is"
 # A threshold for combining all-reduces is not among them: gradients travel in one buffer.

@@ -10,7 +10,7 @@ from jax_case import all_images, lay_out, local_images, network, read_weights
 from jaxddp.api import ArrayTable, prepare_training
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.experiment.setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup
 
 
 def make_parts(task: Task) -> tuple[RunSetup, Batch]:

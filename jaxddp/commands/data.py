@@ -123,7 +123,7 @@ def _show(arguments: list[str]) -> int:
     options, file = parse_recipe(Show, "jaxddp data show", arguments)
     with doing(IMPORTING):
         from jaxddp.curate.show import show
-        from jaxddp.experiment.from_file import open_experiment
+        from jaxddp.setup.from_file import open_experiment
 
     print(f"{show(open_experiment(file), options.step, options.count, options.out)}: {options.out}")
     return 0

@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> int:
     if not options.workdir.is_dir():
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")
     with doing(IMPORTING):
-        from jaxddp.experiment.measured import evaluate
+        from jaxddp.experiment.evaluate import evaluate
         from jaxddp.job.membership import is_first
 
     measured = evaluate(file, options.workdir, options.step)

@@ -41,12 +41,12 @@ def run(arguments: list[str]) -> int:
     check_run(options.run)
     if form == "safetensors":
         with doing(IMPORTING):
-            from jaxddp.experiment.exported_weights import export_run
+            from jaxddp.inference.exported_weights import export_run
 
         print(export_run(options.run, options.step, options.out))
         return 0
     with doing(IMPORTING):
-        from jaxddp.experiment.trained import restore_run
+        from jaxddp.inference.trained import restore_run
         from jaxddp.mesh import Topology
         from jaxddp.serving.program import export_program
 

@@ -40,10 +40,10 @@ def run(arguments: list[str]) -> int:
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
         import jaxddp.files as files
-        from jaxddp.experiment.from_file import open_experiment
         from jaxddp.experiment.rate_range import RateRange, find_rate, of_a_test, words_without
         from jaxddp.job.membership import is_first
         from jaxddp.schedules.peak import batch_factor
+        from jaxddp.setup.from_file import open_experiment
         from jaxddp.training.pictures import png, rate_figure
 
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)

@@ -108,7 +108,7 @@ def parse_recipe(
         file = _measured(name, named) if measures and named else read_recipe(name)
     weights = option(rest, "--model.weights") or ("" if file.is_of_run else file.config.model.weights)
     if weights and not measures:
-        from jaxddp.experiment.taken_over import with_settings_of_run
+        from jaxddp.workdir.taken_over import with_settings_of_run
 
         file = with_settings_of_run(file, weights, named)
     known = {"config": file.config, "workdir": workdir}
@@ -117,7 +117,7 @@ def parse_recipe(
     check_names(options.config, file.hooks)
     file = overridden(file, options.config)
     if file.taken:
-        from jaxddp.experiment.taken_over import told
+        from jaxddp.workdir.taken_over import told
 
         file = replace(file, said=told(file, str(weights)))
     return replace(options, config=file.config), file

@@ -57,12 +57,12 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         from jaxddp.curate.progress_bar import ProgressBar
         from jaxddp.data.inputs import open_inputs
-        from jaxddp.experiment.resources import join_job
-        from jaxddp.experiment.trained import restore_run
+        from jaxddp.inference.trained import restore_run
         from jaxddp.job.environment import find_job
         from jaxddp.job.membership import is_first
         from jaxddp.mesh import Topology
         from jaxddp.predictions.write import write_predictions
+        from jaxddp.setup.resources import join_job
 
     join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
     with doing("looking for the images"):

@@ -24,7 +24,7 @@ class ShowConfig:
 def run(arguments: list[str]) -> int:
     """Run the command, whose first argument is a config or a run; returns the exit code. Raises: InputError."""
     _, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
-    from jaxddp.experiment.places import saved_places
+    from jaxddp.workdir.places import saved_places
 
     now, origins = saved_places(flatten(file.config.to_dict())), _origins(file, *arguments)
     print_table(("key", "value", "from"), [(key, _typed(value), origins[key]) for key, value in now.items()])

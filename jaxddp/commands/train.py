@@ -27,9 +27,9 @@ def run(arguments: list[str]) -> int:
     """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.errors`."""
     options, file = parse_recipe(Train, "jaxddp train", arguments)
     with doing(IMPORTING):
-        from jaxddp.experiment.from_file import open_experiment
         from jaxddp.experiment.train import of_file, train
         from jaxddp.job.membership import is_first
+        from jaxddp.setup.from_file import open_experiment
         from jaxddp.training.listeners.curves import CURVES
         from jaxddp.training.listeners.display import progress
         from jaxddp.training.listeners.jsonl import METRICS

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import jaxddp.files as files
-from jaxddp.experiment.experiment import Experiment
-from jaxddp.experiment.inputs_seen import input_figure
+from jaxddp.setup.experiment import Experiment
+from jaxddp.setup.inputs_seen import input_figure
 from jaxddp.training.pictures import png
 from jaxddp.wording import counted
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.experiment.experiment import Experiment
-from jaxddp.experiment.make_run import make_run
-from jaxddp.experiment.prepare import initialize
 from jaxddp.job.membership import agree, from_first
+from jaxddp.setup.experiment import Experiment
+from jaxddp.setup.make_run import make_run
+from jaxddp.setup.prepare import initialize
 from jaxddp.training.events import StepRecord
 from jaxddp.training.loop import fit
 

@@ -1,7 +1,7 @@
 """The only training: what `jaxddp train` does with a recipe file, and `jaxddp.train` with a setup."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,24 @@ import jax.numpy as jnp
 import jaxddp.job.progress as progress
 from jaxddp.data.labels import is_multi_label
 from jaxddp.engine.state import TrainState
-from jaxddp.experiment.argument_kinds import Measure, check_start
-from jaxddp.experiment.ended import how_it_ended
-from jaxddp.experiment.experiment import Experiment
-from jaxddp.experiment.make_run import make_run
-from jaxddp.experiment.prepare import initialize
-from jaxddp.experiment.resume import Claim, claim, claim_of
-from jaxddp.experiment.session import Resume, session
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import is_first
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.kinds import check_listeners
 from jaxddp.recipe.metrics import check_wanted
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.schedules.peak import derivation
+from jaxddp.setup.experiment import Experiment
+from jaxddp.setup.make_run import make_run
+from jaxddp.setup.objective_identity import objective_fingerprints
+from jaxddp.setup.prepare import initialize
+from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.states import check_start
+from jaxddp.training.evaluation import Measure
 from jaxddp.training.loggers import make_loggers
 from jaxddp.training.loop import fit
+from jaxddp.workdir.claim import Claim, claim
+from jaxddp.workdir.ended import how_it_ended
+from jaxddp.workdir.session import Resume, session
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def of_file(experiment: Experiment) -> Training:
             print(line, flush=True)
         return setup
 
-    claimed = Claim.of(experiment, experiment.config.to_dict(), recipe=file)
+    claimed = Claim(experiment.config.to_dict(), _fingerprints(experiment), file)
     return Training(experiment, claimed, begin, listeners, again=False)
 
 
@@ -74,7 +76,7 @@ def train_setup(
     """Train a setup, which stays as it was; see `train`."""
     # With those of a run, and of other processes.
     compared = directory is not None or setup.topology.process_count > 1
-    claimed = claim_of(setup, setup.identity() if compared else {})
+    claimed = _claim_of(setup, setup.identity() if compared else {})
 
     def begin(*, fresh: bool) -> RunSetup:
         check_start(setup, resumes=not fresh)
@@ -127,3 +129,25 @@ def train(
         watching = [*listeners, *loggers, *training.listeners(directory)]
         setup = training.begin(fresh=own.resume_step is None)
         return fit(make_run(setup, own, watching, evaluators, claimed.objects, content))
+
+
+def _claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
+    """What is known of a run whose model, loss and optimizer are objects, of which `objects` is the identity."""
+    told, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
+    config = {"seed": told["seed"], "data": told["data"], "train": {key: told["train"][key] for key in numbers}}
+    # Of the input, and float32 where None: as runs of older releases, which claimed none, had it.
+    precision = told["train"]["precision"]
+    config["train"]["precision"] = None if precision == "float32" else precision
+    config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
+    fingerprints = _fingerprints(setup.experiment)
+    # What is validated on is another argument of each call of `train`.
+    fingerprints.pop("val", None)
+    return Claim(config, fingerprints, objects=objects)
+
+
+def _fingerprints(experiment: Experiment) -> dict[str, str]:
+    """Of what is trained and validated on, and of what the objective brings. All processes must ask together."""
+    resources = experiment.resources
+    splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
+    found = {split: source.fingerprint for split, source in splits.items() if source is not None}
+    return found | objective_fingerprints(experiment)

@@ -13,17 +13,17 @@ from jaxddp.config import Config, ObjectiveConfig
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.errors import InputError, about
-from jaxddp.experiment.identity import checksum
-from jaxddp.experiment.image_sizes import refusal_of
-from jaxddp.experiment.resources import Resources
-from jaxddp.experiment.signature import Signature
-from jaxddp.experiment.trained import TrainedRun, restore_run
+from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
 from jaxddp.recipe.layout import Layout
 from jaxddp.registry import OBJECTIVES
+from jaxddp.setup.image_sizes import refusal_of
+from jaxddp.setup.resources import Resources
 from jaxddp.wording import refusal
+from jaxddp.workdir.identity import checksum
+from jaxddp.workdir.signature import Signature
 
 _KEY = "objective.teacher"
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 from jaxddp.data.images.header import parse_header
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
-from jaxddp.experiment.predictions import Row
+from jaxddp.inference.predictions import Row
 from jaxddp.wording import choices, not_installed
 
 Item = TypeVar("Item")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
-from jaxddp.experiment.lock import took
-from jaxddp.experiment.predictions import Row
+from jaxddp.inference.predictions import Row
+from jaxddp.workdir.lock import took
 
 _log = logging.getLogger("jaxddp.predictions")
 

@@ -10,14 +10,14 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
-from jaxddp.experiment.answers import images_at_once
-from jaxddp.experiment.identity import checksums
-from jaxddp.experiment.predictions import Predictions, Row, column_names
-from jaxddp.experiment.trained import TrainedRun
+from jaxddp.inference.answers import images_at_once
+from jaxddp.inference.predictions import Predictions, Row, column_names
+from jaxddp.inference.trained import TrainedRun
 from jaxddp.job.membership import agree, from_first, is_first
 from jaxddp.predictions import formats
 from jaxddp.predictions.partial import Partial
 from jaxddp.wording import as_text, counted
+from jaxddp.workdir.identity import checksums
 
 
 class Predicted(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.experiment.outcome import Outcome
+from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.charts import Chart, plain
 from jaxddp.reports.tables import NOTHING, Cell, Column, Table
 from jaxddp.reports.thumbnails import thumbnails

@@ -14,7 +14,6 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError
-from jaxddp.experiment.lock import is_locked
 from jaxddp.goal import VAL_EMA, Goal, by_split
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.listeners.jsonl import METRICS, RESULT
@@ -22,6 +21,7 @@ from jaxddp.training.manifest import CHECKPOINTS
 from jaxddp.training.rows import Columns, Series, parse, series
 from jaxddp.training.validations import VALIDATION_FILE, Validations
 from jaxddp.wording import show
+from jaxddp.workdir.lock import is_locked
 
 NOT_MEASURED = ("step", "epoch", "count", "seconds")
 """What a line of a validation holds beside its metrics."""

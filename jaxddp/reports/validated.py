@@ -8,8 +8,8 @@ from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_unchecked
 from jaxddp.data.source import Source
 from jaxddp.engine.program_cache import keep_compiled_programs
-from jaxddp.experiment.outcome import Outcome
-from jaxddp.experiment.trained import restore_run
+from jaxddp.inference.outcome import Outcome
+from jaxddp.inference.trained import restore_run
 from jaxddp.mesh import Topology
 
 

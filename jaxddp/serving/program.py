@@ -17,11 +17,11 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.data.batch import Batch
 from jaxddp.errors import InputError, JaxddpError
-from jaxddp.experiment.signature import Signature
-from jaxddp.experiment.trained import TrainedRun
+from jaxddp.inference.trained import TrainedRun
 from jaxddp.overrides import checked
 from jaxddp.serving import onnx_file
 from jaxddp.wording import choices, first_line, show, size
+from jaxddp.workdir.signature import Signature
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """What a StableHLO program runs on."""

@@ -18,6 +18,8 @@ from jaxddp.training.set_sums import SetSums
 _REPORT_SECONDS = 0.5
 _BATCHES_IN_FLIGHT = 4
 
+Measure = Callable[[TrainState], Mapping[str, float]]
+"""What a user measures of a state beside the metrics."""
 Report = Callable[[Mapping[str, float], int], None]
 """(means so far, examples so far)."""
 
@@ -48,7 +50,7 @@ class Evaluator:
     step: Callable[..., MetricSums]
     batches: Callable[[], Iterator[tuple[Any, ...]]]
     num_examples: int
-    extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = ()
+    extra: Sequence[Measure] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(

@@ -21,20 +21,20 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, load
 from jaxddp.engine.shapes import shapes_of
 from jaxddp.engine.state import TrainState
-from jaxddp.experiment.initial_weights import initial_weights
-from jaxddp.experiment.make_run import make_run
-from jaxddp.experiment.prepare import initialize
-from jaxddp.experiment.signature import Signature
-from jaxddp.experiment.trained import TrainedRun
+from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.protocol import takes_example_keys
 from jaxddp.recipe_file import config_names
 from jaxddp.registry import MODELS
 from jaxddp.serving.program import export_program
+from jaxddp.setup.initial_weights import initial_weights
+from jaxddp.setup.make_run import make_run
+from jaxddp.setup.prepare import initialize
 from jaxddp.training.loop import fit
 from jaxddp.weights.layout import namings_of, published
 from jaxddp.weights.state_dict import write
+from jaxddp.workdir.signature import Signature
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "resnet50": {"width": 2, "stem": "small", "batch_norm": "sync"},

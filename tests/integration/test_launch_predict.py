@@ -8,7 +8,7 @@ from PIL import Image
 from support.processes import Launched
 
 from jaxddp.data.inputs import open_inputs
-from jaxddp.experiment.trained import restore_run
+from jaxddp.inference.trained import restore_run
 from jaxddp.mesh import Topology
 from jaxddp.predictions.write import write_predictions
 

@@ -71,7 +71,7 @@ def test_data_that_differs_is_named(twisted, arrays, tmp_path, monkeypatch):
 
 def test_a_work_directory_that_is_not_shared(twisted, tmp_path):
     # How long a network file system may be late is private; nobody who trains has a use for it.
-    at_once = "import jaxddp.experiment.session as made; made._SHARED_SECONDS = 0.5"
+    at_once = "import jaxddp.workdir.session as made; made._SHARED_SECONDS = 0.5"
     said = twisted(f"{at_once}; words[words.index('--workdir') + 1] = {str(tmp_path / 'private')!r}")
     assert said[0].startswith(f"jaxddp: {tmp_path / 'run'}: process 1 does not see what process 0 writes there")
     assert "process 1 does not see what process 0 writes there" in said[1]

@@ -37,7 +37,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 import numpy as np
 from jaxddp.cli import main
-from jaxddp.experiment.setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.mesh import Topology
 
 folder, ends, seconds = Path(sys.argv[1]), sys.argv[2].split(","), float(sys.argv[3])

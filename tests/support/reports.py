@@ -9,13 +9,13 @@ import numpy as np
 
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.experiment.lock import LOCK_FILE
-from jaxddp.experiment.outcome import Outcome
+from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
 from jaxddp.reports.page import Page
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.validated import Validated
+from jaxddp.workdir.lock import LOCK_FILE
 from support.data import random_table
 
 BATCH_SIZE, EXAMPLES, EPOCHS, LOG_EVERY = 32, 320, 4, 5

@@ -15,14 +15,7 @@ from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.loss import Loss
-from jaxddp.experiment.experiment import Experiment
-from jaxddp.experiment.from_file import open_experiment
-from jaxddp.experiment.make_run import make_run
-from jaxddp.experiment.measured import evaluate
-from jaxddp.experiment.prepare import prepare
-from jaxddp.experiment.resources import Resources
-from jaxddp.experiment.session import Session
-from jaxddp.experiment.setup import RunSetup
+from jaxddp.experiment.evaluate import evaluate
 from jaxddp.experiment.train import of_file
 from jaxddp.experiment.train import train as run_training
 from jaxddp.mesh import Topology
@@ -31,8 +24,15 @@ from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.metrics import configured_metrics
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.experiment import Experiment
+from jaxddp.setup.from_file import open_experiment
+from jaxddp.setup.make_run import make_run
+from jaxddp.setup.prepare import prepare
+from jaxddp.setup.resources import Resources
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.loop import fit
+from jaxddp.workdir.session import Session
 from support.data import random_table
 from support.networks import linear_model
 from support.shared import PROGRAMS, adapted, interned, plain_loss, sgd, shared, taken_apart, topology_of

@@ -14,11 +14,11 @@ from typing import Any
 import optax
 
 from jaxddp.engine.loss import example_loss
-from jaxddp.experiment.programs import Programs
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.setup.programs import Programs
+from jaxddp.setup.run_setup import RunSetup
 
 PROGRAMS = Programs(most=400)
 _known: dict[Hashable, Any] = {}

@@ -14,16 +14,16 @@ from jaxddp.cluster.doctor.allreduce import bus_bandwidth, check_sum, time_all_r
 from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError
-from jaxddp.experiment.resources import join_job
-from jaxddp.experiment.session import check_shared
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import agree
 from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.resources import join_job
 from jaxddp.training.step_seconds import FILE, StepSeconds
 from jaxddp.versions import installed_version
 from jaxddp.wording import counted, size
+from jaxddp.workdir.session import check_shared
 
 Verdict = Literal["ok", "warn", "fail"]
 PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorflow")

@@ -13,12 +13,12 @@ from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.state import TrainState
-from jaxddp.experiment.from_file import open_experiment
-from jaxddp.experiment.prepare import initialize
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, Needs, Report
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.from_file import open_experiment
+from jaxddp.setup.prepare import initialize
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.device_memory import needs_of_batch
 from jaxddp.training.listeners.lines import count_parameters
 from jaxddp.wording import counted, speed

@@ -1,7 +1,6 @@
 """The arguments of the Python API that are objects: each is seen to be of its kind before anything is done with it."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,14 +9,13 @@ import optax
 
 from jaxddp.config import DataConfig
 from jaxddp.data.source import Source, check_source
-from jaxddp.engine.state import TrainState, first_difference
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.hooks import check_called
 from jaxddp.recipe.metrics import check_name
+from jaxddp.setup.run_setup import RunSetup
+from jaxddp.training.evaluation import Measure
 from jaxddp.wording import first_line, refusal, show
-
-Measure = Callable[[TrainState], Mapping[str, float]]
 
 
 def check_data(data: Any) -> DataConfig | None:
@@ -53,12 +51,6 @@ def check_unlabelled(source: Any) -> Source | None:
     return source.without_labels()
 
 
-def check_setup(setup: Any) -> None:
-    """Raises `InputError` where `setup` comes from somewhere else."""
-    if not isinstance(setup, RunSetup):
-        raise InputError(refusal("setup", setup, "give what prepare_training returned"))
-
-
 def check_schedule(schedule: Any) -> optax.Schedule | None:
     """A schedule that JAX can trace, or None. Raises: InputError; it fails, or returns something else than a number."""
     if check_function(schedule, "schedule", "the step, such as optax.cosine_decay_schedule(1.0, steps)") is None:
@@ -78,36 +70,6 @@ def check_schedule(schedule: Any) -> optax.Schedule | None:
         )
         raise InputError(f"schedule: returned {kind} for a step; return one number")
     return schedule
-
-
-def check_state(state: Any, setup: RunSetup) -> None:
-    """See that a state can be measured by a setup: its parameters, and what its model keeps, are those of the network.
-
-    Raises:
-        InputError: names the first array that differs, or what was given instead.
-    """
-    check_setup(setup)
-    _check_arrays(state, setup, lambda each: {"params": each.params, "model_state": each.model_state})
-
-
-def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
-    """See that the state of a setup, which may be a trained one, is of its model and optimizer, and not at its end.
-
-    Where the run resumes in a work directory, this is not the state that it begins with.
-
-    Raises:
-        InputError: it is another one, or the run would end before its first step.
-    """
-    _check_arrays(setup.state, setup, lambda each: each)
-    done, plan = int(setup.state.step), setup.plan
-    if not resumes and done >= plan.total_steps:
-        length = setup.recipe.config.train.duration
-        epochs = length.examples(num_examples=plan.num_examples, batch_size=plan.batch_size) / plan.num_examples
-        more = round(plan.epoch(done)) + math.ceil(epochs)
-        raise InputError(
-            f"state: it is at step {done}, and epochs={float(epochs):g} end at step {plan.total_steps}; give more "
-            f"epochs, such as epochs={more}"
-        )
 
 
 def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
@@ -145,21 +107,6 @@ def _with_numbers(evaluator: Measure) -> Measure:
         return numbers
 
     return measure
-
-
-def _check_arrays(state: Any, setup: RunSetup, part: Callable[[TrainState], Any]) -> None:
-    if not isinstance(state, TrainState):
-        advice = "give a TrainState, the first of the two that train returns"
-        raise InputError(refusal("state", state, advice))
-    if differs := first_difference(part(state), part(setup.like)):
-        name, found, here = differs
-        raise InputError(f"state: {name} is {found}, and {here} in this setup; give a state of its model and optimizer")
-    step, own = state.step, set(setup.topology.mesh.devices.flat)
-    if isinstance(step, jax.Array) and step.committed and step.sharding.device_set != own:
-        raise InputError(
-            f"state: it lies on {len(step.sharding.device_set)} devices which are not the {len(own)} of this setup; "
-            "give setup.topology.replicate(jax.device_get(state))"
-        )
 
 
 def _name(function: Any) -> str:

@@ -1,41 +1,17 @@
 """Training images exactly as the network is given them, at any step, to be looked at."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.data.batch import Batch
-from jaxddp.experiment.argument_kinds import check_setup
-from jaxddp.experiment.arguments import words_of_arguments
-from jaxddp.experiment.feed import Feed
-from jaxddp.experiment.setup import RunSetup
-from jaxddp.overrides import checked
-from jaxddp.ranges import Range
+from jaxddp.setup.feed import Feed
 from jaxddp.training.shown import short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_MOST_SHOWN = 1000
-"""Of a figure."""
-
-
-@words_of_arguments()
-def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
-    """The first `count` training images of a step, after all augmentation, as a figure for a notebook.
-
-    Args:
-        step: from 1, as a history counts them.
-
-    Raises:
-        InputError: an argument is of another kind, or an image cannot be read.
-    """
-    check_setup(setup)
-    checked(count, Annotated[int, Range(1, _MOST_SHOWN)], "count")
-    checked(step, Annotated[int, Range(1, 10**9)], "step")
-    return input_figure(setup.feed, setup.preprocess, step, count)
 
 
 def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "Figure":

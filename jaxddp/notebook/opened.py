@@ -7,8 +7,8 @@ from jaxddp.config import DataConfig
 from jaxddp.data.catalog import place_of
 from jaxddp.data.opening import open_held
 from jaxddp.data.source import Source
-from jaxddp.experiment.arguments import words_of_arguments
 from jaxddp.files import check_path
+from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked
 from jaxddp.sections.examples import HeldOut
 

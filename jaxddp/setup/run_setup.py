@@ -1,7 +1,7 @@
 """A training made ready: a recipe laid out over its resources. The terminal and notebooks share all of it."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,23 +21,23 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
-from jaxddp.experiment.classifier import Classifier
-from jaxddp.experiment.experiment import Experiment
-from jaxddp.experiment.feed import LONGEST_CHUNK, Feed, no_larger
-from jaxddp.experiment.identity import identity
-from jaxddp.experiment.objective_identity import objective_identity
-from jaxddp.experiment.programs import Programs, seeded_step
-from jaxddp.experiment.resources import Resources, check_comparable
 from jaxddp.job.membership import agree
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.protocol import Model
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
-from jaxddp.training.evaluation import Evaluator
+from jaxddp.setup.classifier import Classifier
+from jaxddp.setup.experiment import Experiment
+from jaxddp.setup.feed import LONGEST_CHUNK, Feed, no_larger
+from jaxddp.setup.objective_identity import objective_identity
+from jaxddp.setup.programs import Programs, seeded_step
+from jaxddp.setup.resources import Resources, check_comparable
+from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.plan import Plan
 from jaxddp.training.predictor import Predictor
 from jaxddp.training.run import Chunk, Chunks
 from jaxddp.wording import counted
+from jaxddp.workdir.identity import identity
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class RunSetup:
         source: Source,
         batch_size: int | None = None,
         metrics: Mapping[str, Any] | None = None,
-        extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
+        extra: Sequence[Measure] = (),
         *,
         resident: bool = False,
     ) -> Evaluator:
@@ -221,7 +221,7 @@ class RunSetup:
         )
 
     def identity(self) -> dict[str, str]:
-        """What tells the recipe's objects from others; see `jaxddp.experiment.identity`."""
+        """What tells the recipe's objects from others; see `jaxddp.workdir.identity`."""
         found = identity(self.recipe, self.state, self.table.num_classes, self.layout.data.image_shape)
         return found | objective_identity(self.recipe, self.objective, self.state, self.feed.abstract_batch())
 

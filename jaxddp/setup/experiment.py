@@ -17,13 +17,13 @@ from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.objective import Objective, supervised
 from jaxddp.errors import InputError, about
-from jaxddp.experiment.feed import Feed
-from jaxddp.experiment.image_sizes import check_sizes
-from jaxddp.experiment.resources import Resources, check_pixels
 from jaxddp.mesh import Topology
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.feed import Feed
+from jaxddp.setup.image_sizes import check_sizes
+from jaxddp.setup.resources import Resources, check_pixels
 from jaxddp.wording import counted
 
 

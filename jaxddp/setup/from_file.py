@@ -3,14 +3,14 @@
 import optax
 
 import jaxddp.job.progress as progress
-from jaxddp.experiment.experiment import Experiment, lay_out
-from jaxddp.experiment.joined import joined
-from jaxddp.experiment.judged import judgement_of
-from jaxddp.experiment.resources import open_resources
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make import make_recipe
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.experiment import Experiment, lay_out
+from jaxddp.setup.joined import joined
+from jaxddp.setup.judged import judgement_of
+from jaxddp.setup.resources import open_resources
 
 
 @progress.phase("start")

@@ -26,11 +26,11 @@ from jaxddp.engine.step import (
     make_local_step,
     make_train_step,
 )
-from jaxddp.experiment.experiment import Experiment
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.registry import METRICS
+from jaxddp.setup.experiment import Experiment
 
 _SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),

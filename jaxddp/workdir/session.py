@@ -18,9 +18,6 @@ from typing import Any, Literal
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
-from jaxddp.experiment.lock import LOCK_FILE, locked
-from jaxddp.experiment.presence import staying
-from jaxddp.experiment.signature import SIGNATURE_FILE
 from jaxddp.goal import Goal
 from jaxddp.job.membership import exchange, from_first, is_first
 from jaxddp.job.preemption import stop_on_sigterm
@@ -30,6 +27,9 @@ from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
 from jaxddp.training.run import Run
 from jaxddp.training.run_identity import RunIdentity
+from jaxddp.workdir.lock import LOCK_FILE, locked
+from jaxddp.workdir.presence import staying
+from jaxddp.workdir.signature import SIGNATURE_FILE
 
 Resume = Literal["auto", "never", "must"]
 _SHARED_SECONDS = 5

@@ -1,34 +1,31 @@
 """A setup becomes a run: all that `jaxddp.training.loop.fit` takes."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jaxddp.job.progress as progress
 from jaxddp.engine.replicas import Replicas
-from jaxddp.engine.state import TrainState
-from jaxddp.experiment.identity import checksums
-from jaxddp.experiment.judged import judgement_of
-from jaxddp.experiment.resources import tell_unseen
-from jaxddp.experiment.session import Session
-from jaxddp.experiment.setup import RunSetup
-from jaxddp.experiment.signature import Signature
-from jaxddp.experiment.suspects import suspects
 from jaxddp.job.membership import agree, from_first, is_first
 from jaxddp.recipe.metrics import check_wanted
 from jaxddp.recipe_file import RUN_ID
-from jaxddp.training.evaluation import Evaluator
+from jaxddp.setup.judged import judgement_of
+from jaxddp.setup.resources import tell_unseen
+from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.suspects import suspects
+from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.listeners.slow_processes import SlowProcesses
 from jaxddp.training.run import Run
-
-Measures = Sequence[Callable[[TrainState], Mapping[str, float]]]
+from jaxddp.workdir.identity import checksums
+from jaxddp.workdir.session import Session
+from jaxddp.workdir.signature import Signature
 
 
 def make_run(
     setup: RunSetup,
     session: Session | None = None,
     listeners: Sequence[Any] = (),
-    evaluators: Measures = (),
+    evaluators: Sequence[Measure] = (),
     objects: Mapping[str, str] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -80,7 +77,7 @@ def make_run(
     return session.joined(run)
 
 
-def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Measures) -> Evaluator | None:
+def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[Measure]) -> Evaluator | None:
     """What validates; None where validation is switched off."""
     val, config = setup.validated, setup.recipe.config
     if val is None:

@@ -10,8 +10,6 @@ import numpy as np
 
 from jaxddp.engine.shapes import by_path
 from jaxddp.errors import about
-from jaxddp.experiment.saved_state import restored
-from jaxddp.experiment.signature import Signature
 from jaxddp.job.membership import agree, is_first
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import Topology
@@ -20,6 +18,8 @@ from jaxddp.weights.layout import namings_of, own_name
 from jaxddp.weights.match import Shapes, listed, match
 from jaxddp.weights.state_dict import FORMS, read
 from jaxddp.wording import counted
+from jaxddp.workdir.saved_state import restored
+from jaxddp.workdir.signature import Signature
 
 _log = logging.getLogger("jaxddp.experiment")
 

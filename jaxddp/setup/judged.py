@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from jaxddp.engine.set_metrics import check_set_metric, is_set_metric
 from jaxddp.errors import InputError
-from jaxddp.experiment.experiment import Experiment
 from jaxddp.goal import VAL_EMA
 from jaxddp.recipe.layout import TrainingData
 from jaxddp.recipe.recipe import Recipe
+from jaxddp.setup.experiment import Experiment
 from jaxddp.training.judgement import Judgement
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import jaxddp.files as files
 from jaxddp.config import DataConfig
 from jaxddp.errors import InputError
-from jaxddp.experiment.places import absolute
-from jaxddp.experiment.signature import Signature
 from jaxddp.overrides import flatten, plain
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile, read_config
 from jaxddp.sections.examples import IMAGE_KEYS
 from jaxddp.sections.model import NETWORK_KEYS
+from jaxddp.workdir.places import absolute
+from jaxddp.workdir.signature import Signature
 
 
 def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -> RecipeFile:

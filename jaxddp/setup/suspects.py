@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective, targets
 from jaxddp.engine.state import TrainState
-from jaxddp.experiment.feed import Feed
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.setup.feed import Feed
 from jaxddp.wording import plural
 
 _MOST_SHOWN = 8

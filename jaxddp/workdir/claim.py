@@ -1,6 +1,5 @@
 """A work directory belongs to one recipe: it is claimed by writing config.json, and a resumed run must match it."""
 
-import dataclasses
 import json
 import logging
 import os
@@ -15,10 +14,6 @@ from typing import Any
 import jaxddp.files as files
 from jaxddp.config import Config
 from jaxddp.errors import InputError
-from jaxddp.experiment.experiment import Experiment
-from jaxddp.experiment.objective_identity import objective_fingerprints
-from jaxddp.experiment.places import saved_places
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import from_first, is_first
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
@@ -27,6 +22,7 @@ from jaxddp.sections.model import NETWORK_KEYS
 from jaxddp.sections.optimizer import Numbers
 from jaxddp.training.run_identity import FREE, MOVED, RunIdentity
 from jaxddp.wording import show
+from jaxddp.workdir.places import saved_places
 
 _MEND = "restore it, or start in another --workdir"
 _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
@@ -55,14 +51,6 @@ class Claim:
     recipe: RecipeFile | None = None
     objects: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, experiment: Experiment, config: Mapping[str, Any], **more: Any) -> "Claim":
-        """Of what an experiment trains on. All processes must ask together."""
-        resources = experiment.resources
-        splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
-        fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
-        return cls(config, fingerprints | objective_fingerprints(experiment), **more)
-
     def content(self) -> dict[str, Any]:
         """As it will be read again, NumPy's numbers too."""
         content: dict[str, Any] = {**self.config, "fingerprint": dict(self.fingerprints)}
@@ -72,19 +60,6 @@ class Claim:
         if self.objects:
             content["objects"] = {**self.objects, "jax": version("jax")}
         return json.loads(json.dumps(content, default=lambda value: value.tolist()))
-
-
-def claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
-    """What is known of a run whose model, loss and optimizer are objects, of which `objects` is the identity."""
-    told, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
-    config = {"seed": told["seed"], "data": told["data"], "train": {key: told["train"][key] for key in numbers}}
-    # Of the input, and float32 where None: as runs of older releases, which claimed none, had it.
-    precision = told["train"]["precision"]
-    config["train"]["precision"] = None if precision == "float32" else precision
-    config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
-    # What is validated on is another argument of each call of `train`.
-    experiment = setup.experiment.changed(resources=dataclasses.replace(setup.resources, val=None))
-    return Claim.of(experiment, config, objects=objects)
 
 
 def claim(directory: Path, claimed: Claim, *, resuming: bool, run_id: str | None = None) -> tuple[dict[str, Any], bool]:

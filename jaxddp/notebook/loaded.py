@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config
-from jaxddp.experiment.arguments import words_of_arguments
-from jaxddp.experiment.measured import evaluate
-from jaxddp.experiment.resources import join_job
-from jaxddp.experiment.saved_state import recipe_of_run
-from jaxddp.experiment.trained import TrainedRun, restore_run
+from jaxddp.experiment.evaluate import evaluate
 from jaxddp.files import check_path
+from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import Device, Topology
+from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked, plain
+from jaxddp.setup.resources import join_job
+from jaxddp.workdir.saved_state import recipe_of_run
 
 
 @words_of_arguments()

@@ -8,17 +8,17 @@ import jax
 import jaxddp.job.progress as progress
 from jaxddp.engine.parts.schedule_free_average import with_average
 from jaxddp.engine.shapes import by_path, trees_of
-from jaxddp.experiment.experiment import Experiment, lay_out
-from jaxddp.experiment.initial_weights import initial_weights
-from jaxddp.experiment.programs import Programs, settings
-from jaxddp.experiment.resources import Resources
-from jaxddp.experiment.setup import RunSetup
 from jaxddp.job.membership import agree
 from jaxddp.measure.memory import named
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe.fine_tuning import fine_tuned
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
+from jaxddp.setup.experiment import Experiment, lay_out
+from jaxddp.setup.initial_weights import initial_weights
+from jaxddp.setup.programs import Programs, settings
+from jaxddp.setup.resources import Resources
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.weights.match import Shapes
 
 

@@ -21,12 +21,9 @@ from jaxddp.engine.loss import example_loss
 from jaxddp.engine.shapes import by_path, trees_of
 from jaxddp.engine.state import TrainState, with_weights
 from jaxddp.errors import InputError
-from jaxddp.experiment.answers import Answering, images_at_once
-from jaxddp.experiment.classifier import Classifier, preprocess_of_evaluation
-from jaxddp.experiment.outcome import Outcome
-from jaxddp.experiment.predictions import Predictions
-from jaxddp.experiment.saved_state import recipe_of_run, restored
-from jaxddp.experiment.signature import Signature
+from jaxddp.inference.answers import Answering, images_at_once
+from jaxddp.inference.outcome import Outcome
+from jaxddp.inference.predictions import Predictions
 from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Topology
@@ -34,8 +31,11 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.protocol import Model
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
+from jaxddp.setup.classifier import Classifier, preprocess_of_evaluation
 from jaxddp.training.shown import MOST_SHOWN, Shown
 from jaxddp.wording import counted, show
+from jaxddp.workdir.saved_state import recipe_of_run, restored
+from jaxddp.workdir.signature import Signature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

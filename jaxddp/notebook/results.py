@@ -1,30 +1,24 @@
 """What came out of a training, measured and looked at."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
 
 import numpy as np
 
-from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.chosen import chosen_images
+import jaxddp.files as files
 from jaxddp.data.labels import is_multi_label
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.loss import Loss
+from jaxddp.engine.shapes import by_path
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
-from jaxddp.experiment.argument_kinds import check_state
-from jaxddp.experiment.arguments import words_of_arguments
-from jaxddp.experiment.resources import check_comparable
-from jaxddp.experiment.setup import RunSetup
+from jaxddp.inference.exported_weights import write_weights
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.metrics.top_k import TopK
+from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked
-from jaxddp.ranges import Range
-from jaxddp.training.predictor import Predictor
-from jaxddp.training.shown import MOST_SHOWN
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.states import check_state
 
 
 @words_of_arguments()
@@ -37,7 +31,7 @@ def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = sof
         InputError: an argument is of another kind, or the state of another network; or the table is not like the one
             that was trained on.
     """
-    _check(state, setup, table)
+    check_measured(state, setup, table)
     return setup.with_loss(loss).evaluator(table)(state)
 
 
@@ -52,8 +46,8 @@ def topk_accuracy(
     Raises:
         InputError: a k below 1 or above the number of classes, or as `evaluate`.
     """
-    _check(state, setup, table)
-    _check_one_label(table)
+    check_measured(state, setup, table)
+    check_one_label(table)
     several = k if isinstance(k, Iterable) and not isinstance(k, str) else [k]
     wanted = [checked(each, int, "k") for each in several]
     for each in wanted:
@@ -64,33 +58,26 @@ def topk_accuracy(
 
 
 @words_of_arguments()
-def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: int = 12) -> "Figure":
-    """The first `count` examples of a table with label, prediction and probability, as a figure for a notebook.
+def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
+    """Write the weights that evaluation measures as a .safetensors file.
 
-    Raises: as `evaluate`.
+    A network that torchvision or timm published has their names and layout, and any other its own paths with dots.
+    `prepare_training(..., weights=out)` starts from them. Raises: InputError; an argument is of another kind,
+    or the file cannot be written.
     """
-    _check(state, setup, table)
-    checked(count, Annotated[int, Range(1, MOST_SHOWN)], "count")
-    _check_one_label(table)
-    # A machine that only trains needs no matplotlib.
-    from jaxddp.training.pictures import prediction_grid
-
-    # A listing without labels has no classes of its own.
-    if table.class_names:
-        check_comparable(table, setup.table, setup.data)
-    rows = np.arange(min(count, len(table)))
-    names = table.class_names or setup.table.class_names
-    few = ArrayTable(chosen_images(table, setup.data.of_evaluation, rows), table.labels[rows], names)
-    return prediction_grid(
-        Predictor(setup.classifier.classify(), few, setup.data, setup.topology, setup.order.batch_size)(state)
-    )
+    check_state(state, setup)
+    files.check_path(out, "out")
+    arrays = by_path(state.eval_params, state.model_state)
+    write_weights(Path(out), setup.recipe.model, {path: np.asarray(leaf) for path, leaf in arrays.items()})
 
 
-def _check_one_label(table: Source) -> None:
+def check_one_label(table: Source) -> None:
+    """Raises `InputError` where an image may have several labels."""
     if is_multi_label(table):
         raise InputError("table: its images may have several labels, and this takes one; see the metrics of evaluate")
 
 
-def _check(state: TrainState, setup: RunSetup, table: Source) -> None:
+def check_measured(state: TrainState, setup: RunSetup, table: Source) -> None:
+    """See that a state can be measured over a table. Raises: InputError."""
     check_state(state, setup)
     check_source(table, "table")

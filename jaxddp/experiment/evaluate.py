@@ -10,18 +10,8 @@ from jaxddp.config import Config
 from jaxddp.data.source import Source
 from jaxddp.engine.state import measured_states
 from jaxddp.errors import InputError
-from jaxddp.experiment.classifier import Classifier, preprocess_of_evaluation
-from jaxddp.experiment.experiment import check_normalization
-from jaxddp.experiment.feed import eval_batches, no_larger
-from jaxddp.experiment.image_sizes import check_eval_size
-from jaxddp.experiment.joined import joined
-from jaxddp.experiment.programs import settings
-from jaxddp.experiment.resources import open_validation
-from jaxddp.experiment.resume import check_measured
-from jaxddp.experiment.saved_state import agreed_step, restored
-from jaxddp.experiment.signature import Signature
-from jaxddp.experiment.trained import fitted
 from jaxddp.goal import flat
+from jaxddp.inference.trained import fitted
 from jaxddp.job.membership import agree
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
@@ -30,9 +20,19 @@ from jaxddp.recipe.given import Giver, by_hooks
 from jaxddp.recipe.layout import TrainingData, steps_of
 from jaxddp.recipe.make import losses_of, metrics_of, model_of, parts_of
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.classifier import Classifier, preprocess_of_evaluation
+from jaxddp.setup.experiment import check_normalization
+from jaxddp.setup.feed import eval_batches, no_larger
+from jaxddp.setup.image_sizes import check_eval_size
+from jaxddp.setup.joined import joined
+from jaxddp.setup.programs import settings
+from jaxddp.setup.resources import open_validation
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.manifest import CHECKPOINTS
+from jaxddp.workdir.claim import check_measured
+from jaxddp.workdir.saved_state import agreed_step, restored
+from jaxddp.workdir.signature import Signature
 
 
 @progress.phase("start")

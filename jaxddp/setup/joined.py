@@ -3,11 +3,11 @@
 import logging
 
 from jaxddp.config import Config
-from jaxddp.experiment.places import with_places
-from jaxddp.experiment.resources import join_with
 from jaxddp.job.membership import is_first
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.resources import join_with
+from jaxddp.workdir.places import with_places
 
 _log = logging.getLogger("jaxddp.experiment")
 

@@ -9,10 +9,10 @@ import jax
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective, supervised
 from jaxddp.engine.state import TrainState
-from jaxddp.experiment.experiment import Experiment
-from jaxddp.experiment.identity import described
 from jaxddp.job.membership import agree
 from jaxddp.recipe.recipe import Recipe
+from jaxddp.setup.experiment import Experiment
+from jaxddp.workdir.identity import described
 
 
 def objective_fingerprints(experiment: Experiment) -> dict[str, str]:

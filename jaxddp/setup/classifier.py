@@ -9,11 +9,10 @@ from jaxddp.config import AugmentConfig, Config, Views
 from jaxddp.data.source import Source
 from jaxddp.engine.loss import ExampleLoss
 from jaxddp.engine.objective import Objective
-from jaxddp.engine.state import TrainState
-from jaxddp.experiment.programs import Programs
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
-from jaxddp.training.evaluation import Evaluator
+from jaxddp.setup.programs import Programs
+from jaxddp.training.evaluation import Evaluator, Measure
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Classifier:
         source: Source,
         batches: Callable[[], Iterator[tuple[Any, ...]]],
         metrics: Mapping[str, Any] | None = None,
-        extra: Sequence[Callable[[TrainState], Mapping[str, float]]] = (),
+        extra: Sequence[Measure] = (),
         *,
         resident: bool = False,
     ) -> Evaluator:

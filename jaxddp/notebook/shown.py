@@ -1,0 +1,64 @@
+"""Pictures of what a training is given and of what came out of it, for a notebook."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.chosen import chosen_images
+from jaxddp.data.source import Source
+from jaxddp.engine.state import TrainState
+from jaxddp.notebook.arguments import words_of_arguments
+from jaxddp.notebook.results import check_measured, check_one_label
+from jaxddp.overrides import checked
+from jaxddp.ranges import Range
+from jaxddp.setup.inputs_seen import input_figure
+from jaxddp.setup.resources import check_comparable
+from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.states import check_setup
+from jaxddp.training.predictor import Predictor
+from jaxddp.training.shown import MOST_SHOWN
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_INPUTS = 1000
+
+
+@words_of_arguments()
+def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
+    """The first `count` training images of a step, after all augmentation, as a figure for a notebook.
+
+    Args:
+        step: from 1, as a history counts them.
+
+    Raises:
+        InputError: an argument is of another kind, or an image cannot be read.
+    """
+    check_setup(setup)
+    checked(count, Annotated[int, Range(1, _MOST_INPUTS)], "count")
+    checked(step, Annotated[int, Range(1, 10**9)], "step")
+    return input_figure(setup.feed, setup.preprocess, step, count)
+
+
+@words_of_arguments()
+def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: int = 12) -> "Figure":
+    """The first `count` examples of a table with label, prediction and probability, as a figure for a notebook.
+
+    Raises: as `evaluate`.
+    """
+    check_measured(state, setup, table)
+    checked(count, Annotated[int, Range(1, MOST_SHOWN)], "count")
+    check_one_label(table)
+    # A machine that only trains needs no matplotlib.
+    from jaxddp.training.pictures import prediction_grid
+
+    # A listing without labels has no classes of its own.
+    if table.class_names:
+        check_comparable(table, setup.table, setup.data)
+    rows = np.arange(min(count, len(table)))
+    names = table.class_names or setup.table.class_names
+    few = ArrayTable(chosen_images(table, setup.data.of_evaluation, rows), table.labels[rows], names)
+    return prediction_grid(
+        Predictor(setup.classifier.classify(), few, setup.data, setup.topology, setup.order.batch_size)(state)
+    )
