@@ -137,8 +137,8 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
     recipe, _ = completed(make_recipe(config, layout, topology, by_hooks(file.hooks)), layout)
     model = for_platform(recipe.model, "gpu")
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
-    data_config, precision = config.data, config.train.precision
-    preprocess = Preprocess(data_config.mean, data_config.std, data_config.augment, precision, recipe.augmentation)
+    data_config = config.data
+    preprocess = Preprocess.of(config, data_config.augment, recipe.augmentation)
     objective = Objective(model, recipe.loss, preprocess, recipe.metrics)
     local_step = make_local_step(
         recipe.objective(objective),

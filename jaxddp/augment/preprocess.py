@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxddp.augment.flip import alternate_flip
 from jaxddp.augment.mixing import Mixing, mix
 from jaxddp.augment.resize import resized
-from jaxddp.config import AugmentConfig
+from jaxddp.config import AugmentConfig, Config
 from jaxddp.data.batch import Batch
 from jaxddp.errors import InputError
 from jaxddp.registry import AUGMENTATIONS
@@ -59,6 +59,14 @@ class Preprocess:
     """Of the result; after the pixels everything is computed in float32 or wider."""
     extra: Augmentation | None = None
     """A further augmentation of normalized images, a recipe file's own."""
+
+    @classmethod
+    def of(
+        cls, config: Config, augment: AugmentConfig | None = None, extra: Augmentation | None = None
+    ) -> "Preprocess":
+        """Normalization as a config says, and what is given beside it: nothing is what evaluation needs."""
+        data, dtype = config.data, config.train.precision or "float32"
+        return cls(data.mean, data.std, augment or AugmentConfig(), dtype, extra)
 
     def __call__(self, batch: Batch, *, train: bool, key: jax.Array | None = None) -> Inputs:
         """The images in this instance's dtype, for a batch of images [B, H, W, C]; B even where any are mixed.

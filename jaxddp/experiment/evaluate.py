@@ -6,6 +6,7 @@ Nothing is made that training alone needs: no optimizer, no schedule, no trainin
 from pathlib import Path
 
 import jaxddp.job.progress as progress
+from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.data.source import Source
 from jaxddp.engine.state import measured_states
@@ -20,7 +21,7 @@ from jaxddp.recipe.given import Giver, by_hooks
 from jaxddp.recipe.layout import TrainingData, steps_of
 from jaxddp.recipe.make import losses_of, metrics_of, model_of, parts_of
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.classifier import Classifier, preprocess_of_evaluation
+from jaxddp.setup.classifier import Classifier
 from jaxddp.setup.experiment import check_normalization
 from jaxddp.setup.feed import eval_batches, no_larger
 from jaxddp.setup.image_sizes import check_eval_size
@@ -84,6 +85,6 @@ def _evaluator(
 ) -> Evaluator:
     check_normalization(config.data, known.image_shape)
     (_, loss), metrics = losses_of(config, known, give), metrics_of(config, known, give)
-    own = for_platform(model, topology.platform), loss, metrics, preprocess_of_evaluation(config), config.eval.views
+    own = for_platform(model, topology.platform), loss, metrics, Preprocess.of(config), config.eval.views
     size = no_larger(config.eval.batch_size, val, topology)
     return Classifier(*own, topology).evaluator(val, lambda: zip(eval_batches(val, config.data, size, topology)))

@@ -31,7 +31,7 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.protocol import Model
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
-from jaxddp.setup.classifier import Classifier, preprocess_of_evaluation
+from jaxddp.setup.classifier import Classifier
 from jaxddp.training.shown import MOST_SHOWN, Shown
 from jaxddp.wording import counted, show
 from jaxddp.workdir.saved_state import recipe_of_run, restored
@@ -214,9 +214,7 @@ def restore_run(
         raise InputError(f"{file.path}: the run came from Python and does not say its network; give model= too")
     saved = restored(place, step, topology)
     state = fitted(network, saved, signature.image_shape, place)
-    return TrainedRun(
-        place, int(saved.step), config, network, state, preprocess_of_evaluation(config), signature, topology
-    )
+    return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)
 
 
 def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:

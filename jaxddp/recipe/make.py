@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import optax
 
+from jaxddp.augment.preprocess import Augmentation, Preprocess, check_augmentation
 from jaxddp.config import Config
 from jaxddp.engine.loss import ExampleLoss, example_loss
 from jaxddp.engine.objective import Metric, Objective, TrainObjective
@@ -42,7 +43,7 @@ def make_recipe(
     data, followed = layout.data, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, give)
     optimizer, follows = _optimizer(config, followed, give)
-    augmentation, initialize = give("augmentation", config), give("initialize", config, data.images)
+    initialize = give("initialize", config, data.images)
     return Recipe(
         config=config,
         model=model_of(config, data.num_classes, give, data.image_shape),
@@ -51,7 +52,7 @@ def make_recipe(
         eval_loss=eval_loss,
         objective=_objective(config, topology, give),
         metrics=metrics_of(config, data, give),
-        augmentation=augmentation and augmentation.function("(key, image)", "key, image"),
+        augmentation=_augmentation(config, layout, give),
         parts=parts_of(config, layout.steps, give),
         initialize=initialize and initialize.function("(params, model_state)", "params, model_state"),
         learning_rate=followed if follows else None,
@@ -115,4 +116,17 @@ def _objective(config: Config, topology: Topology, give: Giver) -> Callable[[Obj
     given = give("objective", config, topology)
     if given is None:
         return OBJECTIVES.get(config.objective.name)(config, topology)
-    return given.function("the supervised objective, or a name", "supervised")
+    return given.function("(objective)" if given.hook else "the supervised objective, or a name", "supervised")
+
+
+def _augmentation(config: Config, layout: Layout, give: Giver) -> Augmentation | None:
+    """It is tried on images of all sizes by itself, so that what is wrong with it is told of who gave it."""
+    given = give("augmentation", config)
+    if given is None:
+        return None
+    function = given.function("(key, image)", "key, image")
+    alone = Preprocess.of(config, extra=function)
+    with given.told():
+        for shape in layout.shapes:
+            check_augmentation(alone, shape, layout.data.dtype)
+    return function

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.config import AugmentConfig, Config, Views
+from jaxddp.config import Views
 from jaxddp.data.source import Source
 from jaxddp.engine.loss import ExampleLoss
 from jaxddp.engine.objective import Objective
@@ -64,8 +64,3 @@ class Classifier:
     def classify(self) -> Callable[..., Any]:
         """Of a state and a placed batch, see `jaxddp.engine.step.make_classify`."""
         return self.programs.classify(self.objective(), self.topology)
-
-
-def preprocess_of_evaluation(config: Config) -> Preprocess:
-    """From pixels to the input that a network learnt."""
-    return Preprocess(config.data.mean, config.data.std, AugmentConfig(), config.train.precision or "float32")

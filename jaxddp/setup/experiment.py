@@ -111,7 +111,7 @@ def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Pre
     """What is done to the images on the devices. Raises: InputError; augmentation, mean or std do not fit them."""
     config, data, known = recipe.config, recipe.config.data, layout.data
     check_normalization(data, known.image_shape)
-    preprocess = Preprocess(data.mean, data.std, data.augment, config.train.precision or "float32", recipe.augmentation)
+    preprocess = Preprocess.of(config, data.augment, recipe.augmentation)
     for shape in layout.shapes:
         check_augmentation(preprocess, shape, known.dtype)
     check_mixing(data.augment, config.train.batch_size, layout.gradients.parts(resources.topology))
