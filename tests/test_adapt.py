@@ -123,6 +123,7 @@ def test_one_network_in_three_libraries_is_one_function(library, train):
     assert np.allclose(expected_state["mean"], statistics["mean"]) != train
 
 
+@pytest.mark.slow
 def test_one_network_in_three_libraries_trains_to_one_loss_series():
     params, statistics, images, labels = random_weights(1)
     series = {}

@@ -124,6 +124,7 @@ def test_interrupted_in_a_notebook_and_called_again_goes_on(tmp_path):
     assert largest_difference(resumed, whole) == 0
 
 
+@pytest.mark.slow
 def test_sigterm_in_a_script_saves_and_the_next_call_goes_on(tmp_path):
     class Terminate(jaxddp.History):
         def step(self, record):
@@ -415,6 +416,7 @@ def test_a_schedule_that_is_dropped_or_another_is_said_in_words_of_arguments(tmp
     assert int(run("w", falling).step) == 13
 
 
+@pytest.mark.slow
 def test_objects_of_another_release_of_jax_are_not_compared_and_a_line_says_so(tmp_path, caplog):
     setup = prepared(Wide(), TABLE, 4, SGD, 2, epochs=1)
     train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=())

@@ -152,6 +152,7 @@ def test_one_word_names_a_run_for_every_command(run, tmp_path):
         recipe_path("./digits")
 
 
+@pytest.mark.slow
 def test_a_run_from_python_is_measured_under_a_config(run):
     content = json.loads((run / "config.json").read_text())
     del content["model"]

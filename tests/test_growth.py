@@ -268,6 +268,7 @@ def test_each_step_has_its_side_and_says_so(grown, cache):
     assert all(np.isfinite(record.metrics["loss"]) for record in recorder.steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 def test_each_size_is_compiled_once_and_the_largest_before_the_first_step(grown, cache):
     assert grown[cache].compiled == [6, 12, 9]

@@ -420,6 +420,7 @@ def test_a_process_id_given_twice():
     assert any("JAX_PROCESS_ID=1 twice" in str(error) for error in errors)
 
 
+@pytest.mark.slow
 def test_another_job_at_the_same_address():
     """To the one it is somebody who is not there yet, to the other a mistake."""
     coordinator = f"127.0.0.1:{free_port()}"

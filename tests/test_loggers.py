@@ -153,6 +153,7 @@ def test_loggers_of_a_config_are_dispensable_but_for_the_runs_own_record(tmp_pat
     assert [logger.wants_predictions for logger in loggers] == [0, 0, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_logger_whose_library_is_missing_is_one_line_before_anything_starts(
     name, words, tmp_path, capfd, monkeypatch

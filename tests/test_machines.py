@@ -84,6 +84,7 @@ sys.exit(3 + generation) if rank == 1 else time.sleep(600)
     assert all(one != other for one, other in zip(*told[0], strict=True))
 
 
+@pytest.mark.slow
 def test_bad_input_of_one_machine_ends_all(machine, place):
     both = f"nodes='2', restarts=5, {place}"
     text = "sys.exit(2) if rank == 1 else time.sleep(600)"
@@ -92,6 +93,7 @@ def test_bad_input_of_one_machine_ends_all(machine, place):
     assert "restart" not in (first.err + second.err).replace("--restarts", "")
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_start_its_process_ends_all(machine, place, tmp_path):
     both = f"nodes='2', restarts=5, {place}"
     (tmp_path / "1" / "logs" / "process-1.log").mkdir(parents=True)
@@ -109,6 +111,7 @@ def test_machines_that_do_not_come_are_counted(machine, place):
     assert "machine 2 could not reach it in 0.3 s" in other.err
 
 
+@pytest.mark.slow
 def test_those_that_came_end_as_the_one_that_counts(machine, place):
     options = f"nodes='3', restarts=1, {place}"
     second = machine(SAVING, f"{options}, nr=1")
@@ -211,6 +214,7 @@ def test_the_others_go_on_without_a_machine_that_vanished(machine, place):
     assert first.send(signal.SIGTERM).end() == 75
 
 
+@pytest.mark.slow
 def test_a_start_is_left_alone_for_a_while(machine, place):
     options = f"nodes='1:2', settle=0.1, join_after=1000, {place}"
     first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")

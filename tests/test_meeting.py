@@ -115,6 +115,7 @@ def test_a_machine_that_comes_again_takes_its_place_when_the_old_one_is_missed(d
         each.close()
 
 
+@pytest.mark.slow
 def test_a_silent_machine_is_lost(door, monkeypatch):
     _, inbox, job = door
     monkeypatch.setattr(conversation, "SILENCE_SECONDS", 0.4)

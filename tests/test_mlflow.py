@@ -45,6 +45,7 @@ def test_a_run_that_goes_on_is_running_again(tmp_path):
     assert mlflow_run(tmp_path).info.status == "RUNNING"
 
 
+@pytest.mark.slow
 def test_a_run_from_step_0_begins_another_and_the_environment_has_its_say(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "flowers")
     found = []
@@ -76,6 +77,7 @@ def test_a_config_of_many_keys_is_told_whole(tmp_path):
     assert [len(params[key]) for key in config] == [min(len(value), 6000) for value in config.values()]
 
 
+@pytest.mark.slow
 def test_a_server_that_says_nothing_costs_the_logger_and_not_the_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:

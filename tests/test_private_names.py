@@ -247,6 +247,7 @@ def test_a_set_of_tfds_is_opened_without_the_private_way(lines):
     assert "builder_from_files" in line and line.endswith("which may need more packages")
 
 
+@pytest.mark.slow
 def test_onnx_is_written_without_the_private_rule(monkeypatch, lines):
     pytest.importorskip("jax2onnx")
     from jax2onnx.plugins.jax.lax import pad

@@ -155,6 +155,7 @@ def test_a_process_alone_ends_with_its_stacks(kind, tmp_path):
     assert any(f'"{tmp_path}/script.py", line ' in line for line in stacks)
 
 
+@pytest.mark.slow
 def test_outside_of_every_phase_a_process_alone_may_wait(tmp_path):
     (tmp_path / "script.py").write_text(ALONE.format(body="import time; time.sleep(3); print('done')"))
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}

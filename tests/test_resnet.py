@@ -87,6 +87,7 @@ def assert_equals_numpy(actual, expected, weights):
     assert_trees_close(image_gradients, expected_image_gradients, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts_are_the_published_ones(name):
     example = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)

@@ -98,6 +98,7 @@ def machine(tmp_path) -> Iterator[Callable[..., Machine]]:
         yield start
 
 
+@pytest.mark.slow
 def test_a_killed_process_starts_the_job_again(capfd, tmp_path):
     ran = Ran(
         capfd,
@@ -122,6 +123,7 @@ def test_a_killed_process_starts_the_job_again(capfd, tmp_path):
     assert "--- started again" in (tmp_path / "process-1.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "starts"), [(2, 1), (75, 1), (3, 2)])
 def test_what_is_started_again_and_how_often(code, starts, capfd, tmp_path):
     ran = Ran(capfd, tmp_path, f"say('begun'); sys.exit({code})", processes=1, restarts=1)

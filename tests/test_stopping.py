@@ -234,6 +234,7 @@ def test_a_run_without_gain_stops_and_stays_stopped_until_it_is_asked_for_more(t
     assert found == without.val["loss"][:9].tolist()
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_with_its_last_patience_is_done(tmp_path):
     setup = prepared(stop_after=6, parts=[])
     trained(setup, tmp_path)

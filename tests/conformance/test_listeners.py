@@ -208,6 +208,7 @@ def test_it_leaves_its_file(name: str, tmp_path: Path) -> None:
     assert (tmp_path / KINDS[name].file).stat().st_size > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_NUMBERS)
 def test_a_resumed_run_goes_on_in_the_same_one_and_a_fresh_one_begins_anew(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
@@ -323,6 +324,7 @@ def test_metrics_are_those_of_metrics_jsonl(name: str, resumed: Path) -> None:
         assert found == expected
 
 
+@pytest.mark.slow
 def test_wandb_goes_on_in_the_same_run_under_its_name(resumed: Path) -> None:
     first, second = offline_runs(resumed)
     kept = json.loads((resumed / "wandb.json").read_text())["id"]
