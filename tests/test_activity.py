@@ -10,7 +10,7 @@ import pytest
 from support.listeners import run_start
 
 import jaxddp.job.activity as activity
-import jaxddp.job.progress as progress
+import jaxddp.phases as phases
 from jaxddp.cli import main
 from jaxddp.commands.screen import StatusLine
 from jaxddp.training.listeners.live import LiveDisplay
@@ -49,11 +49,11 @@ def wait_until(true) -> None:
 
 def test_words_are_of_the_innermost_block_that_has_any():
     heard: list[str] = []
-    with progress.told_to(heard.append), progress.doing("reading"):
-        with progress.phase("compile", "compiling"), progress.phase("agreement"):
-            assert heard[-1] == "compiling" and progress.standing().phase == "agreement"
+    with phases.told_to(heard.append), phases.doing("reading"):
+        with phases.phase("compile", "compiling"), phases.phase("agreement"):
+            assert heard[-1] == "compiling" and phases.standing().phase == "agreement"
         assert heard[-1] == "reading"
-        with pytest.raises(RuntimeError), progress.phase("training", ""):
+        with pytest.raises(RuntimeError), phases.phase("training", ""):
             assert heard[-1] == ""
             raise RuntimeError
     assert heard == ["", "reading", "compiling", "reading", "", "reading", "", ""]
@@ -61,16 +61,16 @@ def test_words_are_of_the_innermost_block_that_has_any():
 
 def test_the_last_to_listen_hears_alone():
     first, second = [], []
-    with progress.told_to(first.append), progress.doing("one"):
-        with progress.told_to(second.append), progress.doing("two"):
+    with phases.told_to(first.append), phases.doing("one"):
+        with phases.told_to(second.append), phases.doing("two"):
             assert (first[-1], second[-1]) == ("", "two")
         assert (first[-1], second[-1]) == ("one", "")
 
 
 def test_threads_beside_the_one_that_trains_say_nothing():
     heard: list[str] = []
-    with progress.told_to(heard.append), progress.phase("start", "training"):
-        thread = threading.Thread(target=lambda: progress.doing("beside").__enter__())
+    with phases.told_to(heard.append), phases.phase("start", "training"):
+        thread = threading.Thread(target=lambda: phases.doing("beside").__enter__())
         thread.start()
         thread.join()
     assert "beside" not in heard
@@ -79,11 +79,11 @@ def test_threads_beside_the_one_that_trains_say_nothing():
 def test_what_lasts_is_shown_until_it_ends_and_what_is_short_is_not(impatient):
     screen, before = Told(), threading.active_count()
     with activity.shown_on(screen):
-        with progress.doing("reading"):
+        with phases.doing("reading"):
             wait_until(lambda: screen.lines.count("reading") > 2)
         assert screen.lines[-1] == ""
         activity.PATIENCE_SECONDS = 3600
-        with progress.doing("compiling"):
+        with phases.doing("compiling"):
             pass
     assert "compiling" not in screen.lines and screen.lines[-1] == ""
     assert threading.active_count() == before
@@ -147,7 +147,7 @@ def test_a_live_display_shows_it_in_place_of_the_last_metrics():
     frames = Frames()
     display = LiveDisplay(frames)
     display.start(run_start())
-    with progress.doing("compiling the step"):
+    with phases.doing("compiling the step"):
         assert frames.drawn[-1] == "compiling the step"
     assert frames.drawn[-1] == "waiting for the first step"
     display._hearing.close()

@@ -11,7 +11,7 @@ from support.networks import linear_model
 from support.shared import sgd, shared
 
 import jaxddp
-import jaxddp.job.progress as progress
+import jaxddp.phases as phases
 import jaxddp.workdir.presence as presence
 from jaxddp.errors import InputError
 
@@ -112,7 +112,7 @@ def test_a_process_that_may_wait_for_what_will_not_come_ends_too(alone, phase, t
     monkeypatch.setattr(presence, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(presence, "_FAILING_SECONDS", 0.05)
     workdir.mkdir()
-    with pytest.raises(InputError), presence.staying(workdir), progress.phase(phase):
+    with pytest.raises(InputError), presence.staying(workdir), phases.phase(phase):
         workdir.rmdir()
         assert ended.wait(30)
         raise TimeoutError

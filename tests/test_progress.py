@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jaxddp.job.progress as progress
-from jaxddp.job.progress import COMMIT, OUTSIDE, Phase, Standing, stuck
+import jaxddp.phases as phases
 from jaxddp.job.watch import Waits
+from jaxddp.phases import COMMIT, OUTSIDE, Phase, Standing, stuck
 
 PHASES = (*typing.get_args(Phase), COMMIT)
 WAITING = {"agreement", "dispatch", "device", COMMIT}
@@ -26,33 +26,33 @@ standings = st.dictionaries(
 
 
 def test_phases_within_each_other_have_seconds_of_their_own():
-    before = progress.spent()
-    with progress.phase("validation"):
+    before = phases.spent()
+    with phases.phase("validation"):
         time.sleep(0.02)
-        with progress.phase("device"):
-            assert progress.standing().phase == "device"
+        with phases.phase("device"):
+            assert phases.standing().phase == "device"
             time.sleep(0.05)
-        assert progress.standing().phase == "validation"
-    spent = {name: progress.spent()[name] - before.get(name, 0) for name in ("validation", "device")}
+        assert phases.standing().phase == "validation"
+    spent = {name: phases.spent()[name] - before.get(name, 0) for name in ("validation", "device")}
     assert spent["validation"] >= 0.02
     assert spent["device"] >= 0.05
-    assert progress.standing().phase == OUTSIDE
+    assert phases.standing().phase == OUTSIDE
 
 
 def test_a_phase_ends_with_an_exception():
-    with pytest.raises(RuntimeError), progress.phase("input"):
+    with pytest.raises(RuntimeError), phases.phase("input"):
         raise RuntimeError
-    assert progress.standing().phase == OUTSIDE
+    assert phases.standing().phase == OUTSIDE
 
 
 def test_progress_is_a_phase_a_step_or_a_move():
-    for goes_on in (lambda: progress.at_step(7), progress.moved, lambda: progress.excuse(100.0)):
-        progress._own.changed = time.monotonic() - 50
-        assert progress.standing().idle >= 50
+    for goes_on in (lambda: phases.at_step(7), phases.moved, lambda: phases.excuse(100.0)):
+        phases._own.changed = time.monotonic() - 50
+        assert phases.standing().idle >= 50
         goes_on()
-        assert progress.standing().idle < 50
-    assert progress.standing().step == 7
-    progress.at_step(0)
+        assert phases.standing().idle < 50
+    assert phases.standing().step == 7
+    phases.at_step(0)
 
 
 @given(standings, st.floats(0.1, 50))
@@ -88,20 +88,20 @@ def test_a_save_waits_for_the_others_while_a_thread_of_it_does():
     waits, goes_on = threading.Event(), threading.Event()
 
     def wait() -> None:
-        with progress.committing():
+        with phases.committing():
             waits.set()
             goes_on.wait(20)
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert waits.wait(20) and progress.standing().phase == OUTSIDE
-    with progress.phase("save"):
-        assert progress.standing().phase == COMMIT
-        with progress.phase("device"):
-            assert progress.standing().phase == "device"
+    assert waits.wait(20) and phases.standing().phase == OUTSIDE
+    with phases.phase("save"):
+        assert phases.standing().phase == COMMIT
+        with phases.phase("device"):
+            assert phases.standing().phase == "device"
         goes_on.set()
         thread.join()
-        assert progress.standing().phase == "save"
+        assert phases.standing().phase == "save"
 
 
 @given(st.floats(0.1, 1e5), st.floats(0.1, 1e5))
@@ -117,18 +117,16 @@ def test_what_is_said_of_it():
 
 ALONE = """
 import sys, threading
-import jaxddp.job.progress as progress
+import jaxddp.phases as phases
 from jaxddp.job.lone_watch import watch_alone
 
 watch_alone(0.5)
 {body}
 """
 BODIES = {
-    "a wait": "with progress.phase('input'): threading.Event().wait()",
-    "a loop": "with progress.phase('input'):\n    while True: pass",
-    "a pipe that nobody reads": (
-        "with progress.phase('listeners'):\n    while True: print('x' * 1000); progress.moved()"
-    ),
+    "a wait": "with phases.phase('input'): threading.Event().wait()",
+    "a loop": "with phases.phase('input'):\n    while True: pass",
+    "a pipe that nobody reads": ("with phases.phase('listeners'):\n    while True: print('x' * 1000); phases.moved()"),
 }
 
 
@@ -170,19 +168,19 @@ def test_of_two_threads_the_first_counts_until_it_is_done():
     inside, done = threading.Barrier(2), threading.Event()
 
     def run() -> None:
-        with progress.phase("validation"):
+        with phases.phase("validation"):
             inside.wait(10)
             done.wait(10)
-            progress.at_step(7)
+            phases.at_step(7)
 
-    with progress.phase("training"):
+    with phases.phase("training"):
         thread = threading.Thread(target=run)
         thread.start()
         inside.wait(10)
-        assert progress.standing().phase == "training"
-    assert progress.standing().phase == OUTSIDE
-    with progress.phase("save"):
+        assert phases.standing().phase == "training"
+    assert phases.standing().phase == OUTSIDE
+    with phases.phase("save"):
         done.set()
         thread.join(20)
-        assert progress.standing()[:2] == ("save", 0)
-    assert progress.standing().phase == OUTSIDE
+        assert phases.standing()[:2] == ("save", 0)
+    assert phases.standing().phase == OUTSIDE

@@ -10,8 +10,8 @@ from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.commands.screen import IMPORTING
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.errors import InputError
-from jaxddp.job.progress import doing
 from jaxddp.keys import HELP
+from jaxddp.phases import doing
 from jaxddp.ranges import Range
 from jaxddp.recipe_file import config_names
 from jaxddp.sections.examples import DataConfig, HeldOut

@@ -9,7 +9,7 @@ import tyro
 from jaxddp.commands.parse import check_run, parse
 from jaxddp.commands.screen import IMPORTING
 from jaxddp.errors import InputError
-from jaxddp.job.progress import doing
+from jaxddp.phases import doing
 from jaxddp.wording import choices
 
 Format = Literal["safetensors", "stablehlo", "onnx"]

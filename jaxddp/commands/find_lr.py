@@ -8,8 +8,8 @@ from typing import Annotated
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe, workdir_of
 from jaxddp.commands.screen import IMPORTING
 from jaxddp.commands.spelling import typed
-from jaxddp.job.progress import doing
 from jaxddp.keys import SHORT
+from jaxddp.phases import doing
 from jaxddp.ranges import Range
 from jaxddp.wording import counted
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-import jaxddp.job.progress as progress
 from jaxddp.commands.pages import STYLE, described, page_of
 from jaxddp.commands.spelling import is_flag, options_of, spelled_out, typed
 from jaxddp.commands.words import rules
@@ -22,6 +21,7 @@ from jaxddp.errors import Answered, InputError
 from jaxddp.job.lone_watch import watch_alone
 from jaxddp.keys import HELP, near
 from jaxddp.overrides import check_values, checked, flatten
+from jaxddp.phases import phase
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe, recipe_path
 from jaxddp.registry import check_names
 
@@ -104,7 +104,7 @@ def parse_recipe(
     named = Path(option(rest, "--workdir") or workdir) if "workdir" in keys else None
     # What it does meanwhile is bounded as a start is: by the default's limit, since its own is not known yet.
     watch_alone(Config().parallel.stall_timeout)
-    with progress.phase("start", f"reading {name}"):
+    with phase("start", f"reading {name}"):
         file = _measured(name, named) if measures and named else read_recipe(name)
     weights = option(rest, "--model.weights") or ("" if file.is_of_run else file.config.model.weights)
     if weights and not measures:

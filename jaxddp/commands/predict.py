@@ -11,7 +11,7 @@ from jaxddp.commands.parse import check_run, parse
 from jaxddp.commands.screen import IMPORTING
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError
-from jaxddp.job.progress import doing
+from jaxddp.phases import doing
 from jaxddp.predictions.formats import Format, format_of
 from jaxddp.ranges import Range
 from jaxddp.wording import counted

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from jaxddp.commands.parse import parse
-from jaxddp.job.progress import doing
+from jaxddp.phases import doing
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.commands.screen import IMPORTING
-from jaxddp.job.progress import doing
+from jaxddp.phases import doing
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from rich import progress
 from rich.console import Console
 
-from jaxddp.job.progress import told_to
+from jaxddp.phases import told_to
 from jaxddp.wording import counted, on_screen, speed
 
 SECONDS_BETWEEN_LINES = 5.0

@@ -6,7 +6,6 @@ The formats are `FORMATS`, the modules of `jaxddp/data/formats/`; see `jaxddp.da
 import dataclasses
 from typing import cast
 
-import jaxddp.job.progress as progress
 from jaxddp.config import DataConfig
 from jaxddp.data import catalog
 from jaxddp.data.faults import Refuse, at_once, told_to
@@ -19,6 +18,7 @@ from jaxddp.data.source import Source, Split
 from jaxddp.data.storage.home import nearest_beside, permitted
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+from jaxddp.phases import doing
 from jaxddp.registry import FORMATS
 
 
@@ -28,7 +28,7 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[Source,
     Raises: as `open_splits` and `Source.check`.
     """
     train, val = open_unchecked(data, val_limit)
-    with progress.doing("looking for the images"):
+    with doing("looking for the images"):
         for source in (train, val):
             source.check(data)
     return train, val
@@ -51,13 +51,13 @@ def open_held(data: DataConfig) -> dict[str, Source]:
     splits = open_splits(data)
     if data.verify == "manifest":
         file = find_manifest(_place(data).address, data.manifest)
-        with progress.doing(f"reading {file.name}"):
+        with doing(f"reading {file.name}"):
             splits = held_to_manifest(splits, Manifest.read(file), data)
     return with_several_labels(splits)
 
 
 @permitted()
-@progress.doing("reading the data set")
+@doing("reading the data set")
 def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, Source]:
     """The sources of "train" and "val", with the selected classes; images are not checked.
 
@@ -97,7 +97,7 @@ def _each_split(known: Format, place: Place, where: str) -> dict[str, Source]:
 
 
 @permitted()
-@progress.doing("reading the data set")
+@doing("reading the data set")
 def open_images(path: str, data: DataConfig) -> Source:
     """The images of another path, of whatever classes: those to train on of a data set, else all that lie there.
 

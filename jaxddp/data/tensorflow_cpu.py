@@ -9,9 +9,9 @@ import functools
 import os
 import sys
 
-import jaxddp.job.progress as progress
 import jaxddp.private_names as private_names
 from jaxddp.log_level import errors_only
+from jaxddp.phases import doing
 
 # Read once, when TensorFlow is imported. Nothing here computes what oneDNN would speed up, and it writes to stderr.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -23,7 +23,7 @@ _HIDES_KERAS = "keras" not in sys.modules
 if _HIDES_KERAS:
     sys.modules["keras"] = None  # pyright: ignore[reportArgumentType]: Python's mark of what is not to be imported
 try:
-    with progress.doing("importing TensorFlow"), errors_only():
+    with doing("importing TensorFlow"), errors_only():
         import tensorflow as tf
 except ModuleNotFoundError as error:
     if error.name != "keras":

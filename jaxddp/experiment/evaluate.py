@@ -5,7 +5,6 @@ Nothing is made that training alone needs: no optimizer, no schedule, no trainin
 
 from pathlib import Path
 
-import jaxddp.job.progress as progress
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.data.source import Source
@@ -17,6 +16,7 @@ from jaxddp.job.membership import agree
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.protocol import Model
+from jaxddp.phases import phase
 from jaxddp.recipe.given import Giver, by_hooks
 from jaxddp.recipe.layout import TrainingData, steps_of
 from jaxddp.recipe.make import losses_of, metrics_of, model_of, parts_of
@@ -36,7 +36,7 @@ from jaxddp.workdir.saved_state import agreed_step, restored
 from jaxddp.workdir.signature import Signature
 
 
-@progress.phase("start")
+@phase("start")
 def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[str, float]:
     """The validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
 

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import jaxddp.job.progress as progress
 from jaxddp.data.labels import is_multi_label
 from jaxddp.engine.state import TrainState
 from jaxddp.job.membership import is_first
+from jaxddp.phases import phase
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.kinds import check_listeners
 from jaxddp.recipe.metrics import check_wanted
@@ -89,7 +89,7 @@ def train_setup(
     return state
 
 
-@progress.phase("start")
+@phase("start")
 def train(
     training: Training,
     directory: Path | None,

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jaxddp.job.progress as progress
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.omissions import Omissions
@@ -18,6 +17,7 @@ from jaxddp.data.source import Source
 from jaxddp.errors import InputError
 from jaxddp.job.membership import agree, exchange, from_first
 from jaxddp.mesh import Topology
+from jaxddp.phases import doing
 from jaxddp.wording import counted
 
 _MOST_AT_ONCE = 64
@@ -96,7 +96,7 @@ class Answering:
         waiting: deque[tuple[int, Any, Any]] = deque()
         for step, batch in enumerate(batches):
             # The first one compiles.
-            with progress.doing("" if step else "compiling the network"):
+            with doing("" if step else "compiling the network"):
                 found = self.classify(self.topology.place(batch))
             waiting.append((step * self._order.batch_size, *found))
             if len(waiting) > _AHEAD:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import jaxddp.job.progress as progress
+import jaxddp.phases as phases
 
 PATIENCE_SECONDS = 1.0
 """What takes less is not worth a word."""
@@ -31,7 +31,7 @@ def shown_on(screen: Screen) -> Iterator[None]:
     activity = _Activity(screen)
     activity.start()
     try:
-        with progress.told_to(activity.begin):
+        with phases.told_to(activity.begin):
             yield
     finally:
         activity.end()

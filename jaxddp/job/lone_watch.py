@@ -4,7 +4,7 @@ import math
 import threading
 import time
 
-import jaxddp.job.progress as progress
+import jaxddp.phases as phases
 from jaxddp.job.watch import LONGER, end_now, show_stacks
 
 _BEAT_SECONDS = 1.0
@@ -38,8 +38,8 @@ class _Watch(threading.Thread):
         while True:
             begin, between = time.monotonic(), min(_BEAT_SECONDS, self.stall / 4)
             time.sleep(between)
-            progress.excuse(time.monotonic() - begin - between)
-            own = progress.standing()
-            if progress.stuck({0: own}, self.stall) is not None:
+            phases.excuse(time.monotonic() - begin - between)
+            own = phases.standing()
+            if phases.stuck({0: own}, self.stall) is not None:
                 show_stacks()
                 end_now(f"this process {own}; the stacks of its threads are above; {LONGER}", 1)

@@ -17,7 +17,6 @@ from types import TracebackType
 
 import jax
 
-import jaxddp.job.progress as progress
 from jaxddp.errors import InputError, JaxddpError, Preempted
 from jaxddp.job.device_exchange import decided_on_devices
 from jaxddp.job.environment import Job
@@ -26,6 +25,7 @@ from jaxddp.job.lone_watch import watch_alone, watch_no_more
 from jaxddp.job.messages import Alive
 from jaxddp.job.watch import Waits, end_now, show_stacks_on_signal
 from jaxddp.own_code import forget, is_ctrl_c, told
+from jaxddp.phases import doing, phase
 from jaxddp.versions import installed_version
 from jaxddp.wording import show
 
@@ -42,7 +42,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
         start: seconds until all processes have joined.
         silence: seconds without a heartbeat of a process, before it counts as lost.
         stall: seconds without progress of a process, before it counts as stuck; some phases have a multiple of it, see
-            `jaxddp.job.progress`.
+            `jaxddp.phases`.
         shutdown: seconds to wait for the others at the end.
 
     Raises:
@@ -55,7 +55,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
         if _link is None:
             watch_alone(stall)
         return
-    with progress.doing(f"meeting {job.num_processes} processes"):
+    with doing(f"meeting {job.num_processes} processes"):
         _link = Link.meet(job, _versions(), start, waits=Waits(silence, stall, shutdown))
     watch_no_more()
     sys.excepthook = _on_exception
@@ -143,7 +143,7 @@ def from_first(name: str, make: Callable[[], str]) -> str:
     """
     if _link is None:
         return _decide(name, "", lambda _: make())
-    with contextlib.nullcontext() if is_first() else progress.phase("agreement"):
+    with contextlib.nullcontext() if is_first() else phase("agreement"):
         return _link.spread(name, make, _link.waits.longest)
 
 
@@ -160,7 +160,7 @@ def standings() -> dict[int, Alive]:
 def _decide(name: str, text: str, decide: Callable[[list[str]], str]) -> str:
     """What process 0 makes of the texts of all."""
     if _link is not None:
-        with progress.phase("agreement"):
+        with phase("agreement"):
             return _link.decide(name, text, decide, _link.waits.longest)
     return decided_on_devices(text, decide) if jax.distributed.is_initialized() else decide([text])
 

@@ -10,7 +10,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from jaxddp.job.progress import OUTSIDE
+from jaxddp.phases import OUTSIDE
 from jaxddp.ranges import Range
 from jaxddp.wording import on_screen
 
@@ -70,7 +70,7 @@ class Refusal:
 class Alive:
     """A heartbeat: where the process stands, and the seconds that it has spent in each phase.
 
-    See `jaxddp.job.progress`.
+    See `jaxddp.phases`.
     """
 
     phase: str = OUTSIDE

@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jaxddp.job.progress as progress
+import jaxddp.phases as phases
 from jaxddp.job.connection import Connection
 from jaxddp.job.messages import Alive, Done, Left, Lost, Message
-from jaxddp.job.progress import Standing
+from jaxddp.phases import Standing
 from jaxddp.wording import on_screen
 
 LONGER = "if it takes that long, raise parallel.stall_timeout"
@@ -38,7 +38,7 @@ class Waits(NamedTuple):
 
     Attributes:
         silence: without a sign of life, until one counts as lost.
-        stall: without progress, until one counts as stuck; some phases have a multiple, see `jaxddp.job.progress`.
+        stall: without progress, until one counts as stuck; some phases have a multiple, see `jaxddp.phases`.
         shutdown: at the end, until all are done.
     """
 
@@ -49,7 +49,7 @@ class Waits(NamedTuple):
     @property
     def longest(self) -> float:
         """For what another one must do first. One that is stuck was named by then, and ended."""
-        return progress.longest(self.stall) + 2 * self.silence
+        return phases.longest(self.stall) + 2 * self.silence
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Watch:
             await asyncio.sleep(between)
             # A process that was stopped itself, or did not get to run, has heard nobody, and could go nowhere.
             late = time.monotonic() - begin - between
-            progress.excuse(late)
+            phases.excuse(late)
             self._find_silent(late)
             if self._own == 0:
                 self._find_stuck()
@@ -174,7 +174,7 @@ class Watch:
 
     def _find_stuck(self) -> None:
         standings = {process: Standing(each.phase, each.step, each.idle) for process, each in self.standings().items()}
-        process = progress.stuck(standings, self._waits.stall)
+        process = phases.stuck(standings, self._waits.stall)
         if process is not None:
             which = standings[process]
             # Of several that do not say whom they wait for, any may be the cause.
@@ -190,8 +190,8 @@ class Watch:
 
 def _alive() -> Alive:
     """The heartbeat of this process."""
-    own = progress.standing()
-    return Alive(own.phase, own.step, own.idle, progress.spent())
+    own = phases.standing()
+    return Alive(own.phase, own.step, own.idle, phases.spent())
 
 
 def end_process(loss: Loss) -> None:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import jaxddp.job.progress as progress
 from jaxddp.augment.resize import Side
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
@@ -24,6 +23,7 @@ from jaxddp.errors import InputError
 from jaxddp.job.membership import exchange
 from jaxddp.measure.memory import named, told
 from jaxddp.mesh import Topology
+from jaxddp.phases import doing, moved
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted
 from jaxddp.training.run import Chunk, Growing
@@ -150,7 +150,7 @@ class Feed:
         self._check_memory(missing)
         for use, source in missing.items():
             out_of_memory = named(lambda use=use: f"as {use} images were placed", lambda: _SMALLER)
-            with progress.doing(f"placing {use} images on the devices"), out_of_memory:
+            with doing(f"placing {use} images on the devices"), out_of_memory:
                 self.resident[use] = Resident(source, self._decoded(use, source))
 
     def resident_bytes(self, val: Source | None) -> dict[str, int]:
@@ -232,7 +232,7 @@ class Feed:
                 feed = self.unlabelled if use == UNLABELLED and self.unlabelled else self
                 batches = source.train_batches(order, data, range(order.num_batches), self.shard, feed.substitutes)
             for batch in batches:
-                progress.moved()
+                moved()
                 substituted += 0 if batch.substituted is None else int(batch.substituted.sum())
                 yield batch.image
 

@@ -2,7 +2,7 @@
 
 import optax
 
-import jaxddp.job.progress as progress
+from jaxddp.phases import doing, phase
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make import make_recipe
@@ -13,7 +13,7 @@ from jaxddp.setup.judged import judgement_of
 from jaxddp.setup.resources import open_resources
 
 
-@progress.phase("start")
+@phase("start")
 def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Experiment:
     """What a recipe file trains and on what; what is wrong with it is said before there is a work directory.
 
@@ -24,7 +24,7 @@ def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Exp
     """
     topology, config = joined(file)
     resources = open_resources(config, topology)
-    with progress.doing("making network, loss and optimizer"):
+    with doing("making network, loss and optimizer"):
         layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
         recipe = make_recipe(config, layout, topology, by_hooks(file.hooks), rate)
         experiment = lay_out(recipe, resources, layout, file)

@@ -4,9 +4,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jaxddp.job.progress as progress
 from jaxddp.engine.replicas import Replicas
 from jaxddp.job.membership import agree, from_first, is_first
+from jaxddp.phases import phase
 from jaxddp.recipe.metrics import check_wanted
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.setup.judged import judgement_of
@@ -47,7 +47,7 @@ def make_run(
         # Before anything is compiled: both have to fit, and no image may be damaged.
         setup.feed.place(setup.validated)
     judgement = judgement_of(experiment, measures_more=bool(evaluators))
-    with progress.phase("compile", "preparing the step"):
+    with phase("compile", "preparing the step"):
         program, chunks = setup.program()
         # What the step refuses is said before a run begins that somebody hears of.
         feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)

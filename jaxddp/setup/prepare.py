@@ -5,12 +5,12 @@ from pathlib import Path
 
 import jax
 
-import jaxddp.job.progress as progress
 from jaxddp.engine.parts.schedule_free_average import with_average
 from jaxddp.engine.shapes import by_path, trees_of
 from jaxddp.job.membership import agree
 from jaxddp.measure.memory import named
 from jaxddp.models.adapt import for_platform
+from jaxddp.phases import doing
 from jaxddp.recipe.fine_tuning import fine_tuned
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
@@ -47,14 +47,14 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
         recipe = dataclasses.replace(recipe, initialize=None)
     elif (start := recipe.config.model.weights) is not None:
         place, new = Path(start).expanduser(), recipe.config.model.new
-        with progress.doing(f"reading weights from {start}"):
+        with doing(f"reading weights from {start}"):
             ids = tuple(source.class_ids)
             weights = initial_weights(place, recipe.model, shapes, source.num_classes, topology, new, ids)
         recipe = dataclasses.replace(recipe, weights=weights)
     model, programs = for_platform(recipe.model, topology.platform), programs or Programs()
     init = programs.init(model, recipe, shape, topology)
     out_of_memory = named(lambda: "as the network was initialized", lambda: "choose a smaller network")
-    with progress.doing("initializing the network"), out_of_memory:
+    with doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     return RunSetup(dataclasses.replace(experiment, recipe=recipe), model, state, like, programs)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-import jaxddp.job.progress as progress
 from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.data.labels import class_counts, is_multi_label
 from jaxddp.data.opening import open_tables, open_unchecked
@@ -20,6 +19,7 @@ from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import agree, is_first, join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.overrides import flatten
+from jaxddp.phases import doing
 from jaxddp.wording import counted
 
 _log = logging.getLogger("jaxddp.experiment")
@@ -75,7 +75,7 @@ def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]
     """What a config trains on, of which no image is looked for, and what it validates on. Raises: InputError."""
     topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     train, val = open_unchecked(config.data, config.eval.limit)
-    with progress.doing("looking for the images"):
+    with doing("looking for the images"):
         val.check(config.data)
     agree({"validation data": val.fingerprint})
     check_labelled(val, "validation data")

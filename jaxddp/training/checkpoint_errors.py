@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 import jaxddp.files as files
-import jaxddp.job.progress as progress
 from jaxddp.errors import InputError
+from jaxddp.phases import committing
 
 UNFINISHED = ".orbax-checkpoint-tmp"
 """How the names of what Orbax has not finished end, as a rule."""
@@ -109,7 +109,7 @@ class Barrier:
     def __call__(self, *, key: str, timeout_ms: int) -> None:
         if threading.get_ident() != self._training and (error := sys.exception()) is not None:
             raise error
-        with progress.committing():
+        with committing():
             self._wait(key=key, timeout_ms=timeout_ms)
 
 

@@ -14,11 +14,11 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 import jaxddp.files as files
-import jaxddp.job.progress as progress
 from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
 from jaxddp.goal import Goal
 from jaxddp.job.membership import is_alone, is_first, longest_wait
+from jaxddp.phases import doing, phase
 from jaxddp.ranges import Range, whole
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.checkpoint_errors import Barrier, reading, restoring, writing
@@ -101,7 +101,7 @@ class Checkpoints:
             raise InputError(f"{self.directory}: no checkpoint {which!r}; {there} (or say latest or best)")
         return step
 
-    @progress.phase("save")
+    @phase("save")
     def save(self, step: int, state: TrainState, progress: Mapping[str, Any]) -> None:
         """Copy the state to host memory and write it in the background, and `progress`, small plain values, as JSON.
 
@@ -125,7 +125,7 @@ class Checkpoints:
         if is_first():
             self._manifest = self._writer.submit(self._write_manifest, step)
 
-    @progress.phase("restore")
+    @phase("restore")
     def verify(self, step: int) -> None:
         """Compare a checkpoint with its manifest, and its run with that of config.json; a line says so where one of
         them is missing. Does nothing on other processes.
@@ -154,7 +154,7 @@ class Checkpoints:
             silent = f"no {CONFIG_FILE} beside it" if self.manifests.run is None else f"its {MANIFEST} does not"
             _say_once(f"{place}: {silent} names the run, so whether step {step} is this run's cannot be compared")
 
-    @progress.phase("restore")
+    @phase("restore")
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The state and the progress (see `save`) of a step, laid out over the devices as `like` is.
 
@@ -162,7 +162,7 @@ class Checkpoints:
             InputError: the checkpoint is damaged, no longer there, or of another architecture or optimizer.
         """
         self.verify(step)
-        with progress.doing(f"restoring step {step:,}"), restoring(self.directory, step) as place:
+        with doing(f"restoring step {step:,}"), restoring(self.directory, step) as place:
             saved = self._manager.item_metadata(step)["state"]
             if differs := first_difference(saved, like):
                 name, there, here = differs
@@ -177,11 +177,11 @@ class Checkpoints:
             restored = self._manager.restore(step, args=items)
         return restored["state"], restored["progress"]
 
-    @progress.phase("restore")
+    @phase("restore")
     def restore_as_saved(self, step: int, sharding: jax.sharding.Sharding) -> TrainState:
         """The state of a step, whatever its architecture, each array laid out as `sharding`. Raises: as `restore`."""
         self.verify(step)
-        with progress.doing(f"restoring step {step:,}"), restoring(self.directory, step):
+        with doing(f"restoring step {step:,}"), restoring(self.directory, step):
             saved = self._manager.item_metadata(step)["state"]
             abstract = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -191,14 +191,14 @@ class Checkpoints:
             restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
         return TrainState(**restored["state"])
 
-    @progress.phase("save", "finishing what is saved")
+    @phase("save", "finishing what is saved")
     def wait(self) -> None:
         """Return when all that was saved is on disk; an `InputError` of the background writing shows here."""
         with writing(self.directory):
             self._manager.wait_until_finished()
         self._finish_manifest()
 
-    @progress.phase("save", "finishing what is saved")
+    @phase("save", "finishing what is saved")
     def close(self) -> None:
         """Finish what is being written: another manager of the directory would take it for rubbish."""
         try:

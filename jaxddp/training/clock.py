@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-import jaxddp.job.progress as progress
+from jaxddp.phases import phase
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
     def waiting_for_data(self) -> Iterator[None]:
         """What passes in the block is time spent waiting for data."""
         begin = time.perf_counter()
-        with progress.phase("input", None if self._started else "reading the first batch"):
+        with phase("input", None if self._started else "reading the first batch"):
             yield
         self._waited += time.perf_counter() - begin
 
@@ -47,7 +47,7 @@ class Clock:
         if self._started:
             self._steps += steps
             return
-        with progress.phase("device", "taking the first step"):
+        with phase("device", "taking the first step"):
             jax.block_until_ready(result)
         self._started = True
         self._first_seconds, self._first_steps = time.perf_counter() - self._begin, steps

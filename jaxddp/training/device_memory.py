@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 
-import jaxddp.job.progress as progress
 from jaxddp.data.batch import Batch
 from jaxddp.data.division import Division
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, Needs, Report, agreed_fit, named
 from jaxddp.mesh import Topology
+from jaxddp.phases import phase
 from jaxddp.training.run import Run
 
 
@@ -40,7 +40,7 @@ class Memory:
         program, topology, division = self._run.program, self._run.topology, self._run.division
         needs = None if program.cost is None else Needs.of(program.cost, state.params, topology)
         self._fit = agreed_fit(division, Report.of(needs, topology, (state, feed)))
-        with progress.phase("compile"):
+        with phase("compile"):
             self._fit.check(lambda then: needs_of_batch(then, division, program.function, state, needed, topology))
 
     def of_steps(self) -> AbstractContextManager[None]:

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-import jaxddp.job.progress as progress
 from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.errors import InputError, NonFiniteError
+from jaxddp.phases import phase
 from jaxddp.training.skipped_steps import SkippedSteps
 from jaxddp.wording import counted
 
@@ -46,7 +46,7 @@ class EpochSums:
         in_flight = 0
         for dispatched, its_sums in reversed(self._pending):
             if in_flight >= _STEPS_IN_FLIGHT:
-                with progress.phase("device"):
+                with phase("device"):
                     jax.block_until_ready(its_sums.values)
                 break
             in_flight += len(dispatched)
@@ -58,7 +58,7 @@ class EpochSums:
         InputError; too many images were substituted.
         """
         steps = [step for several, _ in self._pending for step in several]
-        with progress.phase("device"):
+        with phase("device"):
             fetched = jax.device_get([sums.values for _, sums in self._pending])
         values = [
             value.astype(np.float64)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-import jaxddp.job.progress as progress
 from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.set_metrics import finished
 from jaxddp.engine.state import TrainState
+from jaxddp.phases import doing, moved, phase
 from jaxddp.training.set_sums import SetSums
 
 # A display that asks more often than this would make the devices wait for it.
@@ -59,7 +59,7 @@ class Evaluator:
         """The metrics over the split, as `measure` finds them."""
         return self.measure(state, report, between).metrics
 
-    @progress.phase("validation", "validating")
+    @phase("validation", "validating")
     def measure(
         self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
     ) -> Measured:
@@ -73,22 +73,22 @@ class Evaluator:
         in_flight: deque[Any] = deque()
         reported = time.perf_counter()
         for number, feed in enumerate(self.batches()):
-            progress.moved()
+            moved()
             if number:
                 between()
             # The first one compiles.
-            with progress.doing("validating" if number else "compiling validation"):
+            with doing("validating" if number else "compiling validation"):
                 sums = self.step(state, *feed)
             totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values), sets={})
             of_set.add(sums.sets, stacked=sums.values.ndim == 3)
             in_flight.append(totals.values)
             if len(in_flight) > (_BATCHES_IN_FLIGHT if sums.values.ndim == 2 else 1):
-                with progress.phase("device"):
+                with phase("device"):
                     jax.block_until_ready(in_flight.popleft())
             if report and time.perf_counter() - reported > _REPORT_SECONDS:
                 report(totals.means(), totals.count())
                 reported = time.perf_counter()
-        with progress.phase("device"):
+        with phase("device"):
             seen = totals.count() if totals is not None else 0
         if totals is None or seen != self.num_examples:
             raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")

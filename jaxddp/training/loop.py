@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-import jaxddp.job.progress as progress
 from jaxddp.engine.following import rate_factor
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import THEN, NonFiniteError, Preempted
@@ -19,6 +18,7 @@ from jaxddp.job.membership import from_first
 from jaxddp.measure.cost import Work
 from jaxddp.measure.profile import Profile
 from jaxddp.own_code import is_ctrl_c
+from jaxddp.phases import at_step, doing, phase
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums
@@ -29,7 +29,7 @@ from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
 
 @at_work()
-@progress.phase("training", "")
+@phase("training", "")
 def fit(run: Run) -> TrainState:
     """Train from the run's state to its plan's last step, and return the last state.
 
@@ -63,8 +63,8 @@ def fit(run: Run) -> TrainState:
     try:
         loop.start()
         state = loop.begin(done, state)
-        progress.at_step(done)
-        with progress.phase("start", "opening the data"):
+        at_step(done)
+        with phase("start", "opening the data"):
             stream = run.chunks(done)
         profile = run.profile if run.topology.process_index == 0 else None
         with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
@@ -74,13 +74,13 @@ def fit(run: Run) -> TrainState:
                 loop.test(state, *chunk.feed)
                 loop.compile(state, chunk.feed)
                 loop.memory.step = done + chunk.steps
-                with traced.step(done + 1, state), progress.phase("dispatch"):
+                with traced.step(done + 1, state), phase("dispatch"):
                     state, sums = run.program(state, *chunk.feed)
                 loop.clock.dispatched(chunk.steps, sums.values)
                 loop.count(chunk.steps)
                 loop.sums.add(range(done + 1, done + chunk.steps + 1), sums)
                 done += chunk.steps
-                progress.at_step(done)
+                at_step(done)
                 traced.done(done, state)
                 state = loop.end_step(done, state)
         if run.checkpoints:
@@ -92,7 +92,7 @@ def fit(run: Run) -> TrainState:
         raise
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.why_stopped())
     used = run.usage(loop.clock.rate(), loop.work.mean())
-    with progress.doing("finishing logs"):
+    with doing("finishing logs"):
         loop.tell("end", loop.ended(status, time.perf_counter() - begin, reason, used))
     return state
 
@@ -118,19 +118,19 @@ class _Loop:
         # What one process prints and writes, all would print and write.
         listeners = self.run.listeners if self.run.topology.process_index == 0 else ()
         record = self.run.start()
-        with progress.phase("listeners", "opening logs"):
+        with phase("listeners", "opening logs"):
             for listener in listeners:
                 getattr(listener, "start", _ignore)(record)
                 self.listeners.append(listener)
 
     def tell(self, moment: str, record: Any) -> None:
-        with progress.phase("listeners"):
+        with phase("listeners"):
             for listener in self.listeners:
                 getattr(listener, moment, _ignore)(record)
 
     def fail(self, record: RunEnd, error: BaseException) -> None:
         """Tell all listeners of the end; one that fails at it must not hide the reason of it."""
-        with progress.phase("listeners"):
+        with phase("listeners"):
             for listener in self.listeners:
                 try:
                     getattr(listener, "end", _ignore)(record)
@@ -165,7 +165,7 @@ class _Loop:
         """Before the first step of this run, which may be a resumed one."""
         test, self._untested = self._untested, None
         if test:
-            with self.clock.paused(), progress.phase("compile", "testing the averaged gradient"):
+            with self.clock.paused(), phase("compile", "testing the averaged gradient"):
                 test(state, *feed)
 
     def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
@@ -174,9 +174,9 @@ class _Loop:
         for needed in (feed, growing.largest(feed)) if first and growing else (feed,):
             if first or not self.run.program.is_ready(*needed):
                 # What the devices still compute meanwhile is training time, and compiling is not.
-                with progress.phase("device"):
+                with phase("device"):
                     jax.block_until_ready(state)
-                with self.clock.paused(), progress.phase("compile", "compiling the step"):
+                with self.clock.paused(), phase("compile", "compiling the step"):
                     self.run.program.prepare(state, *needed)
             if first:
                 self.memory.check(state, feed, needed)
@@ -206,7 +206,7 @@ class _Loop:
 
     def _compare(self, step: int, state: TrainState) -> None:
         if self.run.replicas:
-            with progress.phase("device"):
+            with phase("device"):
                 jax.block_until_ready(state)
                 with self.clock.paused():
                     self.run.replicas.check(step, state)
@@ -217,7 +217,7 @@ class _Loop:
             told["skipped_in_a_row"] = self.skipped.in_a_row
             told |= {"judgement": self.judgement.saved(), "total_steps": self.plan.total_steps}
             told["logged"] = self.logged
-            with progress.doing(f"saving step {step:,}"):
+            with doing(f"saving step {step:,}"):
                 self.run.checkpoints.save(step, state, told)
         self.clock.resume()
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import jaxddp.files as files
-import jaxddp.job.progress as progress
+from jaxddp.phases import doing
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.manifest_files import Index, Listing, sha256
 from jaxddp.training.run_identity import RunIdentity
@@ -155,7 +155,7 @@ class Manifests:
         try:
             if not self.has(step):
                 return next((f"{name} is missing" for name in _LEAST if not (folder / name).is_file()), None)
-            with nullcontext() if quick else progress.doing(f"verifying step {step:,}"):
+            with nullcontext() if quick else doing(f"verifying step {step:,}"):
                 return self._compare(folder, step, quick)
         except OSError as error:
             files.check_server(folder, error)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import jaxddp.job.progress as progress
 from jaxddp.errors import InputError
 from jaxddp.job.membership import abandon, is_alone
 from jaxddp.job.watch import end_now
+from jaxddp.phases import COMMIT, standing
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.checkpoint_errors import UNFINISHED
 from jaxddp.training.listeners.jsonl import RESULT
@@ -131,7 +131,7 @@ def _look(presence: Presence, over: threading.Event) -> None:
         if presence.fault() is None or over.wait(_FAILING_SECONDS):
             continue
         # Alone it waits for nobody; but Orbax, whose threads wait for each other, may do so for an hour.
-        may_wait = not is_alone() or progress.standing().phase in ("save", progress.COMMIT)
+        may_wait = not is_alone() or standing().phase in ("save", COMMIT)
         # A server of files may have shown an older state.
         if may_wait and (fault := presence.fault()) is not None:
             abandon(fault, InputError.exit_code)

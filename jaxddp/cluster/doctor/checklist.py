@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jaxddp.job.progress as progress
 from jaxddp.cluster.doctor import checks, rehearsal
 from jaxddp.cluster.doctor.checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import JaxddpError
 from jaxddp.job.membership import exchange, is_first
 from jaxddp.mesh import Topology
+from jaxddp.phases import doing
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.step_seconds import FILE
 from jaxddp.wording import plural
@@ -43,7 +43,7 @@ class Checklist:
     def add(self, check: str, look: Callable[..., Finding], *arguments: Any) -> Any | None:
         """Run a check and add its row; returns the value that it found, None where it failed."""
         try:
-            with progress.doing(f"checking {check}"):
+            with doing(f"checking {check}"):
                 found = look(*arguments)
         except JaxddpError as error:
             found = Finding(str(error), verdict="fail")

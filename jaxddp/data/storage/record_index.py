@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.files as files
-import jaxddp.job.progress as progress
 from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.data.storage.cache import name_of_folder, put_sealed, sealed
+from jaxddp.phases import doing
 from jaxddp.wording import counted
 
 _FORMAT = 1
@@ -54,7 +54,7 @@ def kept_index(
     for place in places:
         if (index := _load(place, stamp)) is not None:
             return index
-    with progress.doing(f"indexing {counted(len(files), 'record file')}, once"):
+    with doing(f"indexing {counted(len(files), 'record file')}, once"):
         index = build()
     for place in places:
         try:
