@@ -134,7 +134,7 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
     images = lambda count: np.zeros((count, *shape), np.uint8)  # noqa: E731
     known = TrainingData(data.examples, counts, images, shape, shape, np.dtype(np.uint8))
     layout = Layout.of(config, topology, known)
-    recipe, _ = completed(make_recipe(config, layout, topology, by_hooks(file.hooks)), layout)
+    recipe, _ = completed(make_recipe(config, layout, topology, by_hooks(file.hooks)), layout, topology.peers)
     model = for_platform(recipe.model, "gpu")
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     data_config = config.data

@@ -48,7 +48,7 @@ from jaxddp.api import prepare_training, resnet
 from jaxddp.cluster.doctor.allreduce import time_all_reduce
 from jaxddp.config import DataConfig
 from jaxddp.engine.state import TrainState
-from jaxddp.job.membership import exchange
+from jaxddp.job.membership import peers
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.setup.run_setup import RunSetup
@@ -249,7 +249,7 @@ def alone(setup: RunSetup, placed: list[Any]) -> tuple[Any, TrainState, list[Any
 
 
 def turn(step: Any, state: TrainState, batches: list[Any], steps: int) -> float:
-    exchange("turn", "")
+    peers().exchange("turn", "")
     return time_steps(step, state, islice(cycle(batches), steps))
 
 
@@ -257,7 +257,7 @@ def full_turn(step: Any, setup: RunSetup, steps: int) -> float:
     # What is made in the turn must be what is used in it: the buffers are as full at its end as at its start.
     stream = setup.batches(0, BUFFERED + steps + BUFFERED)
     state = take_steps(step, copy(setup.state), islice(stream, BUFFERED))
-    exchange("turn", "")
+    peers().exchange("turn", "")
     return time_steps(step, state, islice(stream, steps))
 
 

@@ -31,7 +31,6 @@ from jaxddp.experiment.train import train_setup
 from jaxddp.files import check_path
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.job.environment import find_job
-from jaxddp.job.membership import agree
 from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
@@ -187,8 +186,7 @@ def prepare_training(
     named = inspect.signature(prepare_training).parameters.keys() - {"options"}
     config = Config().replace(seed=seed, **changes_of_options({"precision": "float32"} | options, named))
     config = dataclasses.replace(config, data=check_data(data) or table.default_data())
-    join_job(find_job(), config.parallel)
-    topology = Topology.create(devices)
+    topology = Topology.create(devices, join_job(find_job(), config.parallel))
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
     objects = {"model": model, "optimizer": optimizer, "objective": objective, "initialize": initialize}
     objects |= {"augmentation": augmentation, "metrics": metrics, "parts": parts}
@@ -268,7 +266,7 @@ def train(
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
-    agree({name: str(value) for name, value in (told(setup.recipe, val) | given).items()})
+    setup.topology.peers.agree({name: str(value) for name, value in (told(setup.recipe, val) | given).items()})
     state = train_setup(setup, directory, watching, measures)
     history.share(setup.topology)
     return state, history

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.errors import InputError
+from jaxddp.peers import ALONE, Peers
 from jaxddp.wording import counted, show
 
 AXIS = "data"
@@ -32,16 +33,20 @@ Device: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Topology:
-    """The mesh: one axis, "data", of devices ordered by process, so that a process holds one slice of every batch."""
+    """The mesh: one axis, "data", of devices ordered by process, so that a process holds one slice of every batch.
+
+    `peers` are the processes that train on it.
+    """
 
     mesh: Mesh
+    peers: Peers = ALONE
 
     @classmethod
-    def create(cls, devices: int | Iterable[Device] | None = None) -> "Topology":
+    def create(cls, devices: int | Iterable[Device] | None = None, peers: Peers = ALONE) -> "Topology":
         """The mesh of some devices of all processes: so many, the same number on every process; or these; or all.
 
-        Raises: InputError; something else, more devices than there are, one that is there twice, or unequal shares of
-        the processes that have any.
+        Raises: InputError; something else, more devices than there are, one that is there twice, unequal shares of the
+        processes that have any, or devices of others where this process is alone.
         """
         if devices is None or (isinstance(devices, numbers.Integral) and not isinstance(devices, bool)):
             devices = _first(devices if devices is None else int(devices))
@@ -54,6 +59,12 @@ class Topology:
             raise InputError(f"devices: {twice[0]} is there twice; give each device once")
         ordered = sorted(several, key=lambda d: (d.process_index, d.id))
         counts = Counter(device.process_index for device in ordered)
+        # What is only compiled may be for the devices of others.
+        if len(counts) > 1 and peers.is_alone and jax.process_count() > 1:
+            raise InputError(
+                f"devices: they are those of {len(counts)} processes, and this one is alone; give Topology.create the "
+                "peers that join returned"
+            )
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
         if counts[most] != counts[least]:
             # A batch is cut into equal parts, one for each process.
@@ -61,7 +72,7 @@ class Topology:
                 f"devices: process {most} has {counted(counts[most], 'device')} and process {least} has "
                 f"{counts[least]}; give each as many"
             )
-        return cls(Mesh(np.array(ordered), (AXIS,), axis_types=(AxisType.Auto,)))
+        return cls(Mesh(np.array(ordered), (AXIS,), axis_types=(AxisType.Auto,)), peers)
 
     @property
     def num_devices(self) -> int:
@@ -69,11 +80,11 @@ class Topology:
 
     @property
     def process_index(self) -> int:
-        return jax.process_index()
+        return self.peers.process_index
 
     @property
     def process_count(self) -> int:
-        return jax.process_count()
+        return self.peers.process_count
 
     @property
     def device_kind(self) -> str:
@@ -142,7 +153,7 @@ class Topology:
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self.sharded, x), local_batch)
 
     def replicate(self, tree: Any) -> Any:
-        """The same values on every device; every process must hold the same (see `jaxddp.job.membership.agree`)."""
+        """The same values on every device; every process must hold the same (see `jaxddp.peers.Peers.agree`)."""
 
         def put(x: Any) -> jax.Array:
             if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

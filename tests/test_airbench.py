@@ -1,17 +1,22 @@
 """The network of the CIFAR-10 speedruns and the initialization of its first convolution, against their definitions."""
 
 import functools
+import json
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 from support.networks import largest_difference, randomized
+from support.peers import Second
 
 from jaxddp.config import Config
+from jaxddp.engine.state import make_init
 from jaxddp.errors import InputError
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, identity_like, parameter_groups
 from jaxddp.models.whitening import EPSILON, initialize_whitening, patch_moments, whitening_kernel
@@ -70,6 +75,24 @@ def test_the_transform_changes_the_kernel_alone_and_keeps_its_dtype():
     np.testing.assert_allclose(changed["whiten"]["kernel"], expected, rtol=1e-6)
     restored = {**changed, "whiten": {**changed["whiten"], "kernel": params["whiten"]["kernel"]}}
     assert largest_difference(restored, params) == 0
+
+
+def test_a_process_that_is_not_the_first_takes_the_kernel_from_it_and_reads_no_image():
+    told: list[str] = []
+
+    class Told(Second):
+        def from_first(self, name, make):
+            told.append(name)
+            return json.dumps(np.zeros((2, 2, 3, 24)).tolist())
+
+    def images() -> np.ndarray:
+        raise AssertionError("of the first process alone")
+
+    transform = initialize_whitening("whiten", images, MEAN, STD)
+    topology = Topology.create(1, Told())
+    init = make_init(adapt(NET), optax.sgd(0.1), (32, 32, 3), topology, transform=transform)
+    jax.eval_shape(init, jax.random.key(0))
+    assert told == ["whitening kernel"]
 
 
 # --- The network ---

@@ -9,6 +9,7 @@ import optax
 import pytest
 from support.data import CLASSES, random_table
 from support.networks import linear_model
+from support.peers import Second
 from support.shared import sgd
 
 import jaxddp
@@ -16,6 +17,7 @@ from jaxddp import ArrayTable, InputError, prepare_training, train
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import JaxddpError, Preempted
 from jaxddp.notebook.arguments import words_of_arguments
+from jaxddp.peers import ALONE
 
 TABLE, VAL = random_table(16), random_table(12, seed=1)
 SGD = sgd(0.05)
@@ -357,12 +359,13 @@ def test_what_is_measured_is_a_state_of_this_setup(setup, trained):
     assert jaxddp.evaluate(moved, elsewhere, VAL) == pytest.approx(jaxddp.evaluate(trained, setup, VAL))
 
 
-def test_of_the_processes_of_a_job_one_writes_weights(setup, trained, tmp_path, monkeypatch):
+def test_of_the_processes_of_a_job_one_writes_weights(setup, trained, tmp_path):
     out = tmp_path / "w.safetensors"
-    for first in (False, True):
-        monkeypatch.setattr("jaxddp.inference.exported_weights.is_first", lambda first=first: first)
-        jaxddp.export_weights(trained, setup, out)
-        assert out.exists() == first
+    for peers in (Second(), ALONE):
+        resources = dataclasses.replace(setup.resources, topology=dataclasses.replace(setup.topology, peers=peers))
+        own = dataclasses.replace(setup, experiment=setup.experiment.changed(resources=resources))
+        jaxddp.export_weights(trained, own, out)
+        assert out.exists() == peers.is_first
 
 
 def test_what_else_measuring_is_given(setup, trained):

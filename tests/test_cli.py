@@ -18,10 +18,12 @@ import pytest
 from support.data import random_table, write_arrays
 from support.ilsvrc import IMAGES, write_tree
 from support.networks import largest_difference
+from support.peers import Second
 from support.runs import RECIPE, fails, metrics, train_words
 
 from jaxddp.cli import main
 from jaxddp.commands.parse import workdir_of
+from jaxddp.peers import ALONE
 from jaxddp.recipe_file import read_recipe
 from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.prepare import initialize
@@ -86,12 +88,12 @@ def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
     assert "no checkpoint '7'; there" in fails([*arguments, "--step", "7"], capfd)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_of_the_processes_of_a_job_one_says_what_eval_measured(first, data, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("peers", [ALONE, Second()])
+def test_of_the_processes_of_a_job_one_says_what_eval_measured(peers, data, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("jaxddp.experiment.evaluate.evaluate", lambda *given: {"loss": 0.5, "top1": 1.0})
-    monkeypatch.setattr("jaxddp.job.membership.is_first", lambda: first)
+    monkeypatch.setattr("jaxddp.job.membership.peers", lambda: peers)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
-    assert capfd.readouterr().out == ("loss: 0.5\ntop1: 1\n" if first else "")
+    assert capfd.readouterr().out == ("loss: 0.5\ntop1: 1\n" if peers.is_first else "")
 
 
 def test_a_config_whose_validation_crop_is_larger_than_its_image_is_refused_at_once(tmp_path, capfd):

@@ -14,6 +14,7 @@ from support.cases import rarely
 from support.data import AS_THEY_ARE, random_table
 from support.faults import poisoned, spoil
 from support.networks import SmallNet, linear_model
+from support.peers import Second
 from support.runs import Records, setup_of, train
 from support.shared import sgd, shared
 
@@ -25,6 +26,7 @@ from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import SKIPPED, Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.errors import InputError, NonFiniteError, Preempted
+from jaxddp.peers import ALONE
 from jaxddp.setup.suspects import suspects
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.epoch_sums import EpochSums
@@ -193,6 +195,12 @@ def test_only_bad_steps_in_a_row_count(skipped, limit):
         assert (error.step, run) == (step, limit)
     else:
         assert longest < limit
+
+
+@pytest.mark.parametrize("peers", [ALONE, Second()])
+def test_the_first_process_says_which_step_was_skipped(peers, caplog):
+    SkippedSteps(peers=peers).see(7, {"loss": np.nan, "skipped": 1.0})
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["step 7"] * peers.is_first
 
 
 def sums_of(skipped: float, **metrics: float) -> MetricSums:

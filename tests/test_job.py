@@ -132,11 +132,11 @@ PROGRAM = """
 import os, signal, sys, time, numpy as np, jax, jax.numpy as jnp
 from jaxddp.errors import JaxddpError
 from jaxddp.job.environment import find_job
-from jaxddp.job.membership import abandon, agree, join
+from jaxddp.job.membership import abandon, join
 from jaxddp.mesh import Topology
 
 try:
-    join(find_job(), start=float(os.environ.get("START", "20")), silence=float(os.environ.get("SILENCE", "10")))
+    peers = join(find_job(), start=float(os.environ.get("START", "20")), silence=float(os.environ.get("SILENCE", "10")))
     {body}
 except JaxddpError as error:
     abandon(str(error), error.exit_code)
@@ -144,7 +144,7 @@ except JaxddpError as error:
     sys.exit(error.exit_code)
 """
 ADD = """
-    topology = Topology.create()
+    topology = Topology.create(peers=peers)
     total = jax.jit(lambda x: x.sum())
     placed = topology.place(np.full(1, 10.0 ** topology.process_index))
     print("sum", float(total(placed)), flush=True)
@@ -207,7 +207,7 @@ def free_port() -> int:
 def test_processes_compute_as_one_and_say_how_they_were_found(tmp_path):
     # Proxies in the environment do not matter.
     dead = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY")}
-    group = Group(tmp_path, ADD + "    agree({'seed': '1'})\n", process0=dead, process1=dead)
+    group = Group(tmp_path, ADD + "    peers.agree({'seed': '1'})\n", process0=dead, process1=dead)
     outputs = [process.communicate(timeout=60) for process in group.processes]
     assert [process.returncode for process in group.processes] == [0, 0], outputs
     assert all("sum 11.0" in output for output, _ in outputs)
@@ -218,7 +218,7 @@ def test_processes_compute_as_one_and_say_how_they_were_found(tmp_path):
 
 @pytest.mark.slow
 def test_a_value_that_differs_is_named_with_both(tmp_path):
-    body = "agree({'train.batch_size': '8', 'seed': str(jax.process_index() * 7)})"
+    body = "peers.agree({'train.batch_size': '8', 'seed': str(jax.process_index() * 7)})"
     for process, (code, line) in enumerate(Group(tmp_path, body).ends()):
         assert code == 2
         assert "seed differs: process" in line or "process 0 has '0'" in line or f"process {1 - process} ended" in line
@@ -303,10 +303,10 @@ def test_an_exception_ends_the_others_with_its_cause(tmp_path):
 SCRIPT = """# A script of one's own, which catches nothing.
 from jaxddp.errors import {error}
 from jaxddp.job.environment import find_job
-from jaxddp.job.membership import agree, join
-join(find_job())
+from jaxddp.job.membership import join
+peers = join(find_job())
 if {where}: raise {error}("train.csv:7: empty ImageId")
-agree({"all": "well"})
+peers.agree({"all": "well"})
 """
 
 
@@ -315,15 +315,15 @@ import os
 import jax
 from jaxddp.errors import InputError, Unreachable
 from jaxddp.job.environment import find_job
-from jaxddp.job.membership import agree, exchange, from_first, is_first, join
+from jaxddp.job.membership import join
 place = int(os.environ["JAX_PROCESS_ID"])
 jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], 2, place)
-join(find_job())
-agree({"all": "well"})
-assert exchange("places", "x" * 300 * place) == ["", "x" * 300], exchange
-assert from_first("the first", lambda: str(place)) == "0" and is_first() == (place == 0)
+peers = join(find_job())
+peers.agree({"all": "well"})
+assert peers.exchange("places", "x" * 300 * place) == ["", "x" * 300]
+assert peers.from_first("the first", lambda: str(place)) == "0" and peers.is_first == (place == 0)
 try:
-    agree({"same": "1", "seed": str(place)})
+    peers.agree({"same": "1", "seed": str(place)})
 except InputError as error:
     print("said", error, flush=True)
 """
@@ -368,7 +368,7 @@ def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_a_line(t
 
 @pytest.mark.slow
 def test_processes_with_unequal_devices_are_named(tmp_path):
-    for code, line in Group(tmp_path, "Topology.create()", process1={"JAX_NUM_CPU_DEVICES": "2"}).ends():
+    for code, line in Group(tmp_path, "Topology.create(peers=peers)", process1={"JAX_NUM_CPU_DEVICES": "2"}).ends():
         assert code == 2
         assert "devices: process 1 has 2 devices and process 0 has 1; give each as many" in line
 

@@ -13,6 +13,7 @@ import pytest
 from support import runs
 from support.data import random_table
 from support.networks import SmallNet, largest_difference, linear_model
+from support.peers import Second
 from support.runs import Recorder, exploding, train
 from support.shared import sgd
 
@@ -349,12 +350,21 @@ def test_waiting_in_vain_for_another_process_is_no_matter_of_files(tmp_path, mon
         checkpoints.wait()
 
 
-def test_processes_resume_from_the_checkpoint_that_the_first_sees(tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(4, setup_of().state, {})
-    checkpoints.wait()
+class Sees(Second):
+    """Of a process that hears what the first sees."""
+
+    def __init__(self, first: str):
+        self._first = first
+
+    def exchange(self, name, value):
+        return [self._first, value]
+
+
+def test_processes_resume_from_the_checkpoint_that_the_first_sees(tmp_path):
+    with Checkpoints(tmp_path) as saved:
+        saved.save(4, setup_of().state, {})
     for first, expected in (("8", 8), ("None", None)):
-        monkeypatch.setattr("jaxddp.workdir.session.exchange", lambda _, mine, first=first: [first, mine])
+        checkpoints = Checkpoints(tmp_path, Sees(first), read_only=True)
         assert resume_step(checkpoints, "auto") == expected
         if expected is None:
             assert resume_step(checkpoints, "never") is None

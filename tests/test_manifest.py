@@ -21,6 +21,7 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
+from jaxddp.peers import Peers
 from jaxddp.training import rows
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.events import RunEnd, RunStart
@@ -139,17 +140,18 @@ def test_a_quick_check_compares_names_and_sizes(place):
     assert "has 7 bytes, and " in (Manifests(place).check(4, quick=True) or "")
 
 
-def test_every_process_hears_what_is_damaged(place, monkeypatch):
+def test_every_process_hears_what_is_damaged(place):
     """Process 0 verifies, and the others end with its line."""
 
-    def decide(name, text, decide):
-        if name == "whole checkpoints":
-            raise InputError("step 4 is damaged")
-        return decide([text])
+    class Told(Peers):
+        """What another process finds comes from there."""
 
-    # What another process finds comes from there; this test has one process.
-    monkeypatch.setattr("jaxddp.job.membership._decide", decide)
-    with pytest.raises(InputError, match="^step 4 is damaged$"), session(place.parent):
+        def from_first(self, name, make):
+            if name == "whole checkpoints":
+                raise InputError("step 4 is damaged")
+            return make()
+
+    with pytest.raises(InputError, match="^step 4 is damaged$"), session(place.parent, Told()):
         pass
 
 

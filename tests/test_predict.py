@@ -217,7 +217,13 @@ def stand_in(step: int = 6, bad: tuple[int, ...] = ()) -> Any:
             yield Answers(start, np.full((len(rows), 5), 0.2, np.float32), errors)
 
     names, state = tuple("abcde"), TrainState(jnp.zeros((), jnp.int32), {}, {}, ())
-    known = {"directory": Path("run"), "state": state, "class_ids": names, "class_names": names}
+    known = {
+        "topology": Topology.create(1),
+        "directory": Path("run"),
+        "state": state,
+        "class_ids": names,
+        "class_names": names,
+    }
     return SimpleNamespace(step=step, answers=answers, **known)
 
 

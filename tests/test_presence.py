@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from support.data import random_table
 from support.networks import linear_model
+from support.peers import Second
 from support.shared import sgd, shared
 
 import jaxddp
 import jaxddp.phases as phases
 import jaxddp.workdir.presence as presence
 from jaxddp.errors import InputError
+from jaxddp.peers import ALONE
 
 TABLE = random_table(24)
 
@@ -98,8 +100,8 @@ def test_a_run_ends_with_one_line_and_makes_no_other_directory(change, moment, s
     assert "Traceback" not in capfd.readouterr().err and not any(record.exc_info for record in caplog.records)
 
 
-@pytest.mark.parametrize(("alone", "phase"), [(False, "device"), (True, "save")])
-def test_a_process_that_may_wait_for_what_will_not_come_ends_too(alone, phase, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("peers", "phase"), [(Second(), "device"), (ALONE, "save")])
+def test_a_process_that_may_wait_for_what_will_not_come_ends_too(peers, phase, tmp_path, monkeypatch):
     workdir, said, ended = tmp_path / "run", list[tuple[str, int]](), threading.Event()
 
     def end_now(reason: str, code: int) -> None:
@@ -108,11 +110,10 @@ def test_a_process_that_may_wait_for_what_will_not_come_ends_too(alone, phase, t
 
     # This process is not to end; how long it may take to end by itself is private.
     monkeypatch.setattr(presence, "end_now", end_now)
-    monkeypatch.setattr(presence, "is_alone", lambda: alone)
     monkeypatch.setattr(presence, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(presence, "_FAILING_SECONDS", 0.05)
     workdir.mkdir()
-    with pytest.raises(InputError), presence.staying(workdir), phases.phase(phase):
+    with pytest.raises(InputError), presence.staying(workdir, peers), phases.phase(phase):
         workdir.rmdir()
         assert ended.wait(30)
         raise TimeoutError

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from jax._src import compilation_cache as jax_cache
 from jax._src import compiler
 from support.ilsvrc import write_tree
+from support.peers import Second
 from support.shared import sgd
 
 import jaxddp
@@ -147,8 +148,7 @@ def test_where_nothing_can_be_kept_a_run_goes_on_with_one_line(unset, spoil, mon
 
 @pytest.fixture
 def not_first(unset, monkeypatch):
-    """This process as one of a job, but not the first: it keeps its programs through JAX's private functions."""
-    monkeypatch.setattr(compilation_cache, "is_first", lambda: False)
+    """One that is not the first of a job keeps its programs through JAX's private functions."""
     # JAX has no setting for it (`jaxddp.engine.program_cache`); what is set here is put back.
     monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)
     private_names.say_lost.cache_clear()
@@ -160,8 +160,8 @@ def not_first(unset, monkeypatch):
 def test_another_process_keeps_what_it_compiles(not_first, unset):
     """With the installed JAX, whatever its `_cache_write` is given; process 0 itself is told nothing of it."""
     not_first.setattr(compiler.distributed.global_state, "process_id", 1)
-    keep_compiled_programs()
-    keep_compiled_programs()  # as in a notebook
+    keep_compiled_programs(Second())
+    keep_compiled_programs(Second())  # as in a notebook
     jax.jit(lambda x: x * 3 + 41)(1.0)
     assert [path.name for path in unset.iterdir() if path.name.startswith("jit__lambda")]
 
@@ -183,7 +183,7 @@ def test_arguments_are_known_by_their_names(not_first, theirs):
 
     not_first.setattr(jax_cache, "put_executable_and_time", put)
     not_first.setattr(compiler, "_cache_write", theirs)
-    keep_compiled_programs()
+    keep_compiled_programs(Second())
     cpu, gpu = (SimpleNamespace(platform=platform) for platform in ("cpu", "gpu"))
     named = {"cache_key": "key", "compile_time_secs": 2.5, "module_name": "jit_f", "backend": cpu, "executable": "x"}
     callbacks = {"host_callbacks": []} if theirs is of_six else {}
@@ -199,8 +199,8 @@ def test_arguments_are_known_by_their_names(not_first, theirs):
 def test_without_jaxs_functions_one_line_says_what_is_lost(not_first, caplog, name, theirs):
     place = compiler if name == "_cache_write" else jax_cache
     not_first.setattr(place, name, theirs)
-    keep_compiled_programs()
-    keep_compiled_programs()
+    keep_compiled_programs(Second())
+    keep_compiled_programs(Second())
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"jax {jax.__version__} has no jax._src.compiler._cache_write of the kind")
     assert line.endswith("on CPUs, this process will compile its programs anew at each start")
@@ -213,7 +213,7 @@ def test_a_program_that_cannot_be_kept_is_one_line(not_first, caplog):
 
     not_first.setattr(jax_cache, "put_executable_and_time", put)
     not_first.setattr(compiler, "_cache_write", of_five)
-    keep_compiled_programs()
+    keep_compiled_programs(Second())
     for key in "ab":
         compiler._cache_write(key, 1.0, "jit_f", SimpleNamespace(platform="cpu"), None)
     (line,) = [record.getMessage() for record in caplog.records]
@@ -224,12 +224,12 @@ def test_other_processes_of_a_job_neither_warn_nor_thin_out(not_first, unset, mo
     monkeypatch.setattr(compilation_cache, "MOST_BYTES", 0)
     unset.mkdir(parents=True, mode=0o700)
     (unset / "program").write_bytes(b"x")
-    keep_compiled_programs()
+    keep_compiled_programs(Second())
     assert jax.config.jax_compilation_cache_dir == str(unset) and (unset / "program").exists()
     jax.config.update("jax_compilation_cache_dir", None)
     writable_by_others(unset / "below", monkeypatch)
     unset.chmod(0o777)
-    keep_compiled_programs()
+    keep_compiled_programs(Second())
     assert jax.config.jax_compilation_cache_dir is None and caplog.records == []
 
 

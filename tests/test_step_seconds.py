@@ -8,7 +8,7 @@ import pytest
 import jaxddp.training.listeners.slow_processes as slow_processes
 from jaxddp.cluster.doctor.checks import slow_processes as check
 from jaxddp.errors import InputError
-from jaxddp.job.messages import Alive
+from jaxddp.peers import Peers, Spent
 from jaxddp.training.events import RunStart, StepRecord
 from jaxddp.training.listeners.slow_processes import SlowProcesses
 from jaxddp.training.step_seconds import FILE, StepSeconds
@@ -85,13 +85,12 @@ def test_a_slow_process_is_said_once_with_a_table_and_doctor_reads_it(tmp_path, 
     seen = {0: FAST, 1: {**FAST, "input": 0.07}}
     step = 0
 
-    def standings() -> dict[int, Alive]:
-        spent = {process: {phase: s * step for phase, s in phases.items()} for process, phases in seen.items()}
-        return {process: Alive("device", step, 0.0, each) for process, each in spent.items()}
+    class Heard(Peers):
+        def spent(self) -> dict[int, Spent]:
+            return {process: (step, {phase: s * step for phase, s in each.items()}) for process, each in seen.items()}
 
-    monkeypatch.setattr(slow_processes, "standings", standings)
     monkeypatch.setattr(slow_processes, "LOOK_SECONDS", 0.0)
-    listener = SlowProcesses()
+    listener = SlowProcesses(Heard())
     listener.start(RunStart(0, 100, 8, 39, 2, 2, workdir=tmp_path))
     for step in (10, 20, 30):
         listener.step(record(step))

@@ -15,7 +15,7 @@ from outcome import add_result
 
 from jaxddp.api import resnet
 from jaxddp.job.environment import find_job
-from jaxddp.job.membership import is_first, join
+from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, simulate_cpu_devices
 from jaxddp.models.resnet import ResNet
 
@@ -26,8 +26,7 @@ def lay_out(task: Task) -> Topology:
     """Join the job, or simulate the devices that are asked for in one process."""
     if task.devices is not None:
         simulate_cpu_devices(task.devices)
-    join(find_job())
-    return Topology.create()
+    return Topology.create(peers=join(find_job()))
 
 
 def local_images(task: Task) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +49,7 @@ def concatenated(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.nda
 def run(task: Task, topology: Topology, step: Callable[[], Any], loss: Callable[[Any], float]) -> None:
     """Measure a step and write the figures."""
     figures = task.measure(step, loss, jax.block_until_ready)
-    if is_first():
+    if topology.peers.is_first:
         add_result(task.out, figures | {"version": jax.__version__, "device": topology.device_kind})
 
 

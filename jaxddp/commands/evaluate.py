@@ -30,10 +30,10 @@ def run(arguments: list[str]) -> int:
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")
     with doing(IMPORTING):
         from jaxddp.experiment.evaluate import evaluate
-        from jaxddp.job.membership import is_first
+        from jaxddp.job.membership import peers
 
     measured = evaluate(file, options.workdir, options.step)
-    if is_first():
+    if peers().is_first:
         print(*(f"{metric}: {_shown(value)}" for metric, value in measured.items()), sep="\n")
     return 0
 

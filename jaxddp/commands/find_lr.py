@@ -41,7 +41,6 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         import jaxddp.files as files
         from jaxddp.experiment.rate_range import RateRange, find_rate, of_a_test, words_without
-        from jaxddp.job.membership import is_first
         from jaxddp.schedules.peak import batch_factor
         from jaxddp.setup.from_file import open_experiment
         from jaxddp.training.pictures import png, rate_figure
@@ -49,7 +48,7 @@ def run(arguments: list[str]) -> int:
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)
     experiment = open_experiment(replace(file, config=of_a_test(file.config, rates)), rates.schedule)
     test = find_rate(experiment, rates)
-    if not is_first():
+    if not experiment.resources.topology.peers.is_first:
         return 0
     rate, steepest, diverged = test.suggestion()
     files.replace(out, png(rate_figure(test.tried, test.losses, test.smoothed, rate)))

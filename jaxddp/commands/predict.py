@@ -59,20 +59,19 @@ def run(arguments: list[str]) -> int:
         from jaxddp.data.inputs import open_inputs
         from jaxddp.inference.trained import restore_run
         from jaxddp.job.environment import find_job
-        from jaxddp.job.membership import is_first
         from jaxddp.mesh import Topology
         from jaxddp.predictions.write import write_predictions
         from jaxddp.setup.resources import join_job
 
-    join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
+    peers = join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
     with doing("looking for the images"):
         table = open_inputs(options.images)
-    trained = restore_run(options.run, options.step, Topology.create(options.devices))
+    trained = restore_run(options.run, options.step, Topology.create(options.devices, peers))
     with ProgressBar(len(table)) as bar:
         done = write_predictions(
             trained, table, options.out, form, options.top, bar.advance, guard_formulas=options.guard_formulas
         )
-    if is_first():
+    if peers.is_first:
         unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
         print(f"{options.out}: {counted(done.images, 'image')}{unusable}, step {trained.step} of {options.run}")
     return 0

@@ -28,7 +28,6 @@ def run(arguments: list[str]) -> int:
     options, file = parse_recipe(Train, "jaxddp train", arguments)
     with doing(IMPORTING):
         from jaxddp.experiment.train import of_file, train
-        from jaxddp.job.membership import is_first
         from jaxddp.setup.from_file import open_experiment
         from jaxddp.training.listeners.curves import CURVES
         from jaxddp.training.listeners.display import progress
@@ -36,7 +35,7 @@ def run(arguments: list[str]) -> int:
 
     training = of_file(open_experiment(file))
     train(training, options.workdir, resume=options.resume, listeners=[progress()])
-    if is_first():
+    if training.experiment.resources.topology.peers.is_first:
         written = {"curves": options.workdir / CURVES, "metrics": options.workdir / METRICS}
         print("  ".join(f"{what}: {path}" for what, path in written.items() if path.exists()))
     return 0

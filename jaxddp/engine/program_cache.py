@@ -21,7 +21,7 @@ import jax
 
 import jaxddp.private_names as private_names
 from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
-from jaxddp.job.membership import is_first
+from jaxddp.peers import ALONE, Peers
 
 PROGRAMS = "programs"
 """The folder of the compiled programs, in the cache folder."""
@@ -39,7 +39,7 @@ _log = logging.getLogger("jaxddp.parallel")
 _warn_once = functools.cache(_log.warning)
 
 
-def keep_compiled_programs() -> None:
+def keep_compiled_programs(peers: Peers = ALONE) -> None:
     """Switch JAX's persistent compilation cache on, in a folder of its own below the cache folder.
 
     Call it once the job is joined and before the first compilation; it starts no backend. JAX's own settings that the
@@ -51,25 +51,25 @@ def keep_compiled_programs() -> None:
     for name, (default, wanted) in _KEEP_ALL.items():
         if name.upper() not in os.environ and _setting(name) == default:
             jax.config.update(name, wanted)
-    _keep_those_of_every_cpu()
+    _keep_those_of_every_cpu(peers)
     if _setting("jax_compilation_cache_dir") is not None:
         return
     try:
-        folder = _own_folder()
+        folder = _own_folder(peers)
     except (OSError, RuntimeError) as error:
         # The other processes of a job would say the same.
-        if is_first():
+        if peers.is_first:
             _warn_once(f"compiled programs are not kept ({error}); name a place for them in {CACHE_VARIABLE}")
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
-def _keep_those_of_every_cpu() -> None:
+def _keep_those_of_every_cpu(peers: Peers) -> None:
     """On CPUs, have every process write its programs, which no other process can use; in JAX only process 0 writes.
 
     There is no setting for it. Where JAX's function is another one, a line says what is lost.
     """
-    if is_first():
+    if peers.is_first:
         return
     try:
         from jax._src import compilation_cache, compiler
@@ -102,7 +102,7 @@ def _setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
-def _own_folder() -> Path:
+def _own_folder(peers: Peers) -> Path:
     """The folder, made where it is missing, checked, and thinned out."""
     folder = cache_folder() / PROGRAMS
     # A program in this folder runs with this user's permissions.
@@ -113,7 +113,7 @@ def _own_folder() -> Path:
     # Permissions do not show a full disk, or a file system that is mounted read-only.
     with tempfile.TemporaryFile(dir=folder):
         pass
-    if is_first() and _setting("jax_compilation_cache_max_size") == -1:
+    if peers.is_first and _setting("jax_compilation_cache_max_size") == -1:
         _thin_out(folder, MOST_BYTES)
     return folder
 

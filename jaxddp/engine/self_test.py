@@ -23,7 +23,6 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import GradientError
-from jaxddp.job.membership import exchange, is_first
 from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS, Topology
 
@@ -105,9 +104,10 @@ class SelfTest:
             in_slices = self._compared(here, in_slices=True)
             found = in_slices if in_slices.agrees(self._tolerance) else found
         line = "" if found.agrees(self._tolerance) else found.line(self._topology.num_devices, self._tolerance)
-        if line := next(filter(None, exchange("self-test", line)), ""):
+        peers = self._topology.peers
+        if line := next(filter(None, peers.exchange("self-test", line)), ""):
             raise GradientError(f"self-test before the first step: {line}; {_AGAIN}")
-        if not found.proves and is_first():
+        if not found.proves and peers.is_first:
             _log.warning(f"self-test: the gradient of the first examples is {found.norm:g}, which proves nothing")
 
     def _compiled(self, *given: Any) -> Any:

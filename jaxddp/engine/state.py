@@ -1,5 +1,6 @@
 """What training carries from step to step: arrays only, the same on every device."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,10 +17,9 @@ from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
 from jaxddp.wording import counted, kind_of, show
 
-Transform = Callable[[Any, Any], tuple[Any, Any]]
-"""(params, model_state) -> (params, model_state) of the same names, shapes and dtypes."""
-
-
+Transform = Callable[..., tuple[Any, Any]]
+"""(params, model_state) -> (params, model_state) of the same names, shapes and dtypes. One that also has an argument
+`peers` is given the job's `jaxddp.peers.Peers`."""
 PARAMS = "params/"
 """How the path of a parameter begins, beside those of the model's state."""
 SMALL_LEAF = 1 << 20
@@ -111,11 +111,13 @@ def make_init(
             parameters for evaluation.
     """
 
+    takes_peers = transform is not None and _takes_peers(transform)
+
     def init(key: jax.Array, weights: Mapping[str, jax.Array] | None = None) -> TrainState:
         params, model_state = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
         if transform is not None:
             fresh = {"params": params, "model_state": model_state}
-            made = transform(params, model_state)
+            made = transform(params, model_state, **({"peers": topology.peers} if takes_peers else {}))
             if not isinstance(made, tuple) or len(made) != 2:
                 raise InputError(f"initialize: it returned {kind_of(made)}; return a pair (params, model_state)")
             params, model_state = made
@@ -136,6 +138,13 @@ def make_init(
     # Every parameter has random numbers of its own to compile: half of a cold start.
     options = options_of_one_call(topology.platform)
     return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)
+
+
+def _takes_peers(transform: Transform) -> bool:
+    try:
+        return "peers" in inspect.signature(transform).parameters
+    except (TypeError, ValueError):
+        return False  # Some built-in ones show none.
 
 
 def with_weights(params: Any, model_state: Any, weights: Mapping[str, jax.Array]) -> tuple[Any, Any]:

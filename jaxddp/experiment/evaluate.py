@@ -12,7 +12,6 @@ from jaxddp.engine.state import measured_states
 from jaxddp.errors import InputError
 from jaxddp.goal import flat
 from jaxddp.inference.trained import fitted
-from jaxddp.job.membership import agree
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.protocol import Model
@@ -55,7 +54,7 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     topology, config = joined(file)
     check_measured(directory, config)
     # A missing or damaged one is an error before the data are opened.
-    with Checkpoints(directory / CHECKPOINTS, read_only=True) as checkpoints:
+    with Checkpoints(directory / CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
         agreed_step(checkpoints, which)
     train, val = open_validation(config, topology)
     _check_classes(directory, train)
@@ -63,7 +62,7 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     model = model_of(config, known.num_classes, give)
     check_eval_size(config.data, model, known)
     evaluator = _evaluator(config, give, model, known, val, topology)
-    agree(settings())
+    topology.peers.agree(settings())
     topology.connect()
     # Looked up again, for a run may have gone on meanwhile.
     saved = restored(directory, which, topology)

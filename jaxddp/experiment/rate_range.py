@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.job.membership import agree, from_first
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import initialize
@@ -121,12 +120,13 @@ def find_rate(experiment: Experiment, rates: RateRange) -> RateTest:
     Its config is `of_a_test`, and its optimizer follows the rates. All processes of a job must ask alike; the first
     has the losses. Raises: InputError.
     """
-    agree({"the rates to test": str(rates)})
+    peers = experiment.resources.topology.peers
+    peers.agree({"the rates to test": str(rates)})
     test = RateTest(rates)
 
     def stops(step: int) -> bool:
         # The first process alone has a listener, and all have to stop at one step.
-        return from_first("whether the loss diverges", lambda: str(test.diverged_at is not None)) == str(True)
+        return peers.from_first("whether the loss diverges", lambda: str(test.diverged_at is not None)) == str(True)
 
     run = make_run(initialize(experiment), listeners=[test])
     try:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxddp.data.labels import is_multi_label
 from jaxddp.engine.state import TrainState
-from jaxddp.job.membership import is_first
+from jaxddp.job.at_work import at_work
 from jaxddp.phases import phase
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.kinds import check_listeners
@@ -53,16 +53,16 @@ class Training:
 
 def of_file(experiment: Experiment) -> Training:
     """Of a recipe file, which is initialized once the work directory is known to be its own."""
-    file = experiment.file
+    file, peers = experiment.file, experiment.resources.topology.peers
 
     def listeners(directory: Path) -> Sequence[Any]:
-        hooks = {} if file is None or not is_first() else file.hooks
+        hooks = {} if file is None or not peers.is_first else file.hooks
         given = by_hooks(hooks)("listeners", experiment.config, directory)
         return () if given is None else check_listeners(given.value, given.where)
 
     def begin(*, fresh: bool) -> RunSetup:
         setup = initialize(experiment, fresh=fresh)
-        if is_first() and (line := derivation(experiment.config)):
+        if peers.is_first and (line := derivation(experiment.config)):
             print(line, flush=True)
         return setup
 
@@ -75,7 +75,7 @@ def train_setup(
 ) -> TrainState:
     """Train a setup, which stays as it was; see `train`."""
     # With those of a run, and of other processes.
-    compared = directory is not None or setup.topology.process_count > 1
+    compared = directory is not None or not setup.topology.peers.is_alone
     claimed = _claim_of(setup, setup.identity() if compared else {})
 
     def begin(*, fresh: bool) -> RunSetup:
@@ -89,6 +89,7 @@ def train_setup(
     return state
 
 
+@at_work()
 @phase("start")
 def train(
     training: Training,
@@ -112,18 +113,18 @@ def train(
             make_run(training.begin(fresh=True), None, listeners, evaluators, claimed.objects, claimed.content())
         )
     # What runs here may change the working directory.
-    directory = directory.absolute()
+    directory, peers = directory.absolute(), experiment.resources.topology.peers
     loggers = make_loggers(config, directory)
     check_wanted(loggers, multi_label=is_multi_label(experiment.resources.train))
-    with session(directory, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
+    with session(directory, peers, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
         # Runs of setups once had no config.json.
         known = experiment.file is not None or (directory / CONFIG_FILE).exists()
         resuming = known and own.resume_step is not None
-        content, is_same = claim(directory, claimed, resuming=resuming, run_id=own.run_id)
+        content, is_same = claim(directory, claimed, peers, resuming=resuming, run_id=own.run_id)
         own.belongs_to(content)
-        ended = how_it_ended(directory, own.resume_step, experiment.layout.plan.total_steps, is_same=is_same)
+        ended = how_it_ended(directory, own.resume_step, experiment.layout.plan.total_steps, peers, is_same=is_same)
         if ended and not training.again:
-            if is_first():
+            if peers.is_first:
                 print(f"{directory}: {ended}", flush=True)
             return None
         watching = [*listeners, *loggers, *training.listeners(directory)]

@@ -15,7 +15,6 @@ from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import EvalOrder, Shard
 from jaxddp.data.source import Source
 from jaxddp.errors import InputError
-from jaxddp.job.membership import agree, exchange, from_first
 from jaxddp.mesh import Topology
 from jaxddp.phases import doing
 from jaxddp.wording import counted
@@ -62,7 +61,7 @@ class Answering:
 
     def __iter__(self) -> Iterator[Answers]:
         """All answers, in the order of the source. Raises: InputError; the processes ask about different images."""
-        agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
+        self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
         if self.source.pixel_shape is not None:
             yield from self._answers(self._batches(None), None)
@@ -78,7 +77,7 @@ class Answering:
             if not omissions.all:
                 raise
         # A process whose part is padding alone has not looked, and must not compute by itself.
-        if str(True) in exchange("whether no image is left", str(omissions.all)):
+        if str(True) in self.topology.peers.exchange("whether no image is left", str(omissions.all)):
             yield self._nothing(omissions)
         else:
             yield from self._answers(batches, omissions)
@@ -106,7 +105,8 @@ class Answering:
 
     def _nothing(self, omissions: Omissions) -> Answers:
         """The answers where no image can be used, which the first process has found."""
-        faults = json.loads(from_first("faults of all images", lambda: json.dumps(omissions.faults)))
+        told = self.topology.peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
+        faults = json.loads(told)
         nothing = np.full((len(self.source), self.num_classes), np.nan, np.float32)
         return Answers(0, nothing, dict(sorted((int(row), fault) for row, fault in faults.items())))
 
@@ -116,7 +116,7 @@ class Answering:
         found, errors = np.array(probabilities[:count]), dict[int, str]()
         if omissions is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
             own = {row: omissions.faults[row] for row in (start + bad).tolist() if row in omissions.faults}
-            for others in exchange("images that cannot be used", json.dumps(own)):
+            for others in self.topology.peers.exchange("images that cannot be used", json.dumps(own)):
                 errors |= {int(row): fault for row, fault in json.loads(others).items()}
             found[bad] = np.nan
         return Answers(start, found, dict(sorted(errors.items())))

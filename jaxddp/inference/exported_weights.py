@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.errors import InputError
-from jaxddp.job.membership import is_first
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
+from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
 from jaxddp.setup.initial_weights import read_run
@@ -37,12 +37,15 @@ def export_run(directory: Path, which: str, out: Path) -> str:
     return f"{out}: {counted(count, 'array')} of step {step} of {directory}"
 
 
-def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray]) -> int:
-    """Write arrays by path as the network's publisher names them; returns how many. Raises: InputError."""
+def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers: Peers = ALONE) -> int:
+    """Write arrays by path as the network's publisher names them, once for all processes; returns how many.
+
+    Raises: InputError.
+    """
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: the format is known by its name; give one that ends in .safetensors")
     named = published(arrays, namings_of(model)[0])
     # The processes of a job would write one file over another.
-    if is_first():
+    if peers.is_first:
         write(out, named)
     return len(named)

@@ -1,4 +1,4 @@
-"""Values that processes compare over their devices, where JAX was initialized without us."""
+"""The peers of a process whose program initialized JAX without us: the devices carry what they compare."""
 
 import json
 from collections.abc import Callable
@@ -8,24 +8,31 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxddp.errors import InputError, Unreachable, error_of
+from jaxddp.peers import Peers
 
 
-def decided_on_devices(text: str, decide: Callable[[list[str]], str]) -> str:
-    """What process 0 makes of the texts of all processes; all must call this alike.
+class DevicePeers(Peers):
+    """The processes that JAX knows. Each watches itself alone."""
 
-    Raises:
-        InputError, Unreachable: that of process 0, on every process.
-    """
-    texts, answer, error, code = _gathered(text), "", None, 0
-    if jax.process_index() == 0:
-        try:
-            answer = decide(texts)
-        except (InputError, Unreachable) as caught:
-            error, code = str(caught), caught.exit_code
-    answer, error, code = json.loads(_gathered(json.dumps([answer, error, code]))[0])
-    if error is not None:
-        raise error_of(code, error)
-    return answer
+    @property
+    def process_index(self) -> int:
+        return jax.process_index()
+
+    @property
+    def process_count(self) -> int:
+        return jax.process_count()
+
+    def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
+        texts, answer, error, code = _gathered(text), "", None, 0
+        if self.is_first:
+            try:
+                answer = decide(texts)
+            except (InputError, Unreachable) as caught:
+                error, code = str(caught), caught.exit_code
+        answer, error, code = json.loads(_gathered(json.dumps([answer, error, code]))[0])
+        if error is not None:
+            raise error_of(code, error)
+        return answer
 
 
 def _gathered(text: str) -> list[str]:

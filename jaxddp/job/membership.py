@@ -1,4 +1,4 @@
-"""Joining a job and leaving it, in order or after a failure; and what all processes of it know of each other.
+"""Joining a job, which gives a process its peers; and leaving it, in order or after a failure.
 
 In a job that a program joined by `jax.distributed.initialize` itself, the devices carry what the processes compare, and
 each process watches itself alone.
@@ -6,8 +6,6 @@ each process watches itself alone.
 
 import atexit
 import contextlib
-import hashlib
-import json
 import math
 import os
 import platform
@@ -18,21 +16,51 @@ from types import TracebackType
 import jax
 
 from jaxddp.errors import InputError, JaxddpError, Preempted
-from jaxddp.job.device_exchange import decided_on_devices
+from jaxddp.job.device_exchange import DevicePeers
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
 from jaxddp.job.lone_watch import watch_alone, watch_no_more
-from jaxddp.job.messages import Alive
 from jaxddp.job.watch import Waits, end_now, show_stacks_on_signal
 from jaxddp.own_code import forget, is_ctrl_c, told
+from jaxddp.peers import ALONE, Peers, Spent
 from jaxddp.phases import doing, phase
 from jaxddp.versions import installed_version
-from jaxddp.wording import show
 
 _link: Link | None = None
+"""That of this process, for a second call of `join`, and for what ends the process."""
 
 
-def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: float = 600, shutdown: float = 60) -> None:
+class JobPeers(Peers):
+    """The processes of a job that this one is linked with. They watch each other."""
+
+    def __init__(self, link: Link):
+        self._link = link
+
+    @property
+    def process_index(self) -> int:
+        return self._link.job.process_id
+
+    @property
+    def process_count(self) -> int:
+        return self._link.job.num_processes
+
+    @property
+    def longest_wait(self) -> float:
+        return self._link.waits.longest
+
+    def from_first(self, name: str, make: Callable[[], str]) -> str:
+        with contextlib.nullcontext() if self.is_first else phase("agreement"):
+            return self._link.spread(name, make, self.longest_wait)
+
+    def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
+        with phase("agreement"):
+            return self._link.decide(name, text, decide, self.longest_wait)
+
+    def spent(self) -> Mapping[int, Spent]:
+        return {process: (alive.step, alive.spent) for process, alive in self._link.standings().items()}
+
+
+def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: float = 600, shutdown: float = 60) -> Peers:
     """Join the job's processes, before anything asks for devices; without a job, or a second time, only watch.
 
     From then on this process ends within `silence` and a few seconds when another one is lost, and within `stall` when
@@ -45,6 +73,9 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             `jaxddp.phases`.
         shutdown: seconds to wait for the others at the end.
 
+    Returns:
+        This process's `peers`.
+
     Raises:
         Unreachable: the processes do not reach each other in time.
         InputError: they differ where they must not; see `Link.meet`.
@@ -54,7 +85,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
     if job is None or jax.distributed.is_initialized():
         if _link is None:
             watch_alone(stall)
-        return
+        return peers()
     with doing(f"meeting {job.num_processes} processes"):
         _link = Link.meet(job, _versions(), start, waits=Waits(silence, stall, shutdown))
     watch_no_more()
@@ -83,6 +114,17 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             "file use JAX inside its functions only"
         ) from error
     atexit.register(_leave, _link)
+    return peers()
+
+
+def peers() -> Peers:
+    """The processes of the job that this one has joined, or that its program told JAX of; else it is alone.
+
+    Whoever can be handed the peers takes them from there.
+    """
+    if _link is not None:
+        return JobPeers(_link)
+    return DevicePeers() if jax.distributed.is_initialized() else ALONE
 
 
 def abandon(reason: str, code: int) -> None:
@@ -99,84 +141,6 @@ def abandon(reason: str, code: int) -> None:
         end_now(str(loss), loss.code)
     _link.fail(own, code)
     end_now(reason, code)
-
-
-def is_first() -> bool:
-    """Whether this is process 0, which writes and prints for all."""
-    if _link is not None:
-        return _link.job.process_id == 0
-    return not jax.distributed.is_initialized() or jax.process_index() == 0
-
-
-def is_alone() -> bool:
-    """Whether this process is in no job."""
-    return _link is None and not jax.distributed.is_initialized()
-
-
-def agree(values: Mapping[str, str]) -> None:
-    """See that all processes have the same values; an `InputError` names the first that differs, and who has what.
-
-    Each gives a digest; only where one differs from that of process 0, its values follow.
-    """
-    told = json.dumps(dict(values))
-    digests = "digests", hashlib.sha256(told.encode()).hexdigest()
-    other = int(_decide(*digests, lambda all_of: str(next((p for p, d in enumerate(all_of) if d != all_of[0]), 0))))
-    if other:
-        own = told if _process_index() in (0, other) else ""
-        raise InputError(_decide("values", own, lambda all_of: _difference(all_of, other)))
-
-
-def exchange(name: str, value: str) -> list[str]:
-    """The values of all processes, in order of their ids. Needs no device; all processes must call it alike.
-
-    Raises:
-        Unreachable: a process gives none in time.
-    """
-    return json.loads(_decide(name, value, json.dumps))
-
-
-def from_first(name: str, make: Callable[[], str]) -> str:
-    """What process 0 makes, in the phase in which it is; it alone calls the function, and all must call this alike.
-
-    Raises:
-        InputError, Unreachable: that of process 0, on every process.
-    """
-    if _link is None:
-        return _decide(name, "", lambda _: make())
-    with contextlib.nullcontext() if is_first() else phase("agreement"):
-        return _link.spread(name, make, _link.waits.longest)
-
-
-def longest_wait() -> float:
-    """How many seconds a process waits for another one, which was named by then if it is stuck."""
-    return (Waits() if _link is None else _link.waits).longest
-
-
-def standings() -> dict[int, Alive]:
-    """Where each process stands, and where its seconds went; only process 0 hears of all. Empty outside of our jobs."""
-    return {} if _link is None else _link.standings()
-
-
-def _decide(name: str, text: str, decide: Callable[[list[str]], str]) -> str:
-    """What process 0 makes of the texts of all."""
-    if _link is not None:
-        with phase("agreement"):
-            return _link.decide(name, text, decide, _link.waits.longest)
-    return decided_on_devices(text, decide) if jax.distributed.is_initialized() else decide([text])
-
-
-def _process_index() -> int:
-    return jax.process_index() if _link is None else _link.job.process_id
-
-
-def _difference(told: list[str], process: int) -> str:
-    """What tells the values of a process from those of process 0."""
-    own, theirs = (json.loads(told[each]) for each in (0, process))
-    name = next(name for name in own | theirs if own.get(name) != theirs.get(name))
-    return (
-        f"{name} differs: process 0 has {show(own.get(name))}, process {process} has {show(theirs.get(name))}; "
-        "start every process with the same"
-    )
 
 
 def _versions() -> dict[str, str]:

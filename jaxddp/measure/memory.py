@@ -17,10 +17,10 @@ import jax
 
 from jaxddp.data.division import Division
 from jaxddp.errors import InputError
-from jaxddp.job.membership import exchange
 from jaxddp.measure.cost import Cost
 from jaxddp.measure.host_memory import HostMemory, host_memory
 from jaxddp.mesh import Topology
+from jaxddp.peers import Peers
 from jaxddp.wording import size
 
 MARGIN = 0.03
@@ -225,9 +225,9 @@ class Fit:
         return (1 - SPARED) * (self.needs.total if self.needs else 0)
 
 
-def agreed_fit(division: Division, own: Report) -> Fit:
+def agreed_fit(division: Division, own: Report, peers: Peers) -> Fit:
     """How a step fits the devices of all processes, which all call this alike. Raises: InputError; one is silent."""
-    return Fit.of(division, list(map(Report.from_json, exchange("memory of the step", own.to_json()))))
+    return Fit.of(division, list(map(Report.from_json, peers.exchange("memory of the step", own.to_json()))))
 
 
 def told(sizes: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.errors import InputError
-from jaxddp.job.membership import from_first
+from jaxddp.peers import ALONE, Peers
 
 EPSILON = 5e-4
 """Added to variances, as many patches are nearly flat."""
@@ -59,7 +59,7 @@ def whitening_kernel(moments: np.ndarray, channels: int) -> np.ndarray:
 
 def initialize_whitening(
     name: str, images: Callable[[], np.ndarray], mean: Sequence[float], std: Sequence[float]
-) -> Callable[[Any, Any], tuple[Any, Any]]:
+) -> Callable[..., tuple[Any, Any]]:
     """A transform of fresh parameters, see `jaxddp.engine.state.create_state`: the convolution `name` whitens.
 
     Its kernel is [size, size, C, 2 size * size * C].
@@ -72,7 +72,7 @@ def initialize_whitening(
         InputError: when the parameters are made; the network has no such convolution.
     """
 
-    def transform(params: Any, model_state: Any) -> tuple[Any, Any]:
+    def transform(params: Any, model_state: Any, peers: Peers = ALONE) -> tuple[Any, Any]:
         if "kernel" not in params.get(name, {}):
             raise InputError(f"no convolution {name!r} to whiten in this network; give the name of its first one")
         kernel = params[name]["kernel"]
@@ -82,7 +82,7 @@ def initialize_whitening(
             return json.dumps(whitening_kernel(moments, kernel.shape[2]).tolist())
 
         # Eigenvectors differ between kinds of processors, in their signs for one.
-        whitened = jnp.asarray(json.loads(from_first("whitening kernel", made)), kernel.dtype)
+        whitened = jnp.asarray(json.loads(peers.from_first("whitening kernel", made)), kernel.dtype)
         return {**params, name: {**params[name], "kernel": whitened}}, model_state
 
     return transform

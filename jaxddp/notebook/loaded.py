@@ -33,8 +33,8 @@ def load_run(
         InputError: there is no such run or checkpoint, or the model is not the one that was trained.
     """
     directory = Path(check_path(workdir, "workdir"))
-    join_job(find_job(), Config().parallel)
-    return restore_run(directory, _which(step), Topology.create(devices), model)
+    peers = join_job(find_job(), Config().parallel)
+    return restore_run(directory, _which(step), Topology.create(devices, peers), model)
 
 
 @words_of_arguments({"data.path": "data", "eval.batch_size": "batch_size"})

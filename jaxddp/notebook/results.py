@@ -68,7 +68,8 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
     check_state(state, setup)
     files.check_path(out, "out")
     arrays = by_path(state.eval_params, state.model_state)
-    write_weights(Path(out), setup.recipe.model, {path: np.asarray(leaf) for path, leaf in arrays.items()})
+    own = {path: np.asarray(leaf) for path, leaf in arrays.items()}
+    write_weights(Path(out), setup.recipe.model, own, setup.topology.peers)
 
 
 def check_one_label(table: Source) -> None:

@@ -13,7 +13,6 @@ from jaxddp.errors import InputError
 from jaxddp.inference.answers import images_at_once
 from jaxddp.inference.predictions import Predictions, Row, column_names
 from jaxddp.inference.trained import TrainedRun
-from jaxddp.job.membership import agree, from_first, is_first
 from jaxddp.predictions import formats
 from jaxddp.predictions.partial import Partial
 from jaxddp.wording import as_text, counted
@@ -50,9 +49,10 @@ def write_predictions(
         InputError: the file cannot be written, or the processes differ in what they are asked.
     """
     formats.check(form)
-    agree({"--out": str(out), "--top": str(top), "--format": form, "--guard-formulas": str(guard_formulas)})
+    peers = run.topology.peers
+    peers.agree({"--out": str(out), "--top": str(top), "--format": form, "--guard-formulas": str(guard_formulas)})
     # The first process writes it.
-    place = Path(from_first("the file", lambda: str(files.check_out(out))))
+    place = Path(peers.from_first("the file", lambda: str(files.check_out(out))))
     count, at_once, top = len(table), images_at_once(len(table)), min(top, len(run.class_ids))
     asked = {"run": str(run.directory.resolve()), "step": run.step, "top": top, "images": table.fingerprint}
     partial = Partial(place, {**asked, **checksums(run.state), "version": 1}, column_names(top))
@@ -62,19 +62,19 @@ def write_predictions(
             held.enter_context(partial.held())
             return str(partial.resume(at_once, count))
 
-        done = int(from_first("answers so far", begin))
-        errors = sum(row["error"] is not None for row in partial.rows()) if is_first() and done else 0
+        done = int(peers.from_first("answers so far", begin))
+        errors = sum(row["error"] is not None for row in partial.rows()) if peers.is_first and done else 0
         rest = table.rows(np.arange(done, count)) if done else table
         for answers in run.answers(rest, at_once) if done < count else ():
             first, number = done + answers.start, len(answers.probabilities)
             errors += len(answers.errors)
-            if is_first():
+            if peers.is_first:
                 ids = [str(table.record(row).id) for row in range(first, first + number)]
                 own = {row - answers.start: error for row, error in answers.errors.items()}
                 found = Predictions(ids, answers.probabilities, run.class_ids, run.class_names, own)
                 partial.append(found.rows(top))
                 progress(first + number, errors)
-        if is_first():
+        if peers.is_first:
             rows = _all(partial.rows(), count, partial.path)
             if guard_formulas:
                 rows = ({column: as_text(cell) for column, cell in row.items()} for row in rows)

@@ -10,11 +10,11 @@ from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.engine.shapes import parameter_names
 from jaxddp.engine.state import PARAMS
 from jaxddp.errors import InputError
-from jaxddp.job.membership import is_first
 from jaxddp.layers import Layers, begins, longest
 from jaxddp.models.adapt import with_settled_norms
 from jaxddp.models.protocol import Model, name_of
 from jaxddp.optimizers.decay import is_kernel
+from jaxddp.peers import Peers
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.training.plan import Plan
 from jaxddp.weights.match import Shapes
@@ -22,7 +22,7 @@ from jaxddp.weights.match import Shapes
 _log = logging.getLogger("jaxddp.experiment")
 
 
-def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan) -> Recipe:
+def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Recipe:
     """The recipe with what its config says of layers in its optimizer and its model; `shapes` are the network's.
 
     Weight decay by layer is the optimizer's own; see `jaxddp.optimizers.decay`.
@@ -34,7 +34,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan) -> Recipe:
     trained, frozen, thawed = _trained(config, shapes), config.frozen, config.model.thawed
     starts = {layer: duration.steps(**plan.sizes) for layer, duration in thawed.items()}
     for layer, start in starts.items():
-        if start >= plan.total_steps and is_first():
+        if start >= plan.total_steps and peers.is_first:
             _log.warning(f"model.unfreeze: {layer!r} begins at step {start}, and the run ends at {plan.total_steps}")
     by_name = {name: longest(config.optimizer.rates, name, 1.0) for name in trained}
     if config.optimizer.layer_decay != 1:

@@ -60,7 +60,7 @@ class Experiment:
 
 def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFile | None = None) -> Experiment:
     """Raises: InputError; the network does not take images of all sizes, or as the functions below."""
-    check_sizes(recipe.config.data, recipe.model, layout)
+    check_sizes(recipe.config.data, recipe.model, layout, resources.topology.peers)
     feed = make_feed(recipe, resources, layout.growth)
     return Experiment(recipe, resources, layout, feed, make_preprocess(recipe, resources, layout), file)
 

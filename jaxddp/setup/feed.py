@@ -20,7 +20,6 @@ from jaxddp.data.source import Source, columns, image_dtype, stacked_columns
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.resident_steps import Images, place_images
 from jaxddp.errors import InputError
-from jaxddp.job.membership import exchange
 from jaxddp.measure.memory import named, told
 from jaxddp.mesh import Topology
 from jaxddp.phases import doing, moved
@@ -237,7 +236,7 @@ class Feed:
                 yield batch.image
 
         images = place_images(counted(), num_rows, shape, self.topology, image_dtype(source, self.data))
-        everywhere = sum(map(int, exchange(f"substituted {use} images", str(substituted))))
+        everywhere = sum(map(int, self.topology.peers.exchange(f"substituted {use} images", str(substituted))))
         check_substituted(everywhere, max_substituted(self.data.max_bad_images, len(source)), "data.cache=device")
         return images
 

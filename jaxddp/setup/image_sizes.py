@@ -9,22 +9,22 @@ import jax.numpy as jnp
 from jaxddp.config import DataConfig
 from jaxddp.engine.shapes import trees_of
 from jaxddp.errors import InputError
-from jaxddp.job.membership import is_first
 from jaxddp.models.protocol import Model
+from jaxddp.peers import Peers
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
 from jaxddp.wording import first_line
 
 _log = logging.getLogger("jaxddp.experiment")
 
 
-def check_sizes(data: DataConfig, model: Model, layout: Layout) -> None:
+def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) -> None:
     """See that a network takes images of all sizes of a run; nothing is computed.
 
     Where a run ends before its images have grown, a line says so. Raises: InputError; names the first size that the
     network does not take.
     """
     whole, largest = layout.data.image_shape, layout.shapes[-1]
-    if largest != whole and is_first():
+    if largest != whole and peers.is_first:
         _log.warning(f'data.grow_end="{data.grow_end}": the run ends before, at {largest[0]} pixels of {whole[0]}')
     for shape in layout.shapes:
         _check_takes(model, whole, shape, "grow_from", data)

@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxddp.engine.shapes import by_path
 from jaxddp.errors import about
-from jaxddp.job.membership import agree, is_first
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
@@ -51,7 +50,7 @@ def initial_weights(
         found, namings, others = read(path), namings_of(model), False
     with about(path):
         matched = match(shapes, found, namings, num_classes, new_layers, new_head=others)
-    agree({"the weights to start from": _checksum(matched.arrays)})
+    topology.peers.agree({"the weights to start from": _checksum(matched.arrays)})
     said = [f"{len(matched.arrays)} of the network's {counted(len(shapes), 'array')}"]
     if matched.new:
         said.append(f"new: {listed(matched.new)}")
@@ -60,7 +59,7 @@ def initial_weights(
         said.append(f"a new head for {classes}: {listed(matched.head)}")
     if matched.left_over:
         said.append(f"left over: {listed(matched.left_over)}")
-    if is_first() and len(said) > 1:
+    if topology.peers.is_first and len(said) > 1:
         _log.info(f"{path}: {'; '.join(said)}")
     return matched.arrays
 

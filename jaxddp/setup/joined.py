@@ -3,7 +3,6 @@
 import logging
 
 from jaxddp.config import Config
-from jaxddp.job.membership import is_first
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.resources import join_with
@@ -18,9 +17,9 @@ def joined(file: RecipeFile) -> tuple[Topology, Config]:
     A line says where settings come from that the recipe file does not say. Raises: InputError.
     """
     topology = join_with(file.config, file.digest())
-    if file.said and is_first():
+    if file.said and topology.peers.is_first:
         _log.info(file.said)
-    config = with_places(file.config)
+    config = with_places(file.config, topology.peers)
     if config.train.precision is None:
         config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
     return topology, config

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxddp.engine.replicas import Replicas
-from jaxddp.job.membership import agree, from_first, is_first
+from jaxddp.peers import Peers
 from jaxddp.phases import phase
 from jaxddp.recipe.metrics import check_wanted
 from jaxddp.recipe_file import RUN_ID
@@ -39,9 +39,9 @@ def make_run(
         config: what config.json says of the run, for the listeners.
     """
     plan, topology, experiment, resident = setup.plan, setup.topology, setup.experiment, setup.data.cache == "device"
-    if topology.process_count > 1:
-        agree({**(objects or {}), **checksums(setup.state), "the number of steps": str(plan.total_steps)})
-        listeners = [*listeners, SlowProcesses()]
+    if not (peers := topology.peers).is_alone:
+        peers.agree({**(objects or {}), **checksums(setup.state), "the number of steps": str(plan.total_steps)})
+        listeners = [*listeners, SlowProcesses(peers)]
     evaluator = _evaluator(setup, listeners, evaluators)
     if resident:
         # Before anything is compiled: both have to fit, and no image may be damaged.
@@ -53,7 +53,7 @@ def make_run(
         feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)
         program.check(setup.state, *feed)
     # Of the listeners, those of the first process count, and all have to predict.
-    most = from_first("predictions", lambda: str(max(map(_wanted_predictions, listeners), default=0)))
+    most = peers.from_first("predictions", lambda: str(max(map(_wanted_predictions, listeners), default=0)))
     compared = topology.num_devices > 1 and plan.replicas.examples
     run = Run(
         *(plan, topology, setup.state, program, chunks, setup.division, evaluator),
@@ -72,7 +72,7 @@ def make_run(
     )
     if session is None:
         return run
-    if is_first():
+    if peers.is_first:
         Signature.of(setup.table, setup.data).write(session.directory, (config or {}).get(RUN_ID))
     return session.joined(run)
 
@@ -83,18 +83,19 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     if val is None:
         return None
     check_wanted(listeners, multi_label=setup.layout.data.multi_label)
-    metrics = setup.programs.metrics(setup.recipe.metrics, _wanted_metrics(listeners))
+    metrics = setup.programs.metrics(setup.recipe.metrics, _wanted_metrics(listeners, setup.topology.peers))
     evaluator = setup.evaluator(
         val, config.eval.batch_size, metrics, evaluators, resident=config.data.cache == "device"
     )
-    tell_unseen(val, setup.table)
+    if setup.topology.peers.is_first:
+        tell_unseen(val, setup.table)
     return evaluator
 
 
-def _wanted_metrics(listeners: Sequence[Any]) -> tuple[str, ...]:
+def _wanted_metrics(listeners: Sequence[Any], peers: Peers) -> tuple[str, ...]:
     """As those of the first process want them."""
     wanted = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
-    return tuple(filter(None, from_first("metrics of listeners", lambda: ",".join(sorted(wanted))).split(",")))
+    return tuple(filter(None, peers.from_first("metrics of listeners", lambda: ",".join(sorted(wanted))).split(",")))
 
 
 def _wanted_predictions(listener: Any) -> int:

@@ -9,7 +9,6 @@ import jax
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective, supervised
 from jaxddp.engine.state import TrainState
-from jaxddp.job.membership import agree
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.experiment import Experiment
 from jaxddp.workdir.identity import described
@@ -25,7 +24,7 @@ def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
     if asked is None:
         return {}
     found = asked(experiment.config, experiment.resources, experiment.layout)
-    agree({f"objective's {name}": value for name, value in found.items()})
+    experiment.resources.topology.peers.agree({f"objective's {name}": value for name, value in found.items()})
     return found
 
 

@@ -7,9 +7,9 @@ import jax
 
 from jaxddp.engine.parts.schedule_free_average import with_average
 from jaxddp.engine.shapes import by_path, trees_of
-from jaxddp.job.membership import agree
 from jaxddp.measure.memory import named
 from jaxddp.models.adapt import for_platform
+from jaxddp.peers import Peers
 from jaxddp.phases import doing
 from jaxddp.recipe.fine_tuning import fine_tuned
 from jaxddp.recipe.layout import Layout
@@ -37,12 +37,12 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
     source, topology, shape = resources.train, resources.topology, layout.data.image_shape
     sources = {"training data": source, "unlabelled data": resources.unlabelled}
     held = {name: each.fingerprint for name, each in sources.items() if each is not None}
-    agree(held | {"batch size": str(order.batch_size), "seed": str(order.seed)})
+    topology.peers.agree(held | {"batch size": str(order.batch_size), "seed": str(order.seed)})
     # A program of other types would wait for that of another process.
     travel = {"gradients come from": str(layout.gradients)}
-    agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
+    topology.peers.agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
-    recipe, shapes = completed(recipe, layout)
+    recipe, shapes = completed(recipe, layout, topology.peers)
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
     elif (start := recipe.config.model.weights) is not None:
@@ -60,10 +60,10 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
     return RunSetup(dataclasses.replace(experiment, recipe=recipe), model, state, like, programs)
 
 
-def completed(recipe: Recipe, layout: Layout) -> tuple[Recipe, Shapes]:
+def completed(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:
     """The recipe with what follows from its network, and the shapes of that. Raises: as `fine_tuned`."""
     trees = trees_of(recipe.model, layout.data.image_shape)
     shapes = {path: leaf.shape for path, leaf in by_path(*trees).items()}
-    recipe = fine_tuned(recipe, shapes, layout.plan)
+    recipe = fine_tuned(recipe, shapes, layout.plan, peers)
     opt_state = jax.eval_shape(recipe.optimizer.init, trees[0])
     return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), shapes

@@ -16,9 +16,10 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.membership import agree, is_first, join
+from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.overrides import flatten
+from jaxddp.peers import Peers
 from jaxddp.phases import doing
 from jaxddp.wording import counted
 
@@ -41,21 +42,22 @@ class Resources:
 
 def join_with(config: Config, digest: str | None = None) -> Topology:
     """Join the job of the environment, see that all processes have this config and recipe, and lay out the devices."""
-    join_job(find_job(), config.parallel)
+    peers = join_job(find_job(), config.parallel)
     values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
-    agree(values | {"the recipe file's digest": str(digest)})
-    return Topology.create(config.parallel.devices)
+    peers.agree(values | {"the recipe file's digest": str(digest)})
+    return Topology.create(config.parallel.devices, peers)
 
 
-def join_job(job: Job | None, parallel: ParallelConfig) -> None:
+def join_job(job: Job | None, parallel: ParallelConfig) -> Peers:
     """Join the job with the config's limits to every wait; what is compiled from here on is kept for the next start."""
     if parallel.cpu_devices is not None:
         simulate_cpu_devices(parallel.cpu_devices)
     if parallel.reproducible:
         fix_cpu_threads()
     waits = {"silence": parallel.heartbeat_timeout, "stall": parallel.stall_timeout}
-    join(job, start=parallel.start_timeout, **waits, shutdown=parallel.shutdown_timeout)
-    keep_compiled_programs()
+    peers = join(job, start=parallel.start_timeout, **waits, shutdown=parallel.shutdown_timeout)
+    keep_compiled_programs(peers)
+    return peers
 
 
 def open_resources(config: Config, topology: Topology) -> Resources:
@@ -65,7 +67,7 @@ def open_resources(config: Config, topology: Topology) -> Resources:
         topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     options = step_options(config, topology)
     train, val = open_tables(config.data, config.eval.limit)
-    agree({"validation data": val.fingerprint})
+    topology.peers.agree({"validation data": val.fingerprint})
     check_comparable(val, train, config.data)
     train, unlabelled = labelled_and_unlabelled(train, config.data)
     return Resources(topology, train, val, options, unlabelled)
@@ -77,7 +79,7 @@ def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]
     train, val = open_unchecked(config.data, config.eval.limit)
     with doing("looking for the images"):
         val.check(config.data)
-    agree({"validation data": val.fingerprint})
+    topology.peers.agree({"validation data": val.fingerprint})
     check_labelled(val, "validation data")
     check_comparable(val, train, config.data)
     if config.data.labels_per_class is not None:
@@ -110,7 +112,7 @@ def tell_unseen(source: Source, trained: Source) -> None:
     """A line about the examples of a source whose classes no training example has."""
     there, here = class_counts(source), class_counts(trained)
     unseen = np.flatnonzero((there > 0) & (here == 0))
-    if len(unseen) and is_first():
+    if len(unseen):
         names = ", ".join(repr(source.class_names[each]) for each in unseen[:3])
         more = f" and {len(unseen) - 3:,} more" if len(unseen) > 3 else ""
         _log.warning(

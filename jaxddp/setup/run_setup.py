@@ -21,7 +21,6 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
-from jaxddp.job.membership import agree
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.protocol import Model
 from jaxddp.recipe.layout import Layout
@@ -156,7 +155,7 @@ class RunSetup:
             InputError: a seed that is out of range, or another one in another process.
         """
         config = self.recipe.config.replace(seed=seed)
-        agree({"seed": str(seed)})
+        self.topology.peers.agree({"seed": str(seed)})
         experiment = dataclasses.replace(self.experiment.changed(config=config), feed=self.feed.with_seed(seed))
         made = dataclasses.replace(self, experiment=experiment)
         init = self.programs.init(self.model, made.recipe, self.layout.data.image_shape, self.topology)

@@ -17,7 +17,7 @@ import jaxddp.files as files
 from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
 from jaxddp.goal import Goal
-from jaxddp.job.membership import is_alone, is_first, longest_wait
+from jaxddp.peers import ALONE, Peers
 from jaxddp.phases import doing, phase
 from jaxddp.ranges import Range, whole
 from jaxddp.recipe_file import CONFIG_FILE
@@ -40,11 +40,13 @@ class Checkpoints:
     hosts the directory is one that all of them share; process 0 writes manifests and compares them.
 
     Args:
+        peers: the processes that save and restore together.
         keep: how many of the latest are kept, beside the best.
         goal: which one is best; what the directory says where absent.
         read_only: leave everything as it is, since a run may be writing there at this moment.
 
     Attributes:
+        peers: as given.
         manifests: what their files should hold.
         validations: what was measured of them, which decides which one is best.
 
@@ -52,10 +54,18 @@ class Checkpoints:
         InputError: what is there cannot be read or written.
     """
 
-    def __init__(self, directory: Path, *, keep: int = 2, goal: Goal | None = None, read_only: bool = False):
-        self.directory = Path(directory).resolve()
+    def __init__(
+        self,
+        directory: Path,
+        peers: Peers = ALONE,
+        *,
+        keep: int = 2,
+        goal: Goal | None = None,
+        read_only: bool = False,
+    ):
+        self.directory, self.peers = Path(directory).resolve(), peers
         self.manifests = Manifests(self.directory, Path(directory).parent)
-        self.validations = Validations(self.directory, self.manifests if is_first() else None, goal)
+        self.validations = Validations(self.directory, self.manifests if peers.is_first else None, goal)
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
@@ -66,7 +76,7 @@ class Checkpoints:
             "cleanup_tmp_directories": True,
             # The watch knows sooner of a process that does not write its part, and names it.
             "async_options": ocp.AsyncOptions(
-                timeout_secs=round(longest_wait()), barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())
+                timeout_secs=round(peers.longest_wait), barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())
             ),
         }
         to_read = {"read_only": True, "create": False, "save_interval_steps": 0}
@@ -117,12 +127,12 @@ class Checkpoints:
         self.wait()
         # One of that step may have been there before, and been removed.
         self.validations.forget(step)
-        if is_first():
+        if self.peers.is_first:
             self.manifests.forget(step)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
         with writing(self.directory):
             self._manager.save(step, args=items, force=True)
-        if is_first():
+        if self.peers.is_first:
             self._manifest = self._writer.submit(self._write_manifest, step)
 
     @phase("restore")
@@ -133,7 +143,7 @@ class Checkpoints:
         Raises:
             InputError: names the step, the first file that is damaged, and which steps are not.
         """
-        if not is_first():
+        if not self.peers.is_first:
             return
         place = self.directory / str(step)
         try:
@@ -234,7 +244,7 @@ class Checkpoints:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with noted_on(error):
-            if error is None or isinstance(error, Preempted) or is_alone():
+            if error is None or isinstance(error, Preempted) or self.peers.is_alone:
                 self.close()
                 return
             # The others may be elsewhere, and Orbax would wait for them: this process is to tell them why it ends.

@@ -39,7 +39,7 @@ class Memory:
         """
         program, topology, division = self._run.program, self._run.topology, self._run.division
         needs = None if program.cost is None else Needs.of(program.cost, state.params, topology)
-        self._fit = agreed_fit(division, Report.of(needs, topology, (state, feed)))
+        self._fit = agreed_fit(division, Report.of(needs, topology, (state, feed)), topology.peers)
         with phase("compile"):
             self._fit.check(lambda then: needs_of_batch(then, division, program.function, state, needed, topology))
 

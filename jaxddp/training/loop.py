@@ -13,8 +13,6 @@ from jaxddp.engine.following import rate_factor
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import THEN, NonFiniteError, Preempted
 from jaxddp.goal import VAL, VAL_EMA, flat
-from jaxddp.job.at_work import at_work
-from jaxddp.job.membership import from_first
 from jaxddp.measure.cost import Work
 from jaxddp.measure.profile import Profile
 from jaxddp.own_code import is_ctrl_c
@@ -28,7 +26,6 @@ from jaxddp.training.run import Run
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
 
-@at_work()
 @phase("training", "")
 def fit(run: Run) -> TrainState:
     """Train from the run's state to its plan's last step, and return the last state.
@@ -66,7 +63,7 @@ def fit(run: Run) -> TrainState:
         at_step(done)
         with phase("start", "opening the data"):
             stream = run.chunks(done)
-        profile = run.profile if run.topology.process_index == 0 else None
+        profile = run.profile if run.topology.peers.is_first else None
         with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
             while done < plan.total_steps and not loop.judgement.stops:
                 with loop.clock.waiting_for_data():
@@ -101,9 +98,9 @@ class _Loop:
     """What one call of `fit` keeps between steps, beside the state."""
 
     def __init__(self, run: Run):
-        self.run, self.plan = run, run.plan
+        self.run, self.plan, self.peers = run, run.plan, run.topology.peers
         self.clock = Clock(run.plan.batch_size, run.progress.get("epoch_seconds", 0.0))
-        self.skipped = SkippedSteps(run.plan.max_bad_steps, run.progress.get("skipped_in_a_row", 0))
+        self.skipped = SkippedSteps(run.plan.max_bad_steps, run.progress.get("skipped_in_a_row", 0), self.peers)
         self.sums = EpochSums(run.progress.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
         self.memory = Memory(run)
         self.work, self._recent = Work(), Work()
@@ -116,7 +113,7 @@ class _Loop:
     def start(self) -> None:
         """Only those that started hear of the rest."""
         # What one process prints and writes, all would print and write.
-        listeners = self.run.listeners if self.run.topology.process_index == 0 else ()
+        listeners = self.run.listeners if self.peers.is_first else ()
         record = self.run.start()
         with phase("listeners", "opening logs"):
             for listener in listeners:
@@ -273,7 +270,8 @@ class _Loop:
             records = self.measure(evaluator, step, state, leave_if_asked)
         measured = flat(self.measure.last)
         # What users measure may differ from process to process, and all must judge alike.
-        metrics = json.loads(from_first("what validation measured", lambda: json.dumps(measured, default=float)))
+        told = self.peers.from_first("what validation measured", lambda: json.dumps(measured, default=float))
+        metrics = json.loads(told)
         self.judgement.check(metrics)
         if self.judgement.after(step, metrics).stops:
             save()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE
 from jaxddp.errors import NonFiniteError
-from jaxddp.job.membership import is_first
+from jaxddp.peers import ALONE, Peers
 from jaxddp.wording import counted
 
 _log = logging.getLogger("jaxddp.training")
@@ -27,10 +27,11 @@ class SkippedSteps:
     Args:
         limit: that many end the run, and with 0 the first; None sets no limit.
         in_a_row: where a resumed run stood.
+        peers: of whom the first says each of them.
     """
 
-    def __init__(self, limit: int | None = None, in_a_row: int = 0):
-        self._limit, self.in_a_row = limit, in_a_row
+    def __init__(self, limit: int | None = None, in_a_row: int = 0, peers: Peers = ALONE):
+        self._limit, self.in_a_row, self._peers = limit, in_a_row, peers
 
     def see(self, step: int, means: Mapping[str, float]) -> bool:
         """Whether a step's metrics count: those of a skipped one do where its loss is finite.
@@ -45,7 +46,7 @@ class SkippedSteps:
             return True
         self.in_a_row += 1
         most = f" of at most {self._limit}" if self._limit else ""
-        if is_first():
+        if self._peers.is_first:
             reason = f"the loss is {means['loss']}" if not finite else "the gradient is not finite"
             _log.warning(f"step {step}: {reason}, so the step changed nothing; {self.in_a_row}{most} in a row")
         if self._limit is not None and self.in_a_row >= self._limit:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxddp.errors import InputError
+from jaxddp.peers import Spent
 
 FILE = "step_seconds.json"
 """In a work directory: what the last look at a job's processes found."""
@@ -14,9 +15,6 @@ _PHASES = {"training": "other", "listeners": "other"}
 COLUMNS: tuple[str, ...] = ("input", "dispatch", "device", "save", "other")
 _SLOW, _SHARE = 1.5, 0.1
 _ROWS = 8
-
-Spent = tuple[int, Mapping[str, float]]
-"""The steps that a process has done, and the seconds that it has spent in each phase so far."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 import jaxddp.files as files
 from jaxddp.config import Config
 from jaxddp.errors import InputError
-from jaxddp.job.membership import from_first, is_first
 from jaxddp.overrides import flatten
+from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
 from jaxddp.sections.examples import IMAGE_KEYS
 from jaxddp.sections.model import NETWORK_KEYS
@@ -62,7 +62,9 @@ class Claim:
         return json.loads(json.dumps(content, default=lambda value: value.tolist()))
 
 
-def claim(directory: Path, claimed: Claim, *, resuming: bool, run_id: str | None = None) -> tuple[dict[str, Any], bool]:
+def claim(
+    directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bool, run_id: str | None = None
+) -> tuple[dict[str, Any], bool]:
     """Write config.json, and a copy of the recipe's files. On resume, compare with what stands there.
 
     A run that begins is given an id, and keeps it. One of an older release, which has none, is given that of its
@@ -84,11 +86,11 @@ def claim(directory: Path, claimed: Claim, *, resuming: bool, run_id: str | None
                 copy = directory / COPY_FOLDER / name
                 if copy.is_file() and files.read(copy) != file:
                     raise InputError(f"{copy}: the recipe file {name} is another now; {_KEEPS}")
-        _compare(path, saved, content)
+        _compare(path, saved, content, peers)
         known = RunIdentity.of(saved)
         run_id = run_id if known is None else known.id
-    content = {RUN_ID: from_first("run id", lambda: run_id or secrets.token_hex(8)), **content}
-    if is_first():
+    content = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **content}
+    if peers.is_first:
         if claimed.recipe is not None:
             _keep(directory / COPY_FOLDER, claimed.recipe.files())
         files.replace(path, (json.dumps(content, indent=2) + "\n").encode())
@@ -127,13 +129,13 @@ def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
             files.replace(folder / name, content)
 
 
-def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None:
+def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any], peers: Peers) -> None:
     known, here = flatten(saved), flatten(content)
     there = _settings(known)
     written, release = there.get("objects.jax"), here.get("objects.jax")
     if release is not None and written != release:
         # Digests are those of one release of JAX; that there is a schedule, say, is the same in all.
-        if is_first():
+        if peers.is_first:
             by = "before they were noted down" if written is None else f"with jax {written}"
             _log.warning(f"{path}: written {by}; its model, loss and optimizer cannot be compared")
         objects = {key for key in here if key.startswith("objects.") and (written is None or key in there)}
@@ -149,7 +151,7 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any]) -> None
             own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""
             raise InputError(f"{path}: {change}; {_KEEPS}{own}")
     for key in MOVED:
-        if key in changed and is_first():
+        if key in changed and peers.is_first:
             _log.info(f"{changed[key]}: the same data by their fingerprints, for which no image file is opened")
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import jaxddp.files as files
 from jaxddp.goal import VAL
-from jaxddp.job.membership import from_first
+from jaxddp.peers import Peers
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.training.listeners.lines import shown
 
 _ENDS = ("done", "stopped")
 
 
-def how_it_ended(directory: Path, step: int | None, total_steps: int, *, is_same: bool) -> str:
+def how_it_ended(directory: Path, step: int | None, total_steps: int, peers: Peers, *, is_same: bool) -> str:
     """What result.json says of a run that ended at a step, whose checkpoint is the latest; empty where it did not.
 
     Whoever asks for something else, `is_same` not, such as more epochs or another logger, has the run go on. All
@@ -35,4 +35,4 @@ def how_it_ended(directory: Path, step: int | None, total_steps: int, *, is_same
         reason = f" ({result.get('reason')})" if status == "stopped" else ""
         return f"{status} at step {step:,} of {total_steps:,}{reason}: nothing to train{measured}"
 
-    return from_first("whether the run has ended", told)
+    return peers.from_first("whether the run has ended", told)

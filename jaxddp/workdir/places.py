@@ -13,8 +13,8 @@ from jaxddp.data.manifest import find_manifest
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.unlabelled import TRAIN
 from jaxddp.errors import InputError
-from jaxddp.job.membership import exchange
 from jaxddp.overrides import flatten
+from jaxddp.peers import ALONE, Peers
 
 _PLACES = (
     *("data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "data.manifest", "model.weights"),
@@ -32,7 +32,7 @@ def absolute(place: str) -> str:
     return plain if os.path.realpath(plain) == os.path.realpath(path) else path
 
 
-def with_places(config: Config) -> Config:
+def with_places(config: Config, peers: Peers = ALONE) -> Config:
     """The config with absolute paths, and with the places of `data.name`, unless machines know it by several, and of
     the manifest that `data.verify` asks for.
 
@@ -45,7 +45,7 @@ def with_places(config: Config) -> Config:
     data = config.to_dict()["data"] | changes["data"]
     if data["name"] is not None and data["path"] is None:
         told = _named(data)
-        if len({*exchange("data.name", json.dumps(told))}) == 1:
+        if len({*peers.exchange("data.name", json.dumps(told))}) == 1:
             changes["data"] |= told
     path = (data | changes["data"])["path"]
     if data["verify"] == "manifest" and data["manifest"] is None and path is not None:

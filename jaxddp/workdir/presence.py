@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jaxddp.errors import InputError
-from jaxddp.job.membership import abandon, is_alone
+from jaxddp.job.membership import abandon
 from jaxddp.job.watch import end_now
+from jaxddp.peers import ALONE, Peers
 from jaxddp.phases import COMMIT, standing
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.checkpoint_errors import UNFINISHED
@@ -102,7 +103,7 @@ def _identity(place: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def staying(directory: Path) -> Iterator[Callable[[], None]]:
+def staying(directory: Path, peers: Peers = ALONE) -> Iterator[Callable[[], None]]:
     """Look after a work directory during the block. Yields a function for the thread that trains, as `Presence.check`.
 
     Whatever fails in the block once the directory has gone, fails because of it. Where this process may wait for what
@@ -112,7 +113,7 @@ def staying(directory: Path) -> Iterator[Callable[[], None]]:
         InputError: it has gone, or another one is in its place.
     """
     presence, over = Presence(directory), threading.Event()
-    threading.Thread(target=_look, args=(presence, over), name="jaxddp-workdir", daemon=True).start()
+    threading.Thread(target=_look, args=(presence, over, peers), name="jaxddp-workdir", daemon=True).start()
     try:
         yield presence.check
     except Exception as error:
@@ -125,13 +126,13 @@ def staying(directory: Path) -> Iterator[Callable[[], None]]:
         presence.close()
 
 
-def _look(presence: Presence, over: threading.Event) -> None:
+def _look(presence: Presence, over: threading.Event, peers: Peers) -> None:
     """Until it is over, or the directory has gone and this process did not end by itself."""
     while not over.wait(_LOOK_SECONDS):
         if presence.fault() is None or over.wait(_FAILING_SECONDS):
             continue
         # Alone it waits for nobody; but Orbax, whose threads wait for each other, may do so for an hour.
-        may_wait = not is_alone() or standing().phase in ("save", COMMIT)
+        may_wait = not peers.is_alone or standing().phase in ("save", COMMIT)
         # A server of files may have shown an older state.
         if may_wait and (fault := presence.fault()) is not None:
             abandon(fault, InputError.exit_code)

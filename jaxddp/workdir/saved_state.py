@@ -5,7 +5,6 @@ from pathlib import Path
 import jaxddp.files as files
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
-from jaxddp.job.membership import from_first
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 from jaxddp.training.checkpoints import Checkpoints
@@ -37,7 +36,7 @@ def restored(directory: Path, which: str, topology: Topology, advice: str = _A_R
     place = directory / CHECKPOINTS
     if not place.is_dir():
         raise InputError(f"{directory}: no work directory of a run, which has {CHECKPOINTS}/; {advice}")
-    with Checkpoints(place, read_only=True) as checkpoints:
+    with Checkpoints(place, topology.peers, read_only=True) as checkpoints:
         if checkpoints.latest() is None:
             raise InputError(f"{directory}: the run has no checkpoint yet; wait for its first, or give another run")
         return checkpoints.restore_as_saved(agreed_step(checkpoints, which), topology.replicated)
@@ -54,4 +53,4 @@ def agreed_step(checkpoints: Checkpoints, which: str) -> int:
         checkpoints.verify(step)
         return str(step)
 
-    return int(from_first("checkpoint", whole))
+    return int(checkpoints.peers.from_first("checkpoint", whole))

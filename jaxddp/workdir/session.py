@@ -19,9 +19,9 @@ from typing import Any, Literal
 import jaxddp.files as files
 from jaxddp.errors import InputError
 from jaxddp.goal import Goal
-from jaxddp.job.membership import exchange, from_first, is_first
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
+from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
@@ -75,7 +75,7 @@ class Session:
                 )
             # As process 0 sees it: what it wrote last may not have come to every host.
             own = self.checkpoints.validations.of(self.resume_step)
-            measured = json.loads(from_first("validated", lambda: json.dumps(own)))
+            measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(own)))
             run = replace(run, state=state, progress=progress, validated=measured or None)
         self.checkpoints.validations.resume(self.resume_step or 0)
         profile = self.directory / FOLDER
@@ -83,19 +83,21 @@ class Session:
 
 
 @contextmanager
-def session(directory: Path, *, keep: int = 2, goal: Goal | None = None, resume: Resume = "auto") -> Iterator[Session]:
+def session(
+    directory: Path, peers: Peers = ALONE, *, keep: int = 2, goal: Goal | None = None, resume: Resume = "auto"
+) -> Iterator[Session]:
     """Hold a work directory for one run, with SIGTERM caught; at the end what is being written is finished.
 
     For `keep` and `goal` see `Checkpoints`. Raises: InputError; as `staying`, and where it cannot be had.
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
-    check_shared(files.create(directory))
+    check_shared(files.create(directory), peers)
     place = directory / CHECKPOINTS
-    with held(directory), withdrawn(directory, before), staying(directory) as check:
+    with held(directory, peers), withdrawn(directory, before, peers), staying(directory, peers) as check:
         if resume != "never":
             # Before Orbax counts the damaged ones among those that it keeps.
-            from_first("whole checkpoints", lambda: set_damaged_aside(place))
-        with Checkpoints(place, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
+            peers.from_first("whole checkpoints", lambda: set_damaged_aside(place))
+        with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
 
             def should_stop(step: int) -> bool:
                 # Orbax would make it once more, to save there.
@@ -144,7 +146,7 @@ def set_damaged_aside(place: Path) -> str:
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
     """The step to go on from, the latest checkpoint's; None begins anew. Raises: InputError."""
     # As process 0 sees it: a network file system may show others an older one.
-    seen = exchange("latest checkpoint", str(checkpoints.latest()))[0]
+    seen = checkpoints.peers.exchange("latest checkpoint", str(checkpoints.latest()))[0]
     latest = None if seen == str(None) else int(seen)
     if resume == "must" and latest is None:
         raise InputError(f"{checkpoints.directory}: no checkpoint to resume from; check --workdir, or --resume auto")
@@ -156,19 +158,20 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
     return latest
 
 
-def check_shared(directory: Path) -> None:
+def check_shared(directory: Path, peers: Peers) -> None:
     """Raises `InputError` where a process does not see what process 0 writes: Orbax would wait for it without end."""
-    name = exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
-    if is_first():
+    name = peers.exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
+    if peers.is_first:
         with files.readable_errors(directory):
             (directory / name).touch()
-    exchange("work directory written", "")
+    peers.exchange("work directory written", "")
     # A network file system may show a new file a little late.
     give_up = time.monotonic() + _SHARED_SECONDS
     while not (seen := (directory / name).exists()) and time.monotonic() < give_up:
         time.sleep(0.1)
-    blind = [process for process, saw in enumerate(exchange("work directory seen", str(seen))) if saw != str(True)]
-    if is_first():
+    all_saw = peers.exchange("work directory seen", str(seen))
+    blind = [process for process, saw in enumerate(all_saw) if saw != str(True)]
+    if peers.is_first:
         files.remove(directory / name)
     if blind:
         raise InputError(
@@ -178,10 +181,10 @@ def check_shared(directory: Path) -> None:
 
 
 @contextmanager
-def withdrawn(directory: Path, before: set[str] | None) -> Iterator[None]:
+def withdrawn(directory: Path, before: set[str] | None, peers: Peers) -> Iterator[None]:
     """Where a mistake ends a run that has logged and saved nothing, what its beginning wrote goes, but not what was
     there `before`; and the directory, if that was not there."""
-    begins = is_first() and not (directory / CONFIG_FILE).exists()
+    begins = peers.is_first and not (directory / CONFIG_FILE).exists()
     try:
         yield
     except InputError:
@@ -196,9 +199,9 @@ def withdrawn(directory: Path, before: set[str] | None) -> Iterator[None]:
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
+def held(directory: Path, peers: Peers = ALONE) -> Iterator[None]:
     """As `locked`, of a job: its first process has the lock."""
-    if not is_first():
+    if not peers.is_first:
         yield
         return
     with locked(directory):

@@ -15,7 +15,7 @@ from jaxddp.cluster.doctor import checks, rehearsal
 from jaxddp.cluster.doctor.checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import JaxddpError
-from jaxddp.job.membership import exchange, is_first
+from jaxddp.job.membership import peers
 from jaxddp.mesh import Topology
 from jaxddp.phases import doing
 from jaxddp.recipe_file import RecipeFile
@@ -63,21 +63,21 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     parallel = file.config.parallel if file else ParallelConfig()
     found = report.add("environment", checks.environment)
     job = next(iter(found or []), None)
-    report.add("coordinator", checks.coordinator, job, parallel, found is not None)
-    topology = report.add("devices", checks.devices, parallel)
+    met = report.add("coordinator", checks.coordinator, job, parallel, found is not None) or peers()
+    topology = report.add("devices", checks.devices, parallel, met)
     report.add("versions", checks.versions)
     if topology is not None:
         report.add("all-reduce", checks.all_reduce, topology)
     alone = topology is None or topology.process_count == 1
     # Processes that were given different things would not meet in what follows.
-    if alone or report.add("settings", checks.settings, file, workdir):
+    if alone or report.add("settings", checks.settings, file, workdir, met):
         process = job.process_id if job else 0
         setup = _rehearse(report, file, topology, process) if file else None
         if workdir is not None:
             _look_at_directory(report, file, workdir, setup, topology)
     if topology is None:
         return report.rows
-    words = exchange("doctor: rows", json.dumps([(row.check, row.verdict, row.detail) for row in report.rows]))
+    words = met.exchange("doctor: rows", json.dumps([(row.check, row.verdict, row.detail) for row in report.rows]))
     return merge([[CheckRow(*each) for each in json.loads(word)] for word in words])
 
 
@@ -104,12 +104,14 @@ def _look_at_directory(
     if written is not None and (written / FILE).exists():
         report.add("processes", checks.slow_processes, workdir)
     if topology is not None and topology.process_count > 1 and _all_can(topology, written is not None):
-        report.add("shared", checks.shared, workdir)
+        report.add("shared", checks.shared, workdir, topology.peers)
 
 
 def _all_can(topology: Topology | None, ready: bool) -> bool:
     """Whether every process is ready for what all must do together."""
-    return topology is not None and all(word == str(True) for word in exchange("doctor: ready", str(ready)))
+    if topology is None:
+        return False
+    return all(word == str(True) for word in topology.peers.exchange("doctor: ready", str(ready)))
 
 
 def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
@@ -132,7 +134,7 @@ def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
 def speaks() -> bool:
     """Whether this process shows the rows for all: the first does, and one without devices, which has only its own."""
     try:
-        return is_first()
+        return peers().is_first
     except Exception:
         # Where JAX finds no devices it says so by a RuntimeError at first, and by an AssertionError ever after.
         return True

@@ -15,9 +15,9 @@ from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.membership import agree
 from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
+from jaxddp.peers import Peers
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.resources import join_job
 from jaxddp.training.step_seconds import FILE, StepSeconds
@@ -54,21 +54,23 @@ def environment() -> Finding:
 
 
 def coordinator(job: Job | None, parallel: ParallelConfig, known: bool) -> Finding:
-    """Simulate the devices that the config asks for, and join the job, if the environment makes `known` which."""
+    """Simulate the devices that the config asks for, and join the job, if the environment makes `known` which.
+
+    The value are the peers that it has there.
+    """
     begin = time.monotonic()
-    join_job(job, parallel)
+    peers = join_job(job, parallel)
     if not known:
-        return Finding("not joined: the environment does not say which job", verdict="fail")
+        return Finding("not joined: the environment does not say which job", peers, "fail")
     if job is None:
-        return Finding("not in a job")
-    return Finding(
-        f"{counted(job.num_processes, 'process')} met at {job.coordinator} in {time.monotonic() - begin:.1f} s"
-    )
+        return Finding("not in a job", peers)
+    seconds = time.monotonic() - begin
+    return Finding(f"{counted(job.num_processes, 'process')} met at {job.coordinator} in {seconds:.1f} s", peers)
 
 
-def devices(parallel: ParallelConfig) -> Finding:
+def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
     """The devices of all processes; the value is their topology."""
-    topology = Topology.create(parallel.devices)
+    topology = Topology.create(parallel.devices, peers)
     memory = device_memory(topology)
     each = f", {size(memory)} of memory each" if memory else ""
     over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
@@ -116,12 +118,12 @@ def all_reduce(topology: Topology) -> Finding:
     return Finding("; ".join(["sums are right", *said]))
 
 
-def settings(file: RecipeFile | None, directory: Path | None) -> Finding:
+def settings(file: RecipeFile | None, directory: Path | None, peers: Peers) -> Finding:
     """Whether all processes have the same arguments; the checks after this one run together and need it."""
     given = {} if file is None else {key: str(value) for key, value in flatten(file.config.to_dict()).items()}
     given |= {"the recipe file's digest": str(file.digest()) if file else ""}
     words = {"CONFIG": file, "--workdir": directory}
-    agree({word: "not given" if value is None else "given" for word, value in words.items()} | given)
+    peers.agree({word: "not given" if value is None else "given" for word, value in words.items()} | given)
     return Finding("the same in all processes", True)
 
 
@@ -154,7 +156,7 @@ def slow_processes(directory: Path) -> Finding:
     return Finding(f"{slow[0]}{more} ({steps}); the table is in the run's log", verdict="warn")
 
 
-def shared(directory: Path) -> Finding:
+def shared(directory: Path, peers: Peers) -> Finding:
     """Whether every process sees what process 0 writes."""
-    check_shared(directory)
+    check_shared(directory, peers)
     return Finding(f"{directory}: seen by all processes")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
-from jaxddp.job.membership import from_first
 from jaxddp.mesh import Topology
 from jaxddp.overrides import checked
 from jaxddp.training import rows
@@ -89,7 +88,7 @@ class History(Listener):
     def share(self, topology: Topology) -> None:
         """Make this the history of process 0, whose listeners alone are told; all processes must call it alike."""
         if topology.process_count > 1:
-            self._rows = json.loads(from_first("history", lambda: json.dumps(self._rows)))
+            self._rows = json.loads(topology.peers.from_first("history", lambda: json.dumps(self._rows)))
 
     def start(self, run: RunStart) -> None:
         self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
-from jaxddp.job.membership import standings
+from jaxddp.peers import Peers
 from jaxddp.training.events import Listener, RunStart, StepRecord
 from jaxddp.training.step_seconds import FILE, SlowPhase, Spent, StepSeconds
 
@@ -20,6 +20,9 @@ _log = logging.getLogger("jaxddp.training")
 class SlowProcesses(Listener):
     """Looks at where the processes' seconds went; a slow one is said with a table, and once more after ten minutes."""
 
+    def __init__(self, peers: Peers):
+        self._peers = peers
+
     def start(self, run: RunStart) -> None:
         self._file = None if run.workdir is None else run.workdir / FILE
         self._before: Mapping[int, Spent] | None = None
@@ -29,7 +32,7 @@ class SlowProcesses(Listener):
         now = time.monotonic()
         if self._before is not None and now - self._looked < LOOK_SECONDS:
             return
-        spent = {process: (alive.step, alive.spent) for process, alive in standings().items()}
+        spent = self._peers.spent()
         found = None if self._before is None else StepSeconds.between(self._before, spent)
         if found is not None:
             self._say(found, now)

@@ -1,0 +1,120 @@
+"""What a process knows of those that it trains with: the same, whatever carries it, and never less than there are."""
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import pytest
+from support.data import random_table
+from support.networks import linear_model
+from support.peers import Second
+from support.shared import sgd
+
+import jaxddp
+from jaxddp.errors import InputError
+from jaxddp.job.environment import Job
+from jaxddp.job.link import Link
+from jaxddp.job.membership import JobPeers, join
+from jaxddp.job.watch import Waits
+from jaxddp.mesh import Topology
+from jaxddp.peers import ALONE, Peers
+
+COUNT = 3
+
+
+class Device(NamedTuple):
+    process_index: int
+    id: int
+
+
+class Asked(Peers):
+    """Those of a process that is alone, and what it asked of them."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def decide(self, name, text, decide):
+        self.names.append(name)
+        return super().decide(name, text, decide)
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[list[Peers]]:
+    """The peers of each process of a job, whose processes are threads of this one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = "{}:{}".format(*probe.getsockname())
+    jobs = [Job(coordinator, COUNT, process) for process in range(COUNT)]
+    with ThreadPoolExecutor(COUNT) as pool:
+        links = list(pool.map(lambda own: Link.meet(own, {}, 30, end=print), jobs))
+        yield [JobPeers(link) for link in links]
+        assert all(pool.map(Link.finish, links))
+        for link in links:
+            link.leave()
+
+
+def of_each(job: list[Peers], ask: Callable[[Peers], Any]) -> list[Any]:
+    """What each process finds, or the error that it ends with, where all ask at once."""
+    with ThreadPoolExecutor(len(job)) as pool:
+        asked = [pool.submit(ask, peers) for peers in job]
+        return [each.exception(30) or each.result() for each in asked]
+
+
+@pytest.mark.parametrize("kind", ["job", "alone"])
+def test_what_is_compared_and_told(kind, job):
+    everyone = job if kind == "job" else [ALONE]
+    count = len(everyone)
+    assert [(peers.process_index, peers.process_count) for peers in everyone] == [
+        (each, count) for each in range(count)
+    ]
+    assert [peers.is_first for peers in everyone] == [True] + [False] * (count - 1)
+    assert {peers.is_alone for peers in everyone} == {kind == "alone"}
+    places = [str(each) for each in range(count)]
+    assert of_each(everyone, lambda peers: peers.exchange("places", str(peers.process_index))) == [places] * count
+    assert of_each(everyone, lambda peers: peers.from_first("place", lambda: str(peers.process_index))) == ["0"] * count
+    assert of_each(everyone, lambda peers: peers.agree({"seed": "1"})) == [None] * count
+
+
+@pytest.mark.parametrize("other", [1, 2])
+def test_a_value_that_differs_is_named_to_all(other, job):
+    found = of_each(job, lambda peers: peers.agree({"same": "1", "seed": str(int(peers.process_index == other))}))
+    line = f"seed differs: process 0 has '0', process {other} has '1'; start every process with the same"
+    assert [(type(error), str(error)) for error in found] == [(InputError, line)] * COUNT
+
+
+def test_a_process_waits_as_long_as_its_job_says(job):
+    assert {peers.longest_wait for peers in job} == {Waits().longest}
+
+
+def test_who_joins_no_job_is_alone_however_often_it_asks():
+    assert [join(None), join(None)] == [ALONE, ALONE]
+    assert Topology.create(2).peers is ALONE
+
+
+def test_devices_of_others_are_refused_to_a_process_that_is_alone(monkeypatch):
+    """It would compare nothing, and each process would write for all."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    line = "^devices: they are those of 2 processes, and this one is alone; give Topology.create the peers that join"
+    with pytest.raises(InputError, match=line):
+        Topology.create([Device(0, 0), Device(1, 1)])
+
+
+def test_a_topology_is_of_its_peers():
+    topology = Topology.create(2, Second())
+    assert (topology.process_index, topology.process_count) == (1, 2)
+
+
+def test_all_that_a_training_asks_it_asks_of_the_peers_that_it_joined(tmp_path, monkeypatch):
+    asked, val = Asked(), random_table(8, seed=1)
+    monkeypatch.setattr("jaxddp.setup.resources.join", lambda *_, **__: asked)
+    setup = jaxddp.prepare_training(linear_model(), random_table(16), 2, sgd(0.1), 4)
+    at_all = {"val": val, "workdir": tmp_path, "self_test": "always"}
+    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), **at_all)
+    # What has no name of its own is compared by its digest.
+    assert set(asked.names) == {
+        *("digests", "work directory", "work directory written", "work directory seen", "whole checkpoints"),
+        *("latest checkpoint", "run id", "metrics of listeners", "predictions", "self-test", "memory of the step"),
+        *("what validation measured", "whether the run has ended"),
+    }
