@@ -36,9 +36,9 @@ from jaxddp.commands.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import make_resident_steps
-from jaxddp.engine.state import make_init
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology

@@ -22,10 +22,11 @@ from jaxddp.data.sample import write_sample
 from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import TrainState, Transform
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.train import train_setup
 from jaxddp.files import check_path

@@ -19,8 +19,8 @@ from support.shared import adapted, plain_loss, sgd, taken_apart, topology_of
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
+from jaxddp.engine.initial_state import create_state
 from jaxddp.engine.objective import Objective
-from jaxddp.engine.state import create_state
 from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import AXIS

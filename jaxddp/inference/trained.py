@@ -17,9 +17,10 @@ from jaxddp.data.chosen import chosen_images
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
+from jaxddp.engine.initial_state import with_weights
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.shapes import by_path, trees_of
-from jaxddp.engine.state import TrainState, with_weights
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.inference.answers import Answering, images_at_once
 from jaxddp.inference.outcome import Outcome

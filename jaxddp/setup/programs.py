@@ -11,12 +11,13 @@ import jax
 from jaxddp.data.batch import Batch
 from jaxddp.engine.following import Follow, make_follow
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.resident_steps import gathered, make_resident_eval, make_resident_steps, steps_in
 from jaxddp.engine.self_test import SelfTest
-from jaxddp.engine.state import TrainState, make_init
+from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import (
     Program,
     TrainStep,
