@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +18,10 @@ import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
-from jaxddp.data.labels import class_counts, classes_of
-from jaxddp.data.multi_label import MultiLabelTable
+from jaxddp.data.columns import columns, stacked_columns
+from jaxddp.data.examples import labels_of
+from jaxddp.data.labels import LabelKind
 from jaxddp.data.order import EvalOrder
-from jaxddp.data.source import columns, stacked_columns
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
@@ -53,8 +52,13 @@ TABLE, VAL = table_of(50), table_of(23, seed=1)
 
 def test_a_table_of_arrays_keeps_rows_of_labels():
     assert TABLE.labels.dtype == np.uint8 and TABLE.labels.shape == (50, 5) and not TABLE.labels.any(1).all()
-    assert class_counts(TABLE).tolist() == TABLE.labels.sum(0).tolist()
-    assert classes_of(TABLE, 3).tolist() == TABLE.labels[3].astype(bool).tolist()
+    labels = labels_of(TABLE)
+    assert labels.kind == LabelKind(5, several=True)
+    assert labels.counts.tolist() == TABLE.labels.sum(0).tolist()
+    assert labels.of(3).tolist() == np.flatnonzero(TABLE.labels[3]).tolist()
+    alone = np.flatnonzero(TABLE.labels.sum(1) == 1)
+    assert np.flatnonzero(labels.single >= 0).tolist() == alone.tolist()
+    assert TABLE.labels[alone, labels.single[alone]].all()
     some = TABLE.select("b,e")
     own = TABLE.labels[:, [1, 4]]
     assert some.class_names == ("b", "e") and some.labels.tolist() == own[own.any(1)].tolist()
@@ -88,11 +92,6 @@ def test_batches_carry_rows_and_padding_has_none():
     np.testing.assert_array_equal(batch.label[:7], VAL.labels[16:])
     assert not batch.label[7].any() and batch.mask.tolist() == [1] * 7 + [0]
     assert stacked_columns(VAL.labels, order, range(3)).label.shape == (8, 3, 5)
-    # Of a listing of files too, whose table has one label an image.
-    listing = MultiLabelTable(cast(Any, random_table(7)))
-    listing.labels = np.ones((7, 5), np.uint8)
-    (batch,) = listing.eval_batches(EvalOrder(7, 8), DataConfig())
-    assert batch.label.tolist() == [[1] * 5] * 7 + [[0] * 5]
 
 
 def step_in_float64(devices: int):
