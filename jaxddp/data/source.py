@@ -4,7 +4,6 @@ What trains, or is measured, is a source; a class of your own needs its members 
 (`jaxddp.data.format`), checks it or selects from it asks for a table. No other code asks which kind any of them is.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol, Self
 
@@ -189,13 +188,3 @@ def image_dtype(source: Source, data: DataConfig) -> np.dtype:
     """Of the pixels in a source's batches, uint8 or uint16: what its `image_dtype(data)` says; uint8 without one."""
     told = getattr(source, "image_dtype", None)
     return np.dtype(np.uint8) if told is None else told(data)
-
-
-def sample_images(table: SourceTable, data: DataConfig, count: int) -> np.ndarray:
-    """Training images without random crops, [count, H, W, C], of each class its share; all if there are fewer.
-
-    Raises `InputError` for an image that cannot be used.
-    """
-    few, whole = table.take(count), dataclasses.replace(data, crop="whole")
-    order, substitutes = EvalOrder(len(few), len(few)), few.substitutes(whole)
-    return next(iter(few.train_batches(order, whole, range(1), substitutes=substitutes))).image

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxddp.config import Config, DataConfig
+from jaxddp.data.chosen import sample_images
 from jaxddp.data.division import Division
 from jaxddp.data.growth import Growth
 from jaxddp.data.labels import class_counts, is_multi_label
-from jaxddp.data.source import Source, image_dtype, sample_images
+from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.gradients import Gradients
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
