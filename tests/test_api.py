@@ -535,13 +535,23 @@ def test_the_source_of_the_docs_has_what_a_source_needs_and_no_more():
     assert batch.image.shape == (4, 8, 8, 3) and ((batch.image[:, 0, 0, 0] >= 150) == batch.label).all()
 
 
+class Shows:
+    """A listener that is shown predictions."""
+
+    wants_predictions = 3
+
+    def evaluation(self, record):
+        self.shown = record.predictions
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ("none", "device"))
 def test_a_third_kind_of_source_is_one_class(cache, tmp_path):
-    table, val = Generated(50), Generated(23)
+    table, val, shows = Generated(50), Generated(23), Shows()
     data = jaxddp.DataConfig(cache=cache)
     setup = prepared(linear_model(), table, 1, sgd(0.1), 8, epochs=3, data=data)
-    state, history = train(jaxddp.softmax_cross_entropy, setup, val=val, workdir=tmp_path, listeners=())
+    state, history = train(jaxddp.softmax_cross_entropy, setup, val=val, workdir=tmp_path, listeners=[shows])
+    assert shows.shown.images[:, 0, 0, 0].tolist() == [40 * label for label in shows.shown.labels]
     assert history.val["count"].tolist() == [23, 23, 23] and history.val["loss"][-1] < history.val["loss"][0]
     assert jaxddp.topk_accuracy(state, setup, val, k=(1,))[1] > 0.2
 

@@ -47,9 +47,20 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def pixel_shape(self) -> tuple[int, int, int] | None:
+        """(H, W, C) of each image, where they are kept as pixels; None where they are encoded files."""
+        ...
+
     def name(self, row: int) -> str:
         """What a person calls a row's image."""
         ...
+
+
+def id_of(examples: Examples, row: int) -> str:
+    """The id of a row, of examples that have records; else its number."""
+    record = getattr(examples, "record", Record)
+    return str(record(row).id)
 
 
 def labels_of(examples: Examples) -> Labels:

@@ -39,11 +39,6 @@ class Source(Examples, Protocol):
         that grow. Evaluation's is that of `data.of_evaluation`."""
         ...
 
-    @property
-    def pixel_shape(self) -> tuple[int, int, int] | None:
-        """(H, W, C) of each image as it is stored, where that is pixels; None where it is an encoded file."""
-        ...
-
     def check_evaluation(self, data: DataConfig) -> None:
         """Checks that the config's evaluation suits these images.
 
@@ -80,7 +75,7 @@ class Source(Examples, Protocol):
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Every example once. Where the last batch is padded, mask and image are 0. Raises: as `train_batches`.
 
-        Where images are encoded files, `omissions` may be given too; see `ExampleTable.eval_batches`.
+        Where images are encoded files, those who predict give `omissions`, too; see `ExampleTable.eval_batches`.
         """
         ...
 
@@ -94,11 +89,6 @@ class Table(Examples, Protocol):
     @property
     def class_indices(self) -> tuple[int, ...]:
         """K, each class's index in the data set before classes were selected."""
-        ...
-
-    @property
-    def pixel_shape(self) -> tuple[int, int, int] | None:
-        """(H, W, C) of each image where `read` gives plain pixels; None where it gives encoded files."""
         ...
 
     def select(self, classes: ClassSelection) -> Self:

@@ -14,6 +14,7 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.chosen import chosen_images
+from jaxddp.data.examples import id_of
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
@@ -94,7 +95,7 @@ class TrainedRun:
         source = self.source(images)
         answers = [*self.answers(source)]
         return Predictions(
-            [str(source.record(row).id) for row in range(len(source))],
+            [id_of(source, row) for row in range(len(source))],
             np.concatenate([each.probabilities for each in answers]),
             self.class_ids,
             self.class_names,
