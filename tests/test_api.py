@@ -24,7 +24,7 @@ import jaxddp
 from jaxddp import InputError, prepare_training, train
 from jaxddp.data.columns import columns
 from jaxddp.data.examples import Examples
-from jaxddp.data.order import SampleOrder
+from jaxddp.data.order import WHOLE, SampleOrder
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.errors import Preempted
@@ -514,10 +514,10 @@ class Generated:
             batch = columns(self.labels, order, step, shard)
             yield batch._replace(image=self._images(batch.row))
 
-    def train_batches(self, order, data, steps, shard=None, substitutes=None):
+    def train_batches(self, order, data, steps, shard=WHOLE, substitutes=None):
         return self._batches(order, steps, shard)
 
-    def eval_batches(self, order, data, shard=None):
+    def eval_batches(self, order, data, shard=WHOLE):
         return self._batches(order, range(order.num_batches), shard)
 
     def name(self, row):

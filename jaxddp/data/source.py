@@ -75,7 +75,7 @@ class Source(Examples, Protocol):
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Every example once. Where the last batch is padded, mask and image are 0. Raises: as `train_batches`.
 
-        Where images are encoded files, those who predict give `omissions`, too; see `ExampleTable.eval_batches`.
+        Of a table with files to verify (`verified`), `omissions` may be given, too; see `ExampleTable.eval_batches`.
         """
         ...
 
