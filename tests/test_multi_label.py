@@ -62,7 +62,7 @@ def test_a_table_of_arrays_keeps_rows_of_labels():
     some = TABLE.select("b,e")
     own = TABLE.labels[:, [1, 4]]
     assert some.class_names == ("b", "e") and some.labels.tolist() == own[own.any(1)].tolist()
-    with pytest.raises(InputError, match="classes 'b': none of 1 example, the first of which is row 0, is of the 1 sel"):
+    with pytest.raises(InputError, match="classes 'b': none of 1 example, the first of which is row 0, is of the 1"):
         TABLE.rows(np.flatnonzero(TABLE.labels[:, 1] == 0)[:1]).select("b")
     few = TABLE.take(20)
     assert len(few) == 20 and few.fingerprint != TABLE.fingerprint
