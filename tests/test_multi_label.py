@@ -35,6 +35,7 @@ from jaxddp.recipe.metrics import configured_metrics
 from jaxddp.registry import METRICS
 
 NAMES = tuple("abcde")
+SEVERAL = LabelKind(5, several=True)
 METRIC_NAMES = ("map", "f1", "exact_match")
 
 
@@ -53,7 +54,7 @@ TABLE, VAL = table_of(50), table_of(23, seed=1)
 def test_a_table_of_arrays_keeps_rows_of_labels():
     assert TABLE.labels.dtype == np.uint8 and TABLE.labels.shape == (50, 5) and not TABLE.labels.any(1).all()
     labels = labels_of(TABLE)
-    assert labels.kind == LabelKind(5, several=True)
+    assert labels.kind == SEVERAL
     assert labels.counts.tolist() == TABLE.labels.sum(0).tolist()
     assert labels.of(3).tolist() == np.flatnonzero(TABLE.labels[3]).tolist()
     alone = np.flatnonzero(TABLE.labels.sum(1) == 1)
@@ -100,7 +101,7 @@ def step_in_float64(devices: int):
     topology, optimizer, batch = Topology.create(devices), sgd(0.1), random_batch(24, masked=5)
     batch = batch._replace(label=table_of(24).labels)
     preprocess = Preprocess(augment=AugmentConfig(flip=True, cutmix=1.0), dtype=jnp.float64)
-    loss = example_loss(binary_cross_entropy(0.1, (1.0, 4.0, 0.5, 2.0, 3.0)), 5, multi_label=True)
+    loss = example_loss(binary_cross_entropy(0.1, (1.0, 4.0, 0.5, 2.0, 3.0)), SEVERAL)
     objective = Objective(adapt(linear_model()), loss, preprocess, {"exact_match": METRICS.get("exact_match")})
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
@@ -166,18 +167,18 @@ def test_from_python_what_takes_one_label_is_one_line():
 def test_by_name_what_takes_one_label_is_one_line():
     config = Config().replace(loss={"name": "cross_entropy"})
     with pytest.raises(InputError, match="loss.name=cross_entropy does not take several labels of an image, which the"):
-        configured_losses(config, np.ones(5), multi_label=True)
-    assert configured_losses(config.replace(loss={"name": "bce"}), np.ones(5), multi_label=True)[0].multi_label
+        configured_losses(config, SEVERAL, np.ones(5))
+    assert configured_losses(config.replace(loss={"name": "bce"}), SEVERAL, np.ones(5))[0].labels.several
     with pytest.raises(
         InputError, match="eval.metrics: top1 takes one label an image, and the data have several; name "
     ):
-        configured_metrics(config, 5, multi_label=True)
+        configured_metrics(config, SEVERAL)
     own = config.replace(eval={"metrics": METRIC_NAMES})
-    assert tuple(configured_metrics(own, 5, multi_label=True)) == METRIC_NAMES
+    assert tuple(configured_metrics(own, SEVERAL)) == METRIC_NAMES
     with pytest.raises(
         InputError, match="eval.metrics: exact_match takes several labels an image, and the data have one"
     ):
-        configured_metrics(own, 5)
+        configured_metrics(own, LabelKind(5))
 
 
 RECIPE = """

@@ -96,11 +96,3 @@ class Labels:
             )
         ids, names = (tuple(all_of[label] for label in chosen) for all_of in (self.ids, self.names))
         return chosen, rows, Labels(values[rows], ids, names)
-
-
-def is_multi_label(source) -> bool:
-    return source.labels.ndim == 2
-
-
-def class_counts(source) -> np.ndarray:
-    return Labels(source.labels, tuple(source.class_ids), tuple(source.class_names)).counts

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 import jaxddp.job.progress as progress
-from jaxddp.data.labels import is_multi_label
 from jaxddp.engine.state import TrainState
 from jaxddp.job.membership import is_first
 from jaxddp.recipe.given import by_hooks
@@ -114,7 +113,7 @@ def train(
     # What runs here may change the working directory.
     directory = directory.absolute()
     loggers = make_loggers(config, directory)
-    check_wanted(loggers, multi_label=is_multi_label(experiment.resources.train))
+    check_wanted(loggers, experiment.layout.data.labels)
     with session(directory, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
         # Runs of setups once had no config.json.
         known = experiment.file is not None or (directory / CONFIG_FILE).exists()

@@ -173,9 +173,8 @@ class TrainedRun:
 
     def classifier(self, model: Model) -> Classifier:
         """By this form of the network; its loss is the usual one of such labels."""
-        several = self.signature.multi_label
-        usual = sigmoid_cross_entropy if several else softmax_cross_entropy
-        loss = example_loss(usual, len(self.class_ids), multi_label=several)
+        labels = self.signature.labels
+        loss = example_loss(sigmoid_cross_entropy if labels.several else softmax_cross_entropy, labels)
         return Classifier(model, loss, {}, self.preprocess, self.config.eval.views, self.topology)
 
     def _check_one_label(self) -> None:
