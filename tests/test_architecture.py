@@ -397,6 +397,7 @@ def test_a_circle_of_files_is_caught(sources):
         assert circles({**sources, path: "import chaos_jobs, jaxddp.errors"}) == []
 
 
+@pytest.mark.slow
 def test_no_files_of_the_house_import_each_other_in_a_circle():
     paths = [path for folder in ("jaxddp", "configs", *SCRIPTS) for path in (ROOT / folder).rglob("*.py")]
     assert circles({path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}) == []

@@ -357,7 +357,7 @@ class NoSource:
         ({"unlabelled": 3}, "unlabelled=3: give a table of open_data(PATH), an ArrayTable(images, labels, class_names) "
          "or another source"),
         ({"unlabelled": NoSource()}, "unlabelled: an object of type NoSource was given; it has no without_labels; "
-         "see jaxddp.data.source.Source"),
+         "see jaxddp.data.source.Table"),
         ({"unlabelled": random_table(40, image=8)}, "unlabelled data: images of (8, 8, 3), and (6, 6, 3) in the "
          "training data; give both the same shape"),
         ({"objective": "fixmatsch"}, "objective='fixmatsch' is unknown; did you mean 'fixmatch'? there are: "

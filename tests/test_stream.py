@@ -138,6 +138,7 @@ def test_images_are_fetched_a_few_batches_ahead():
     assert len(list(found)) == 8
 
 
+@pytest.mark.slow
 def test_examples_of_several_labels_have_a_row_of_them(table: ExampleTable):
     several = table.with_several_labels()
     batches = several.eval_batches(EvalOrder(NUM_EXAMPLES, 6), DATA)
