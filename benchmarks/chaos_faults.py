@@ -1,18 +1,29 @@
-"""What `benchmarks/chaos.py` does to a job, and what a job promises of each: a line and an end in time, or to go on."""
+"""The faults of `benchmarks/chaos.py`, and what a job promises of each: a line and an end in time, or to go on."""
 
-import contextlib
-import random
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from chaos_jobs import HEARTBEAT, STALL, START_TIMEOUT, Job, send
-from chaos_places import Cable, Store, fill
-from chaos_workdir import covered, moved, read_only, removed, replaced, to_workdir
+from chaos_jobs import HEARTBEAT, STALL, START_TIMEOUT
+from chaos_strikes import (
+    Strike,
+    asked,
+    fill_disk,
+    kill_host,
+    kill_keeper,
+    kill_launcher,
+    kill_process,
+    loose_cable,
+    paused,
+    pull_cable,
+    silence_store,
+    start_host_again,
+    start_launcher_again,
+    stop_process,
+    stop_store,
+    to_workdir,
+)
+from chaos_workdir import covered, moved, read_only, removed, replaced
 
 GRACE = 2.0
 SLACK = 15.0
@@ -44,27 +55,6 @@ class Promise:
         return ""
 
 
-@dataclass
-class Struck:
-    """What a fault strikes: the job, the place it runs in, and which process or host."""
-
-    job: Job
-    chance: random.Random
-    workdir: Path
-    cable: Cable | None = None
-    store: Store | None = None
-    disk: Path | None = None
-
-    def any_rank(self) -> int:
-        return self.chance.randrange(len(self.job.hosts) * self.job.processes)
-
-    def any_host(self) -> int:
-        return self.chance.randrange(len(self.job.hosts))
-
-
-Strike = Callable[[Struck], AbstractContextManager[None]]
-
-
 @dataclass(frozen=True)
 class Fault:
     """A fault by its name.
@@ -92,140 +82,6 @@ def _codes(*codes: int) -> frozenset[int]:
     return frozenset({0, *codes})
 
 
-@contextmanager
-def kill_process(struck: Struck) -> Iterator[None]:
-    send(struck.job.worker(struck.any_rank()), signal.SIGKILL)
-    yield
-
-
-@contextmanager
-def kill_keeper(struck: Struck) -> Iterator[None]:
-    send(struck.job.keeper(1), signal.SIGKILL)
-    yield
-
-
-@contextmanager
-def kill_launcher(struck: Struck) -> Iterator[None]:
-    send(struck.job.launchers[struck.any_host()].pid, signal.SIGKILL)
-    yield
-
-
-@contextmanager
-def start_launcher_again(struck: Struck) -> Iterator[None]:
-    host = struck.any_host()
-    send(struck.job.launchers[host].pid, signal.SIGKILL)
-    time.sleep(struck.chance.uniform(0, AWAY))
-    struck.job.launch_again(host)
-    yield
-
-
-@contextmanager
-def kill_host(struck: Struck, host: int | None = None) -> Iterator[None]:
-    """No connection is closed: the machine is gone from one moment to the next."""
-    host, cable = struck.any_host() if host is None else host, struck.cable
-    assert cable is not None
-    cable.pull(host)
-    try:
-        for pid in struck.job.of_host(host):
-            send(pid, signal.SIGKILL)
-        yield
-    finally:
-        cable.plug(host)
-
-
-@contextmanager
-def start_host_again(struck: Struck) -> Iterator[None]:
-    host = struck.any_host()
-    with kill_host(struck, host):
-        time.sleep(struck.chance.uniform(0, AWAY))
-    struck.job.launch_again(host)
-    yield
-
-
-@contextmanager
-def stop_process(struck: Struck) -> Iterator[None]:
-    send(struck.job.worker(struck.any_rank()), signal.SIGSTOP)
-    yield
-
-
-@contextmanager
-def pull_cable(struck: Struck) -> Iterator[None]:
-    host, cable = struck.any_host(), struck.cable
-    assert cable is not None
-    cable.pull(host)
-    try:
-        yield
-    finally:
-        cable.plug(host)
-
-
-@contextmanager
-def fill_disk(struck: Struck) -> Iterator[None]:
-    assert struck.disk is not None
-    filler = fill(struck.disk)
-    try:
-        yield
-    finally:
-        filler.unlink(missing_ok=True)
-
-
-def asked(number: signal.Signals, whom: str) -> Strike:
-    """Ask a process or a launcher to stop."""
-
-    @contextmanager
-    def strike(struck: Struck) -> Iterator[None]:
-        pid = struck.job.worker(struck.any_rank()) if whom == "process" else struck.job.launchers[struck.any_host()].pid
-        send(pid, number)
-        yield
-
-    return strike
-
-
-def paused(whom: str, longest: float) -> Strike:
-    """Stop a process or a launcher, and let it go on."""
-
-    @contextmanager
-    def strike(struck: Struck) -> Iterator[None]:
-        pid = struck.job.worker(struck.any_rank()) if whom == "process" else struck.job.launchers[struck.any_host()].pid
-        send(pid, signal.SIGSTOP)
-        try:
-            time.sleep(struck.chance.uniform(0.2, longest))
-        finally:
-            send(pid, signal.SIGCONT)
-        yield
-
-    return strike
-
-
-@contextmanager
-def loose_cable(struck: Struck) -> Iterator[None]:
-    with pull_cable(struck):
-        time.sleep(struck.chance.uniform(0.1, HEARTBEAT / 3))
-    yield
-
-
-@contextmanager
-def stop_store(struck: Struck) -> Iterator[None]:
-    assert struck.store is not None
-    struck.store.stop()
-    with contextlib.ExitStack() as stack:
-        stack.callback(struck.store.start)
-        time.sleep(struck.chance.uniform(0.5, 4))
-    yield
-
-
-@contextmanager
-def silence_store(struck: Struck) -> Iterator[None]:
-    assert struck.store is not None
-    struck.store.answers.clear()
-    try:
-        yield
-    finally:
-        struck.store.answers.set()
-
-
-AWAY = 3.0
-"""Seconds, at most, after which what was killed is started again."""
 ONCE = tuple(moment for moment in FIXED if not moment.startswith("restart"))
 RESTARTS = ("--restarts", "3")
 KILLED, ASKED = 128 + signal.SIGKILL, 75

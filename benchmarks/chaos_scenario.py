@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos_faults import FAULTS, SLACK, Fault, Struck, kill_process
+from chaos_faults import FAULTS, SLACK, Fault
 from chaos_jobs import Job, TookTooLong, is_done, step_of, train
 from chaos_moments import LONGEST, MOMENTS, is_of_a_restart
 from chaos_outcome import Outcome, difference, outcome
 from chaos_places import Cable, Store, small_disk
+from chaos_strikes import Struck, kill_process
 from harness import Figures
 
 DISK_MEGABYTES = 4

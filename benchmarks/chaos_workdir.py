@@ -3,32 +3,10 @@
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chaos_places import SECONDS, run
-
-if TYPE_CHECKING:
-    from chaos_faults import Strike, Struck
-
-
-def to_workdir(change: Callable[[Path], AbstractContextManager[None]], *, gone: bool = False) -> "Strike":
-    """Do something to the work directory, after which it is `gone` or something else is there. Raises: OSError; a job
-    that failed because of it has made another one there, which a later run would take for its own.
-    """
-
-    @contextlib.contextmanager
-    def strike(struck: "Struck") -> Iterator[None]:
-        if not struck.workdir.is_dir():
-            raise ProcessLookupError("there is no work directory yet")
-        with change(struck.workdir):
-            yield
-            if gone and any(struck.job.codes):
-                check_gone(struck.workdir)
-
-    return strike
 
 
 @contextlib.contextmanager

@@ -35,10 +35,11 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.commands.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import make_resident_steps
-from jaxddp.engine.state import make_init
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
@@ -132,7 +133,7 @@ def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Dat
     shape = (config.data.image_size, config.data.image_size, data.channels)
     counts = np.full(data.classes, data.examples // data.classes)
     images = lambda count: np.zeros((count, *shape), np.uint8)  # noqa: E731
-    known = TrainingData(data.examples, counts, images, shape, shape, np.dtype(np.uint8))
+    known = TrainingData(data.examples, LabelKind(data.classes), counts, images, shape, shape, np.dtype(np.uint8))
     layout = Layout.of(config, topology, known)
     recipe, _ = completed(make_recipe(config, layout, topology, by_hooks(file.hooks)), layout, topology.peers)
     model = for_platform(recipe.model, "gpu")

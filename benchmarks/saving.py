@@ -29,7 +29,8 @@ import optax
 from harness import Figures, alternate, machine
 
 from jaxddp.api import resnet
-from jaxddp.engine.state import TrainState, create_state
+from jaxddp.engine.initial_state import create_state
+from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.training.checkpoints import Checkpoints

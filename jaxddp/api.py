@@ -16,16 +16,17 @@ import optax
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
 from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.examples import labels_of
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
-from jaxddp.data.labels import is_multi_label
 from jaxddp.data.sample import write_sample
 from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import TrainState, Transform
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.experiment.train import train_setup
 from jaxddp.files import check_path
@@ -194,7 +195,7 @@ def prepare_training(
         config = config.replace(objective={"name": objects.pop("objective")})
     # Until `train` is given another.
     objects["loss"] = softmax_cross_entropy
-    if is_multi_label(table):
+    if labels_of(table).several:
         config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
     resources = Resources(topology, table, None, step_options(config, topology), check_unlabelled(unlabelled))
     layout = Layout.of(config, topology, TrainingData.of(table, config.data))

@@ -1,4 +1,4 @@
-"""One tree of frozen dataclasses says what a run is; a config file's `get_config()` returns it.
+"""What a config or a recipe file is written with; its `get_config()` returns a `Config`.
 
 A child config begins with another and says only what differs:
 
@@ -9,77 +9,36 @@ The settings are the recipe, never the machine: batch sizes are global, and the 
 where `model.batch_norm` is local, which slice of the batch is normalized together.
 """
 
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
 
-from jaxddp.layers import Layers
-from jaxddp.overrides import check_values, plain, replaced
-from jaxddp.ranges import Range
-from jaxddp.sections.examples import AugmentConfig as AugmentConfig
-from jaxddp.sections.examples import DataConfig
+from jaxddp.recipe_file import read_recipe
+from jaxddp.sections.config import Config
+from jaxddp.sections.examples import AugmentConfig, DataConfig
 from jaxddp.sections.model import ModelConfig
 from jaxddp.sections.optimizer import OptimizerConfig
 from jaxddp.sections.parallel import ParallelConfig
-from jaxddp.sections.training import BatchSize as BatchSize
-from jaxddp.sections.training import LossConfig as LossConfig
-from jaxddp.sections.training import ObjectiveConfig as ObjectiveConfig
-from jaxddp.sections.training import Precision as Precision
-from jaxddp.sections.training import TrainConfig
-from jaxddp.sections.watching import CheckpointConfig, EvalConfig
-from jaxddp.sections.watching import LogConfig as LogConfig
-from jaxddp.sections.watching import ShownImages as ShownImages
-from jaxddp.sections.watching import Views as Views
+from jaxddp.sections.training import BatchSize, LossConfig, ObjectiveConfig, Precision, TrainConfig
+from jaxddp.sections.watching import CheckpointConfig, EvalConfig, LogConfig, ShownImages, Views
 
-
-@dataclass(frozen=True)
-class Config:
-    """Everything that decides a run.
-
-    Raises:
-        InputError: a value of another type than its field's, or out of its range.
-    """
-
-    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
-    """Of all that is random: the initial parameters, the order of examples, augmentation, dropout."""
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-
-    def __post_init__(self) -> None:
-        check_values(self)
-        # What is written in a form of its own is read once here, so that a mistake is said before anything starts.
-        _ = self.model.batch_statistics, self.model.new, self.model.frozen, self.model.thawed, self.optimizer.rates
-        _ = self.loss.weights, self.checkpoint.goal, self.data.area
-
-    @property
-    def frozen(self) -> Layers:
-        """The layers that are not trained, by `model.freeze` or by `optimizer.groups`."""
-        return replace(self.model.frozen, also=self.optimizer.own.frozen)
-
-    @property
-    def settled(self) -> Layers:
-        """The layers whose batch norms keep their running statistics."""
-        return replace(self.frozen, also=(*self.frozen.also, *self.model.thawed))
-
-    def replace(self, **changes: Any) -> "Config":
-        """A copy with the given keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.
-
-        Raises:
-            InputError: an unknown key (the nearest right one is named), or a value of another type or out of range.
-        """
-        return replaced(self, changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, as config.json holds them; `Config().replace(**d)` is its inverse."""
-        return plain(self)
+__all__ = [
+    "AugmentConfig",
+    "BatchSize",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvalConfig",
+    "LogConfig",
+    "LossConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "Precision",
+    "ShownImages",
+    "TrainConfig",
+    "Views",
+    "load",
+]
 
 
 def load(name_or_path: str | Path) -> Config:
@@ -93,6 +52,4 @@ def load(name_or_path: str | Path) -> Config:
     Raises:
         InputError: see `jaxddp.recipe_file.read_recipe`.
     """
-    from jaxddp.recipe_file import read_recipe  # it makes configs
-
     return read_recipe(name_or_path).config

@@ -24,9 +24,9 @@ from types import ModuleType
 from typing import Any
 
 import jaxddp.files as files
-from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.hooks import Hook, hooks_of, one_line
+from jaxddp.sections.config import Config
 from jaxddp.wording import choices, show
 
 CONFIG_FILE = "config.json"

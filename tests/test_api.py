@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -21,7 +22,10 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp import InputError, prepare_training, train
-from jaxddp.data.source import columns
+from jaxddp.data.columns import columns
+from jaxddp.data.examples import Examples
+from jaxddp.data.order import WHOLE, SampleOrder
+from jaxddp.data.source import Source, check_source
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.errors import Preempted
 from jaxddp.models.batch_norm import BatchNorm
@@ -478,10 +482,9 @@ class Generated:
     """A third kind of source: images that are made when they are asked for."""
 
     class_names = class_ids = tuple("abcde")
-    class_indices = tuple(range(5))
     fingerprint = "generated 1"
     pixel_shape = (6, 6, 3)
-    num_classes, labelled = 5, True
+    num_classes = 5
 
     def __init__(self, size: int):
         self.labels = (np.arange(size) % 5).astype(np.int32)
@@ -495,10 +498,10 @@ class Generated:
     def image_shape(self, data):
         return self.pixel_shape
 
-    def check(self, data):
+    def check_evaluation(self, data):
         pass
 
-    check_evaluation = check_resident = check
+    check_resident = check_evaluation
 
     def substitutes(self, data):
         return None
@@ -511,26 +514,44 @@ class Generated:
             batch = columns(self.labels, order, step, shard)
             yield batch._replace(image=self._images(batch.row))
 
-    def train_batches(self, order, data, steps, shard=None, substitutes=None):
+    def train_batches(self, order, data, steps, shard=WHOLE, substitutes=None):
         return self._batches(order, steps, shard)
 
-    def eval_batches(self, order, data, shard=None):
+    def eval_batches(self, order, data, shard=WHOLE):
         return self._batches(order, range(order.num_batches), shard)
-
-    def read(self, row):
-        return self._images(np.array([row]))[0].tobytes()
 
     def name(self, row):
         return f"image {row}"
 
 
+def test_the_source_of_the_docs_has_what_a_source_needs_and_no_more():
+    text = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Shades" in block]
+    exec(example, found := {})
+    source = check_source(found["Shades"](), "table")
+    members = {name for kind in (Source, Examples) for name in (*vars(kind), *kind.__annotations__)}
+    assert {name for name in dir(source) if name[0] != "_"} == {name for name in members if name[0] != "_"}
+    batch, _ = source.train_batches(SampleOrder(1000, 4, 0), source.default_data(), range(2))
+    assert batch.image.shape == (4, 8, 8, 3) and ((batch.image[:, 0, 0, 0] >= 150) == batch.label).all()
+
+
+class Shows:
+    """A listener that is shown predictions."""
+
+    wants_predictions = 3
+
+    def evaluation(self, record):
+        self.shown = record.predictions
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ("none", "device"))
 def test_a_third_kind_of_source_is_one_class(cache, tmp_path):
-    table, val = Generated(50), Generated(23)
+    table, val, shows = Generated(50), Generated(23), Shows()
     data = jaxddp.DataConfig(cache=cache)
     setup = prepared(linear_model(), table, 1, sgd(0.1), 8, epochs=3, data=data)
-    state, history = train(jaxddp.softmax_cross_entropy, setup, val=val, workdir=tmp_path, listeners=())
+    state, history = train(jaxddp.softmax_cross_entropy, setup, val=val, workdir=tmp_path, listeners=[shows])
+    assert shows.shown.images[:, 0, 0, 0].tolist() == [40 * label for label in shows.shown.labels]
     assert history.val["count"].tolist() == [23, 23, 23] and history.val["loss"][-1] < history.val["loss"][0]
     assert jaxddp.topk_accuracy(state, setup, val, k=(1,))[1] > 0.2
 

@@ -1,7 +1,8 @@
 """The house: who may import whom, which library lives where, who may ask JAX about the machine, how long things get.
 
 Every rule is a function of one file's path and source that returns what breaks it, so each is shown to catch a
-violation (`BAD`) and to leave good code alone (`GOOD`) before it is believed about the house.
+violation (`BAD`) and to leave good code alone (`GOOD`) before it is believed about the house. So is `circles`, the one
+rule about all files together.
 """
 
 import ast
@@ -10,8 +11,9 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,7 @@ FINDING = "jaxddp/registry.py"
 
 SHARED = {"support", "recipes"}
 """Folders of tests/ that hold no tests: what these import, and what runs are given."""
+SCRIPTS = {"benchmarks", "launch"}
 TEST_FOLDERS = {"tests", "integration", "conformance"}
 EXAMPLES = "tests/test_architecture.py"
 IMPORTED = re.compile(r"(?:^|[;\n])\s*(?:from|import)\s+([\w.]+)")
@@ -243,6 +246,30 @@ def apart(path: str, source: str) -> list[str]:
     ]
 
 
+def circles(sources: Mapping[str, str]) -> list[str]:
+    """No files import each other in a circle, within functions and for type checkers neither."""
+    files = {name: path for path in sources for name in module_names(path)}
+
+    def file_of(name: str) -> str | None:
+        while name and name not in files:
+            name = name.rpartition(".")[0]
+        return files.get(name)
+
+    imported = {path: {file_of(name) for _, name in imports(path, source)} for path, source in sources.items()}
+    try:
+        TopologicalSorter({path: files - {path, None} for path, files in imported.items()}).prepare()
+    except CycleError as error:
+        return [f"these import each other: {', '.join(error.args[1][1:])}"]
+    return []
+
+
+def module_names(path: str) -> list[str]:
+    """What a file is imported as: "jaxddp.mesh"; a script's folder is on the path, so benchmarks/chaos.py is "chaos",
+    too."""
+    folder, *inside = path.removesuffix("/__init__.py").removesuffix(".py").split("/")
+    return [".".join([folder, *inside]), *([".".join(inside)] if folder in SCRIPTS else [])]
+
+
 RULES: dict[Rule, tuple[str, ...]] = {
     floors: ("jaxddp", "configs"),
     libraries: ("jaxddp", "configs"),
@@ -355,6 +382,33 @@ def test_a_violation_is_caught(rule, path, source):
 @pytest.mark.parametrize(("rule", "path", "source"), GOOD, ids=case_name)
 def test_good_code_is_left_alone(rule, path, source):
     assert rule(path, source) == []
+
+
+CIRCLES = [
+    {"jaxddp/config.py": "def load():\n    from jaxddp.files import read", "jaxddp/files.py": "import jaxddp.config"},
+    {
+        "jaxddp/data/labels.py": "if TYPE_CHECKING:\n    from jaxddp.data.source import Source",
+        "jaxddp/data/source.py": "from . import rows",
+        "jaxddp/data/rows.py": "from .labels import Labels",
+    },
+    {"jaxddp/data/__init__.py": "from jaxddp.data.a import b", "jaxddp/data/a.py": "from jaxddp.data import b"},
+    {"benchmarks/chaos.py": "from contenders.case import Case", "benchmarks/contenders/case.py": "import chaos"},
+]
+
+
+@pytest.mark.parametrize("sources", CIRCLES, ids=list)
+def test_a_circle_of_files_is_caught(sources):
+    (found,) = circles(sources)
+    assert all(path in found for path in sources)
+    # And is none once any of them is alone.
+    for path in sources:
+        assert circles({**sources, path: "import chaos_jobs, jaxddp.errors"}) == []
+
+
+@pytest.mark.slow
+def test_no_files_of_the_house_import_each_other_in_a_circle():
+    paths = [path for folder in ("jaxddp", "configs", *SCRIPTS) for path in (ROOT / folder).rglob("*.py")]
+    assert circles({path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}) == []
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.lookahead import Lookahead
-from jaxddp.engine.parts.part import EVAL_PARAMS, Part
-from jaxddp.engine.state import TrainState, measured_states
+from jaxddp.engine.parts.part import Part, measured_states
+from jaxddp.engine.state import EVAL_PARAMS, TrainState
 from jaxddp.errors import InputError
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 

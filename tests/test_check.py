@@ -296,7 +296,8 @@ def test_one_run_tells_every_file_of_parquet_that_cannot_be_read(tmp_path, capfd
 
 
 @pytest.mark.parametrize("splits", [["train"], ["train", "val"]])
-def test_a_set_without_a_split_that_can_be_read_is_one_line_and_2(splits, tmp_path, capfd):
+def test_a_set_without_a_split_that_can_be_read_is_one_line_and_2(splits, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     records = write_packed(tmp_path / "packed")
     for split in splits:
         (records / f"{split}.npz").unlink()

@@ -24,6 +24,7 @@ from jaxddp.api import resnet
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
@@ -177,7 +178,7 @@ def test_a_training_step_is_what_it_is_by_hand_on_any_number_of_devices(name, de
 def test_a_resnets_step_is_nearly_all_that_xla_counts_of_it():
     topology, optimizer = Topology.create(2), sgd(0.1, momentum=0.9)
     net = resnet("resnet18", CLASSES, width=16, stem="small")
-    objective = Objective(adapt(net), example_loss(cross_entropy(), CLASSES), Preprocess())
+    objective = Objective(adapt(net), example_loss(cross_entropy(), LabelKind(CLASSES)), Preprocess())
     params, model_state = jax.eval_shape(objective.model.init, jax.random.key(0), shaped(1, 32, 32, 3))
     opt_state = jax.eval_shape(optimizer.init, params)
     step: Any = make_train_step(make_local_step(objective, optimizer, topology), topology)

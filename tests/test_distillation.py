@@ -18,6 +18,7 @@ import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
@@ -52,7 +53,7 @@ def step_in_float64(devices: int, loss, share=0.7, pad=1):
     topology, optimizer, batch = Topology.create(devices), sgd(0.1), random_batch(24, masked=5)
     supervised = Objective(
         adapt(linear_model()),
-        example_loss(loss, CLASSES),
+        example_loss(loss, LabelKind(CLASSES)),
         Preprocess(augment=AugmentConfig(flip=pad > 0, pad=pad), dtype=jnp.float64),
     )
     params, model_state = supervised.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))

@@ -14,6 +14,7 @@ from support.shared import sgd, topology_of
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.averaging import Averaging
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import example_loss
@@ -115,7 +116,7 @@ def silent(params, state, images):
     return jnp.zeros((len(images), CLASSES)), {"drawn": jnp.zeros(len(images))}
 
 
-LOSS = example_loss(cross_entropy(), CLASSES)
+LOSS = example_loss(cross_entropy(), LabelKind(CLASSES))
 
 
 def objective_that(apply):

@@ -22,6 +22,7 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.labels import LabelKind
 from jaxddp.data.unlabelled import few_labels
 from jaxddp.engine import self_test
 from jaxddp.engine.gradients import Gradients
@@ -63,7 +64,7 @@ def test_the_loss_is_the_paper_s(masked):
     batch = both(6, 3, masked=masked)
     with jax.enable_x64(True):
         preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
-        loss = example_loss(cross_entropy(), CLASSES)
+        loss = example_loss(cross_entropy(), LabelKind(CLASSES))
         supervised = Objective(adapt(linear_model()), loss, preprocess)
         params = {"weight": jax.random.normal(jax.random.key(1), (108, CLASSES), jnp.float64) / 8}
         minimized = FixMatch(settings)(supervised)
@@ -101,7 +102,7 @@ def test_the_strong_view_is_augmented_more_and_both_views_have_random_numbers_of
     augment = AugmentConfig(flip=False, pad=2, mixup=1.0)
     preprocess = Preprocess((0.0,), (1.0,), augment)
     model = adapt((lambda key, example: (linear_model()[0](key, example), {"seen": example}), apply))
-    supervised = Objective(model, example_loss(cross_entropy(), CLASSES), preprocess)
+    supervised = Objective(model, example_loss(cross_entropy(), LabelKind(CLASSES)), preprocess)
     params, batch = linear_model()[0](jax.random.key(0), jnp.zeros((1, 6, 6, 3))), both(6, 2)
     batch = batch._replace(unlabelled=batch.unlabelled._replace(image=np.full((12, 6, 6, 3), 200, np.uint8)))
 
@@ -195,7 +196,7 @@ def test_random_keys_of_examples_are_those_of_all_views():
     one, several = trained(KEYED, 1, Gradients()), trained(KEYED, 2, Gradients())
     assert largest_difference(one, several) < 1e-9
     # Without the noise the first loss is another one.
-    plain = Objective(adapt(LINEAR), example_loss(cross_entropy(), CLASSES), Preprocess())
+    plain = Objective(adapt(LINEAR), example_loss(cross_entropy(), LabelKind(CLASSES)), Preprocess())
     keyed = dataclasses.replace(plain, model=adapt(KEYED))
     settings = {"train": True, "image_key": jax.random.key(4)}
     losses = [
@@ -356,7 +357,7 @@ class NoSource:
         ({"unlabelled": 3}, "unlabelled=3: give a table of open_data(PATH), an ArrayTable(images, labels, class_names) "
          "or another source"),
         ({"unlabelled": NoSource()}, "unlabelled: an object of type NoSource was given; it has no without_labels; "
-         "see jaxddp.data.source.Source"),
+         "see jaxddp.data.source.Table"),
         ({"unlabelled": random_table(40, image=8)}, "unlabelled data: images of (8, 8, 3), and (6, 6, 3) in the "
          "training data; give both the same shape"),
         ({"objective": "fixmatsch"}, "objective='fixmatsch' is unknown; did you mean 'fixmatch'? there are: "

@@ -15,6 +15,7 @@ from support.shared import sgd
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
@@ -56,7 +57,7 @@ def normalized(logits, labels):
 def test_the_form_is_told_once_and_the_parts_add_up(loss, form, classes):
     if form == "weighted" and classes > len(WEIGHTS):
         pytest.skip("there are weights for five classes")
-    taken_apart = example_loss(loss, classes)
+    taken_apart = example_loss(loss, LabelKind(classes))
     assert taken_apart.form == form
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(12, classes)).astype(np.float32), rng.integers(0, classes, 12)
@@ -97,7 +98,7 @@ def test_the_form_is_told_once_and_the_parts_add_up(loss, form, classes):
 )
 def test_what_is_no_loss_of_examples_is_refused_in_one_line(loss, message):
     with pytest.raises(InputError, match=message) as raised:
-        example_loss(loss, CLASSES)
+        example_loss(loss, LabelKind(CLASSES))
     assert "\n" not in str(raised.value)
 
 
@@ -113,16 +114,16 @@ def test_class_weights_that_are_normalized_within_the_batch_are_never_taken_for_
 
     equal = max(weights) / min(weights) < 1 + 1e-6
     if equal:
-        assert example_loss(loss, CLASSES).form == "mean"
+        assert example_loss(loss, LabelKind(CLASSES)).form == "mean"
     elif max(weights) / min(weights) > 1.001:
         with pytest.raises(InputError, match="the loss of a batch is"):
-            example_loss(loss, CLASSES)
+            example_loss(loss, LabelKind(CLASSES))
 
 
 def parts64(loss, devices: int):
     topology, optimizer = Topology.create(devices), sgd(0.1)
     preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
-    objective = Objective(adapt(linear_model()), example_loss(loss, CLASSES), preprocess)
+    objective = Objective(adapt(linear_model()), example_loss(loss, LabelKind(CLASSES)), preprocess)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
     return objective, topology, optimizer, topology.replicate(jax.device_get(state))
@@ -184,11 +185,11 @@ def test_a_loss_of_probabilities_is_tried_on_probabilities():
     def of_probabilities(probabilities, labels):
         return -jnp.log(jnp.take_along_axis(probabilities, labels[:, None], axis=1)).mean()
 
-    assert example_loss(of_probabilities, CLASSES).form == "mean"
+    assert example_loss(of_probabilities, LabelKind(CLASSES)).form == "mean"
     with pytest.raises(InputError, match="the loss of a batch is nan"):
-        example_loss(lambda logits, labels: jnp.log(-jnp.abs(logits)).mean(), CLASSES)
+        example_loss(lambda logits, labels: jnp.log(-jnp.abs(logits)).mean(), LabelKind(CLASSES))
 
 
 def test_the_built_in_loss_has_the_form_of_examples():
     for smoothing in (0.0, 0.1):
-        assert example_loss(cross_entropy(smoothing), CLASSES).form == "examples"
+        assert example_loss(cross_entropy(smoothing), LabelKind(CLASSES)).form == "examples"

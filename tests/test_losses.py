@@ -15,6 +15,7 @@ from support.runs import experiment_of
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
@@ -38,7 +39,7 @@ COUNTS = np.array([10, 2, 4])
 
 def of_batch(loss, logits, labels):
     """The loss of a batch, whatever the form of the loss."""
-    values, weights = example_loss(loss, logits.shape[1])(jnp.asarray(logits), jnp.asarray(labels))
+    values, weights = example_loss(loss, LabelKind(logits.shape[1]))(jnp.asarray(logits), jnp.asarray(labels))
     return float(values.sum() / weights.sum())
 
 
@@ -120,7 +121,9 @@ def test_balanced_weights_are_those_of_scikit_learn():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("cross_entropy", "nll", "bce"))
 def test_evaluation_is_weighted_and_not_smoothed(name):
-    training, evaluation = configured_losses(config_of(name=name, class_weights="balanced"), COUNTS)
+    training, evaluation = configured_losses(
+        config_of(name=name, class_weights="balanced"), LabelKind(len(COUNTS)), COUNTS
+    )
     weights = tuple(16 / (3 * COUNTS))
     function = {"cross_entropy": cross_entropy, "nll": negative_log_likelihood, "bce": binary_cross_entropy}[name]
     logits = np.asarray(jax.nn.log_softmax(LOGITS.astype(np.float32)))
@@ -151,19 +154,19 @@ def test_weights_that_cannot_be_get_one_line(loss, message, monkeypatch):
     LOSSES.names()
     monkeypatch.setitem(LOSSES._entries, "bare", lambda config: cross_entropy())
     with pytest.raises(InputError, match=message):
-        configured_losses(config_of(**loss), COUNTS)
+        configured_losses(config_of(**loss), LabelKind(len(COUNTS)), COUNTS)
 
 
 def test_a_class_without_images_cannot_be_balanced():
     with pytest.raises(InputError, match="loss.class_weights=balanced: class 1 of 3 has no training images; give the"):
-        configured_losses(config_of(class_weights="balanced"), np.array([3, 0, 1]))
+        configured_losses(config_of(class_weights="balanced"), LabelKind(3), np.array([3, 0, 1]))
 
 
 def step_in_float64(loss, devices: int, batch):
     """(parameters after a step of plain SGD, sums of the step, sums of evaluation)."""
     topology, optimizer = Topology.create(devices), optax.sgd(0.1)
     preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
-    objective = Objective(adapt(linear_model()), example_loss(loss, CLASSES), preprocess)
+    objective = Objective(adapt(linear_model()), example_loss(loss, LabelKind(CLASSES)), preprocess)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
     state, placed = topology.replicate(jax.device_get(state)), topology.place(batch)

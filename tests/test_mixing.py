@@ -15,6 +15,7 @@ from jaxddp.augment.mixing import cutmix_kept, mixup_weight
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
@@ -174,7 +175,9 @@ def test_an_example_whose_partner_is_padding_stays_as_it_is(mode):
 def objective_of(model, mode: str | None = "both", loss=None, **augment) -> Objective:
     config = AugmentConfig(**{"pad": 1, **augment, **(MODES[mode] if mode else {})})
     preprocess = Preprocess(augment=config, dtype=jnp.float64)
-    return Objective(adapt(model), example_loss(loss or cross_entropy(), CLASSES), preprocess, {"top1": TopK(1)})
+    return Objective(
+        adapt(model), example_loss(loss or cross_entropy(), LabelKind(CLASSES)), preprocess, {"top1": TopK(1)}
+    )
 
 
 def numpy_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +18,10 @@ import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
-from jaxddp.data.labels import class_counts, classes_of
-from jaxddp.data.multi_label import MultiLabelTable
+from jaxddp.data.columns import columns, stacked_columns
+from jaxddp.data.examples import labels_of
+from jaxddp.data.labels import LabelKind
 from jaxddp.data.order import EvalOrder
-from jaxddp.data.source import columns, stacked_columns
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
@@ -36,6 +35,7 @@ from jaxddp.recipe.metrics import configured_metrics
 from jaxddp.registry import METRICS
 
 NAMES = tuple("abcde")
+SEVERAL = LabelKind(5, several=True)
 METRIC_NAMES = ("map", "f1", "exact_match")
 
 
@@ -53,11 +53,18 @@ TABLE, VAL = table_of(50), table_of(23, seed=1)
 
 def test_a_table_of_arrays_keeps_rows_of_labels():
     assert TABLE.labels.dtype == np.uint8 and TABLE.labels.shape == (50, 5) and not TABLE.labels.any(1).all()
-    assert class_counts(TABLE).tolist() == TABLE.labels.sum(0).tolist()
-    assert classes_of(TABLE, 3).tolist() == TABLE.labels[3].astype(bool).tolist()
+    labels = labels_of(TABLE)
+    assert labels.kind == SEVERAL
+    assert labels.counts.tolist() == TABLE.labels.sum(0).tolist()
+    assert labels.of(3).tolist() == np.flatnonzero(TABLE.labels[3]).tolist()
+    alone = np.flatnonzero(TABLE.labels.sum(1) == 1)
+    assert np.flatnonzero(labels.single >= 0).tolist() == alone.tolist()
+    assert TABLE.labels[alone, labels.single[alone]].all()
     some = TABLE.select("b,e")
     own = TABLE.labels[:, [1, 4]]
     assert some.class_names == ("b", "e") and some.labels.tolist() == own[own.any(1)].tolist()
+    with pytest.raises(InputError, match="classes 'b': none of 1 example, the first of which is row 0, is of the 1"):
+        TABLE.rows(np.flatnonzero(TABLE.labels[:, 1] == 0)[:1]).select("b")
     few = TABLE.take(20)
     assert len(few) == 20 and few.fingerprint != TABLE.fingerprint
     flipped = jaxddp.ArrayTable(TABLE.images, 1 - TABLE.labels, NAMES)
@@ -88,18 +95,13 @@ def test_batches_carry_rows_and_padding_has_none():
     np.testing.assert_array_equal(batch.label[:7], VAL.labels[16:])
     assert not batch.label[7].any() and batch.mask.tolist() == [1] * 7 + [0]
     assert stacked_columns(VAL.labels, order, range(3)).label.shape == (8, 3, 5)
-    # Of a listing of files too, whose table has one label an image.
-    listing = MultiLabelTable(cast(Any, random_table(7)))
-    listing.labels = np.ones((7, 5), np.uint8)
-    (batch,) = listing.eval_batches(EvalOrder(7, 8), DataConfig())
-    assert batch.label.tolist() == [[1] * 5] * 7 + [[0] * 5]
 
 
 def step_in_float64(devices: int):
     topology, optimizer, batch = Topology.create(devices), sgd(0.1), random_batch(24, masked=5)
     batch = batch._replace(label=table_of(24).labels)
     preprocess = Preprocess(augment=AugmentConfig(flip=True, cutmix=1.0), dtype=jnp.float64)
-    loss = example_loss(binary_cross_entropy(0.1, (1.0, 4.0, 0.5, 2.0, 3.0)), 5, multi_label=True)
+    loss = example_loss(binary_cross_entropy(0.1, (1.0, 4.0, 0.5, 2.0, 3.0)), SEVERAL)
     objective = Objective(adapt(linear_model()), loss, preprocess, {"exact_match": METRICS.get("exact_match")})
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
@@ -165,18 +167,18 @@ def test_from_python_what_takes_one_label_is_one_line():
 def test_by_name_what_takes_one_label_is_one_line():
     config = Config().replace(loss={"name": "cross_entropy"})
     with pytest.raises(InputError, match="loss.name=cross_entropy does not take several labels of an image, which the"):
-        configured_losses(config, np.ones(5), multi_label=True)
-    assert configured_losses(config.replace(loss={"name": "bce"}), np.ones(5), multi_label=True)[0].multi_label
+        configured_losses(config, SEVERAL, np.ones(5))
+    assert configured_losses(config.replace(loss={"name": "bce"}), SEVERAL, np.ones(5))[0].labels.several
     with pytest.raises(
         InputError, match="eval.metrics: top1 takes one label an image, and the data have several; name "
     ):
-        configured_metrics(config, 5, multi_label=True)
+        configured_metrics(config, SEVERAL)
     own = config.replace(eval={"metrics": METRIC_NAMES})
-    assert tuple(configured_metrics(own, 5, multi_label=True)) == METRIC_NAMES
+    assert tuple(configured_metrics(own, SEVERAL)) == METRIC_NAMES
     with pytest.raises(
         InputError, match="eval.metrics: exact_match takes several labels an image, and the data have one"
     ):
-        configured_metrics(own, 5)
+        configured_metrics(own, LabelKind(5))
 
 
 RECIPE = """

@@ -15,7 +15,8 @@ import jaxddp.data.images.decode as decode
 from jaxddp.curate.look import look_at_file
 from jaxddp.curate.pack import Packing, packed_image
 from jaxddp.data.images.decode import eval_image, train_image
-from jaxddp.data.images.header import ImageHeader, parse_header
+from jaxddp.data.images.header import parse_header
+from jaxddp.data.images.kinds import ImageHeader
 from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.images.verify import verify
 from jaxddp.data.tensorflow_cpu import tf

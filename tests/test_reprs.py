@@ -12,7 +12,6 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.data.balanced_order import BalancedOrder
 from jaxddp.data.label_sets import LabelSets, as_members
-from jaxddp.data.multi_label import MultiLabelTable
 from jaxddp.inference.outcome import Outcome
 from jaxddp.inference.predictions import Predictions
 from jaxddp.training.events import RunStart
@@ -39,7 +38,6 @@ def test_sources(listed):
     assert repr(listed).startswith(f"ExampleTable({len(listed)} examples of 3 classes (") and listed.name(0) in repr(
         listed
     )
-    assert repr(MultiLabelTable(listed)) == f"MultiLabelTable({listed!r})"
     sets = LabelSets(as_members([[0], [0, 1]]), "x.csv", np.arange(2))
     assert repr(sets) == "LabelSets(2 examples, 1 of several classes)"
 

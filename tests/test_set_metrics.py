@@ -20,6 +20,7 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import Config
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.set_metrics import finished, measured
 from jaxddp.errors import InputError
 from jaxddp.metrics.average_precision import average_precision
@@ -248,17 +249,19 @@ class Both(Mean):
 
 @pytest.mark.slow
 def test_a_metric_of_ones_own():
-    found = with_given({"ece": METRICS.get("ece")}, {"mine": Mean(), "top1": METRICS.get("top1")}, "metrics", 4)
+    found = with_given(
+        {"ece": METRICS.get("ece")}, {"mine": Mean(), "top1": METRICS.get("top1")}, "metrics", LabelKind(4)
+    )
     assert set(found) == {"ece", "mine", "top1"}
-    assert with_given(found, {"top1": METRICS.get("top5")}, "metrics", 9)["top1"] is METRICS.get("top5")
+    assert with_given(found, {"top1": METRICS.get("top5")}, "metrics", LabelKind(9))["top1"] is METRICS.get("top5")
 
 
 def test_numbers_of_one_name_get_one_line():
     line = r"^metrics: mine and other both measure '\w+'; rename one of them$"
     with pytest.raises(InputError, match=line):
-        with_given({}, {"mine": Mean(), "other": Mean()}, "metrics", 4)
+        with_given({}, {"mine": Mean(), "other": Mean()}, "metrics", LabelKind(4))
     with pytest.raises(InputError, match=r"^metrics: largest and mine both measure 'largest'"):
-        with_given({"largest": METRICS.get("top1")}, {"mine": Mean()}, "metrics", 4)
+        with_given({"largest": METRICS.get("top1")}, {"mine": Mean()}, "metrics", LabelKind(4))
 
 
 @pytest.mark.parametrize(
@@ -273,4 +276,4 @@ def test_numbers_of_one_name_get_one_line():
 )
 def test_what_is_no_metric_over_a_set_gets_one_line(metric, message):
     with pytest.raises(InputError, match=message):
-        with_given({}, {"mine": metric}, "metrics", 4)
+        with_given({}, {"mine": metric}, "metrics", LabelKind(4))

@@ -19,8 +19,9 @@ from support.shared import adapted, plain_loss, sgd, taken_apart, topology_of
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.labels import LabelKind
+from jaxddp.engine.initial_state import create_state
 from jaxddp.engine.objective import Objective
-from jaxddp.engine.state import create_state
 from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import AXIS
@@ -251,7 +252,9 @@ def test_evaluation_counts_only_what_is_not_padding(devices):
 
 
 def test_padding_of_which_a_network_makes_no_numbers_counts_for_nothing():
-    objective = Objective(adapted(LINEAR), taken_apart(plain_loss(), CLASSES), Preprocess(), {"top1": TopK(1)})
+    objective = Objective(
+        adapted(LINEAR), taken_apart(plain_loss(), LabelKind(CLASSES)), Preprocess(), {"top1": TopK(1)}
+    )
     values = jnp.array([1.0, 2.0, 3.0, jnp.nan])
     sums = objective.sums([(values, jnp.ones(4)), (values, values)], random_batch(4, masked=1))
     assert sums.means() == {"loss": 2, "top1": 1} and sums.count() == 3

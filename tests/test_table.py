@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.ilsvrc import IMAGES, synset, write_csv, write_tree
 
 from jaxddp.config import DataConfig
+from jaxddp.data.examples import labels_of
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.source import check_labelled
@@ -153,6 +154,12 @@ def test_selected_labels_are_dense_and_lead_back_through_the_mapping(label, data
     assert selected.labels.dtype == np.int32
     by_name = table.select(",".join(CLASS_IDS[i] for i in chosen))
     assert by_name.fingerprint == selected.fingerprint == table.select(tuple(CLASS_IDS[i] for i in chosen)).fingerprint
+    # As rows of several labels they say the same.
+    several = table.with_several_labels()
+    assert labels_of(several).single.tolist() == label
+    assert labels_of(several).counts.tolist() == labels_of(table).counts.tolist()
+    assert several.select(chosen).labels.tolist() == selected.with_several_labels().labels.tolist()
+    assert several.select(chosen).fingerprint == selected.fingerprint
 
 
 def test_a_range_selects_as_python_does(tree):

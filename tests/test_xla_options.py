@@ -13,7 +13,7 @@ from support.shared import sgd
 from jaxddp.api import resnet
 from jaxddp.config import Config
 from jaxddp.engine.compiler_options import compiler_options, options_of_one_call
-from jaxddp.engine.state import create_state
+from jaxddp.engine.initial_state import create_state
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
@@ -122,7 +122,7 @@ def test_a_state_has_the_same_bits_however_quickly_it_is_compiled(monkeypatch):
     # Tests compile in haste, and what is compared here are two programs of a user.
     usual = {"xla_llvm_disable_expensive_passes": "False", "xla_cpu_use_fusion_emitters": "True"}
     monkeypatch.setattr(
-        "jaxddp.engine.state.options_of_one_call", lambda platform: options_of_one_call(platform) | usual
+        "jaxddp.engine.initial_state.options_of_one_call", lambda platform: options_of_one_call(platform) | usual
     )
     best = {"xla_backend_optimization_level": "3", **usual}
     optimizer, key = sgd(0.1, 0.9), jax.random.key(7)

@@ -19,7 +19,7 @@ from jaxddp.wording import choices, counted, on_screen, size
 
 if TYPE_CHECKING:
     from jaxddp.data.faults import Refuse
-    from jaxddp.data.source import Source
+    from jaxddp.data.source import SourceTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ def _sample(arguments: list[str]) -> int:
     return 0
 
 
-def _open(options: DataPlace, refuse: "Refuse | None" = None) -> "dict[str, Source]":
+def _open(options: DataPlace, refuse: "Refuse | None" = None) -> "dict[str, SourceTable]":
     from jaxddp.data.catalog import place_of
     from jaxddp.data.faults import at_once
     from jaxddp.data.opening import open_splits

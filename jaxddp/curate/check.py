@@ -14,7 +14,7 @@ import numpy as np
 from jaxddp.curate.look import look_at
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.curate.report import CheckedSplit, CheckReport
-from jaxddp.data.source import Source
+from jaxddp.data.source import SourceTable
 from jaxddp.errors import InputError
 
 _AHEAD = 32
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def check(
-    sources: Mapping[str, Source],
+    sources: Mapping[str, SourceTable],
     *,
     refused: Sequence[str] = (),
     threads: int | None = None,
@@ -66,7 +66,7 @@ def check(
 
 
 @contextmanager
-def _verifying(source: Source) -> Iterator[np.ndarray]:
+def _verifying(source: SourceTable) -> Iterator[np.ndarray]:
     """Which rows are sound, bool[N], to be told in the block, also where it is interrupted; kept for later runs."""
     if source.verified is None:
         yield np.zeros(len(source), bool)

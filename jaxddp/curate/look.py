@@ -10,7 +10,7 @@ import numpy as np
 from jaxddp.data.images.header import EOI, SOS, Segment, parse_header, segments
 from jaxddp.data.images.stray import without_stray_bytes
 from jaxddp.data.images.verify import open_sound, verify
-from jaxddp.data.source import Source, image_dtype
+from jaxddp.data.source import SourceTable, image_dtype
 from jaxddp.errors import InputError
 
 LARGE = 20_000_000
@@ -44,7 +44,7 @@ class Look:
     """Whether the file has bytes that are taken out each time before it is decoded."""
 
 
-def look_at(source: Source, row: int) -> Look:
+def look_at(source: SourceTable, row: int) -> Look:
     """A row's image, read, hashed and verified. Raises `Unreachable` where its store gave no answer."""
     name = source.name(row)
     try:

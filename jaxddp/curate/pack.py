@@ -18,7 +18,7 @@ from jaxddp.curate.check import in_threads
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
-from jaxddp.data.source import Source
+from jaxddp.data.source import Table
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError, about
 from jaxddp.ranges import Range
@@ -39,7 +39,7 @@ class Packing:
 
 
 def pack(
-    sources: Mapping[str, Source],
+    sources: Mapping[str, Table],
     out: Path,
     packing: Packing,
     progress: ProgressBar | None = None,
@@ -98,7 +98,7 @@ def packed_image(data: bytes, packing: Packing) -> bytes:
 
 
 def _pack_split(
-    source: Source, split: str, folder: Path, packing: Packing, packed: Callable[[], None]
+    source: Table, split: str, folder: Path, packing: Packing, packed: Callable[[], None]
 ) -> dict[str, Any]:
     """Writes a split's records and index; returns what the manifest says of it."""
     # TensorFlow takes seconds to import, and a bad --quality should be refused at once.
@@ -129,7 +129,7 @@ def _pack_split(
     return {"examples": len(source), "fingerprint": source.fingerprint, "files": sizes}
 
 
-def _packed_images(source: Source, packing: Packing) -> Iterator[bytes]:
+def _packed_images(source: Table, packing: Packing) -> Iterator[bytes]:
     def packed(row: int) -> bytes:
         data = source.read(row)
         with about(source.name(row)):

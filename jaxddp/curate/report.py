@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxddp.curate.look import Look
-from jaxddp.data.labels import class_counts, classes_of
-from jaxddp.data.source import Source
+from jaxddp.data.examples import labels_of
+from jaxddp.data.source import Table
 from jaxddp.wording import counted, plural, some, span
 
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
@@ -35,7 +35,7 @@ class CheckedSplit:
         notes, faults: by row, as in `Look`, in the rows that have any.
     """
 
-    def __init__(self, name: str, source: Source):
+    def __init__(self, name: str, source: Table):
         self.name, self.source = name, source
         self.columns = np.zeros(len(source), _COLUMNS)
         self.notes: dict[int, tuple[str, ...]] = {}
@@ -63,8 +63,8 @@ class CheckedSplit:
 
     def class_of(self, row: int) -> str | None:
         """The id of a row's class, its name where classes have no ids; None where it is unknown. Of several, all."""
-        own = np.flatnonzero(classes_of(self.source, row))
-        return ";".join(self.source.class_ids[each] for each in own) or None
+        labels = labels_of(self.source)
+        return ";".join(labels.ids[label] for label in labels.of(row)) or None
 
     @property
     def made_of(self) -> str:
@@ -74,7 +74,7 @@ class CheckedSplit:
     @property
     def per_class(self) -> np.ndarray:
         """Images a class, int64[K], faulty ones among them."""
-        return class_counts(self.source)
+        return labels_of(self.source).counts
 
 
 class CheckReport:

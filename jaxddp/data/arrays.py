@@ -10,11 +10,12 @@ import numpy as np
 
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.columns import check_order, columns
+from jaxddp.data.examples import Record, in_a_line, labels_of
 from jaxddp.data.faults import check_apart
 from jaxddp.data.images.float_pixels import from_floats
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
-from jaxddp.data.source import Record, check_order, columns, in_a_line
-from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes, label_codes, selected
+from jaxddp.data.subset import ClassSelection
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.errors import InputError
 from jaxddp.wording import counted, refusal, shaped, show
@@ -85,16 +86,11 @@ class ArrayTable:
     def select(self, classes: ClassSelection) -> "ArrayTable":
         if classes is None:
             return self
-        if self.labels.ndim == 2:
-            own = chosen_classes(classes, self.class_names)
-            rows = np.flatnonzero(self.labels[:, own].any(1))
-            names = tuple(self.class_names[i] for i in own)
-            return ArrayTable(self.images[rows], self.labels[np.ix_(rows, own)], names)
-        chosen, rows, labels = selected(classes, self.class_names, self.labels, self.name(0))
-        return ArrayTable(self.images[rows], labels, tuple(self.class_names[i] for i in chosen))
+        _, rows, labels = labels_of(self).select(classes, self.name(0))
+        return ArrayTable(self.images[rows], labels.values, labels.names)
 
     def take(self, limit: int) -> "ArrayTable":
-        rows = balanced_rows(label_codes(self.labels), limit)
+        rows = labels_of(self).share(limit)
         return self if len(rows) == len(self) else self.rows(rows)
 
     def rows(self, rows: np.ndarray) -> "ArrayTable":

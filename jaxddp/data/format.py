@@ -11,7 +11,7 @@ from typing import Protocol
 
 from jaxddp.config import DataConfig
 from jaxddp.data.faults import Refuse, at_once
-from jaxddp.data.source import Source, Split
+from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage.home import is_address
 
 
@@ -59,7 +59,7 @@ class Format(Protocol):
         """Whether it has a validation split. Where not, "train" is an `ExampleTable` of all; see `held_out`."""
         ...
 
-    def open(self, place: Place, split: Split) -> Source:
+    def open(self, place: Place, split: Split) -> SourceTable:
         """The examples of a split, of the classes `place.data.classes`. No image of a file is opened.
 
         Raises:
@@ -75,7 +75,7 @@ class LocalFormat:
     description: str
     holds: Callable[[Path], bool | Match]
     """Whether a path holds one, wholly where it says no more."""
-    read: Callable[..., Source]
+    read: Callable[..., SourceTable]
     """Of a path and a `Split`; and of a `Refuse`, if it `goes_on`."""
     is_divided: Callable[[Path], bool] = lambda path: True
     """Whether a path has a validation split of its own, as `Format.divided`."""
@@ -89,7 +89,7 @@ class LocalFormat:
     def divided(self, place: Place) -> bool:
         return place.local is None or self.is_divided(place.local)
 
-    def open(self, place: Place, split: Split) -> Source:
+    def open(self, place: Place, split: Split) -> SourceTable:
         assert place.local is not None
         told = [place.refuse] if self.goes_on else []
         return self.read(place.local, split, *told).select(place.data.classes)

@@ -51,6 +51,13 @@ class LabelSets:
         dense = {label: place for place, label in enumerate(chosen.tolist())}
         return replace(self, members=as_members([[dense[one] for one in own if one in dense] for own in self.members]))
 
+    def rows_of_classes(self, num_classes: int) -> np.ndarray:
+        """uint8[N, K], 1 for each class of an example."""
+        hot = np.zeros((len(self.members), num_classes), np.uint8)
+        for row, members in enumerate(self.members):
+            hot[row, list(members)] = 1
+        return hot
+
     def check_single(self, class_names: tuple[str, ...]) -> None:
         """Raises `InputError` where an example is of several classes; names file and line."""
         several = np.flatnonzero(self.several)

@@ -17,7 +17,7 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.config import DataConfig
 from jaxddp.data.digests import Digests
-from jaxddp.data.source import Source
+from jaxddp.data.source import SourceTable, Table
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
@@ -99,17 +99,17 @@ def find_manifest(address: str, wanted: str | None) -> Path:
     return found
 
 
-def held_to_manifest(splits: Mapping[str, Source], manifest: Manifest, data: DataConfig) -> dict[str, Source]:
+def held_to_manifest(splits: Mapping[str, SourceTable], manifest: Manifest, data: DataConfig) -> dict[str, SourceTable]:
     """The splits of a data set with each image held against its manifest: of files as they are read, of arrays now.
 
     Raises: InputError; the manifest does not list an image that no other may substitute, or an array's differs.
     """
-    held: dict[str, Source] = {}
+    held: dict[str, SourceTable] = {}
     for split, source in splits.items():
         if isinstance(source, ExampleTable):
-            held[split] = replace(source, digests=manifest.digests(source))
+            held[split] = table = replace(source, digests=manifest.digests(source))
             if split != "train" or data.bad_images == "fail":
-                _check_listed(held[split], manifest)
+                _check_listed(table, manifest)
             continue
         held[split] = source
         if getattr(source, "pixel_shape", None) is None:
@@ -126,7 +126,7 @@ def _check_listed(table: Any, manifest: Manifest) -> None:
         raise InputError(f"{name}: {manifest.file} does not list it{others}; run `jaxddp data check` again")
 
 
-def _check_pixels(source: Source, manifest: Manifest) -> None:
+def _check_pixels(source: Table, manifest: Manifest) -> None:
     # Rows may be a selection of those that were checked.
     for row in range(len(source)):
         found = hashlib.sha256(source.read(row)).digest()

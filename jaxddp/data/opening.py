@@ -13,8 +13,7 @@ from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.held_out import held_out
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.manifest import Manifest, find_manifest, held_to_manifest
-from jaxddp.data.multi_label import with_several_labels
-from jaxddp.data.source import Source, Split
+from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage.home import nearest_beside, permitted
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
@@ -22,10 +21,10 @@ from jaxddp.phases import doing
 from jaxddp.registry import FORMATS
 
 
-def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[Source, Source]:
+def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
     """The training and the validation source of a config, checked; of the latter no more than `val_limit` examples.
 
-    Raises: as `open_splits` and `Source.check`.
+    Raises: as `open_splits` and `Table.check`.
     """
     train, val = open_unchecked(data, val_limit)
     with doing("looking for the images"):
@@ -34,7 +33,7 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[Source,
     return train, val
 
 
-def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Source, Source]:
+def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
     """The same, but no image is looked for. Raises: as `open_splits`."""
     train, val = open_held(data).values()
     if data.limit is not None:
@@ -45,7 +44,7 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 
 
 @permitted()
-def open_held(data: DataConfig) -> dict[str, Source]:
+def open_held(data: DataConfig) -> dict[str, SourceTable]:
     """As `open_splits`: with multi-hot labels where an image has several, and held to the manifest that `data.verify`
     asks for. Raises: InputError; as `held_to_manifest`, too."""
     splits = open_splits(data)
@@ -53,12 +52,20 @@ def open_held(data: DataConfig) -> dict[str, Source]:
         file = find_manifest(_place(data).address, data.manifest)
         with doing(f"reading {file.name}"):
             splits = held_to_manifest(splits, Manifest.read(file), data)
-    return with_several_labels(splits)
+    return _with_several_labels(splits)
+
+
+def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTable]:
+    """With multi-hot labels in every split where any example of any of them is of several classes."""
+    listings = [table for table in splits.values() if isinstance(table, ExampleTable)]
+    if len(listings) < len(splits) or all(table.label_sets is None for table in listings):
+        return splits
+    return {split: table.with_several_labels() for split, table in zip(splits, listings, strict=True)}
 
 
 @permitted()
 @doing("reading the data set")
-def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, Source]:
+def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceTable]:
     """The sources of "train" and "val", with the selected classes; images are not checked.
 
     A row, a file or a split that cannot be used is an error, unless `refuse` takes it: then the others are read
@@ -83,9 +90,9 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, Source]
     return {**held_out(cast(ExampleTable, known.open(place, "train")), data.val_share, str(where))}
 
 
-def _each_split(known: Format, place: Place, where: str) -> dict[str, Source]:
+def _each_split(known: Format, place: Place, where: str) -> dict[str, SourceTable]:
     """Those splits that can be opened. Raises: InputError; there is none, or what is wrong is not refused."""
-    opened: dict[str, Source] = {}
+    opened: dict[str, SourceTable] = {}
     splits: tuple[Split, Split] = ("train", "val")
     for split in splits:
         # What one split lacks as a whole hides no fault of the other; a table that the user names is none of the set's.
@@ -98,7 +105,7 @@ def _each_split(known: Format, place: Place, where: str) -> dict[str, Source]:
 
 @permitted()
 @doing("reading the data set")
-def open_images(path: str, data: DataConfig) -> Source:
+def open_images(path: str, data: DataConfig) -> SourceTable:
     """The images of another path, of whatever classes: those to train on of a data set, else all that lie there.
 
     No image is checked. Raises: InputError; there are none, or whatever is wrong with the data.

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from jaxddp.data.batch import Batch
+from jaxddp.data.columns import check_order, columns
 from jaxddp.data.images.decode import REFUSED, SOUND, decodes
 from jaxddp.data.images.graph import Pixels, pixel_graph
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import example_keys
 from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import Order, Shard
-from jaxddp.data.source import check_order, columns
+from jaxddp.data.stored_table import StoredTable
 from jaxddp.data.substitutes import Substitutes
-from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import keep_freed_memory, tf
 from jaxddp.errors import InputError, Unreachable
 
@@ -49,7 +49,7 @@ _ENDED = np.zeros(0), np.zeros(0, np.int32)
 class Pipeline:
     """One shard of some steps: what its producer, its consumer and its diagnosis need to agree on."""
 
-    table: ExampleTable
+    table: StoredTable
     order: Order
     """Its seed is also that of the keys from which crops are drawn."""
     pixels: Pixels
@@ -214,7 +214,7 @@ class Pipeline:
         return columns(self.table.labels, self.order, step, self.shard)
 
 
-def _fetched(table: ExampleTable, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray]]:
+def _fetched(table: StoredTable, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray]]:
     """The encoded images of one batch after the other, fetched ahead in threads, which end with the iterator."""
     pending: deque[list[Future[bytes]]] = deque()
 

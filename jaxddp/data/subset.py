@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxddp.errors import InputError
-from jaxddp.wording import counted, nearest, show
+from jaxddp.wording import nearest, show
 
 ClassSelection = str | Iterable[int | str] | None
 """`"0:200"` (start and stop, as in Python), `"n01440764,n01443537"`, a sequence of indices or ids, or None for all."""
@@ -35,35 +35,6 @@ def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str])
     if counts.max() > 1:
         raise InputError(f"{where}: names {class_ids[chosen[counts.argmax()]]} twice; name each class once")
     return chosen
-
-
-def selected(
-    classes: str | Iterable[int | str], class_ids: Sequence[str], labels: np.ndarray, first: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The indices of the chosen classes, the rows of their examples, and these examples' dense labels, int32.
-
-    Args:
-        labels: int32[N], -1 where the class is unknown.
-        first: what a person calls the first example.
-
-    Raises `InputError` as `chosen_classes`, or where no example is of these classes.
-    """
-    chosen = chosen_classes(classes, class_ids)
-    # One more slot than classes: it is where an unknown label, -1, looks itself up.
-    dense = np.full(len(class_ids) + 1, -1, np.int32)
-    dense[chosen] = np.arange(len(chosen))
-    rows = np.flatnonzero(dense[labels] >= 0)
-    if not len(rows):
-        raise InputError(
-            f"classes {show(classes)}: none of {counted(len(labels), 'example')}, the first of which is {first}, "
-            f"is of the {len(chosen)} selected; select other classes"
-        )
-    return chosen, rows, dense[labels[rows]]
-
-
-def label_codes(labels: np.ndarray) -> np.ndarray:
-    """Labels int[N] as they are; of multi-hot ones [N, K] a number for each set of classes that occurs, int64[N]."""
-    return labels if labels.ndim == 1 else np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:

@@ -4,24 +4,22 @@ import logging
 
 import numpy as np
 
-from jaxddp.data.labels import classes_of
-from jaxddp.data.source import Source
-from jaxddp.data.subset import label_codes
+from jaxddp.data.examples import Examples, labels_of
 from jaxddp.errors import InputError
 
 _log = logging.getLogger("jaxddp.data")
 
 
 class Substitutes:
-    """Rows of a source whose images cannot be used, and for each the next row of its class, or classes, whose can.
+    """Rows of some examples whose images cannot be used, and for each the next row of its class, or classes, whose can.
 
     A host knows only the rows that it has read, and still all hosts choose the same substitutes: if a substitute cannot
     be used either, reading it shows that, and the next one replaces it.
     """
 
-    def __init__(self, source: Source):
-        self._source = source
-        self._codes = label_codes(source.labels)
+    def __init__(self, examples: Examples):
+        self._labels, self._name = labels_of(examples), examples.name
+        self._codes = self._labels.codes
         self._refused: set[int] = set()
 
     def resolve(self, rows: np.ndarray) -> np.ndarray:
@@ -35,9 +33,9 @@ class Substitutes:
         self._refused.add(row)
         substitute = self._substitute(row)
         if substitute in self._refused:
-            names = ", ".join(self._source.class_names[each] for each in np.flatnonzero(classes_of(self._source, row)))
+            names = ", ".join(self._labels.names[label] for label in self._labels.of(row))
             raise InputError(f"{fault}; and no image{names and f' of class {names}'} is left to substitute")
-        _log.warning("%s; its substitute is %s", fault, self._source.name(substitute))
+        _log.warning("%s; its substitute is %s", fault, self._name(substitute))
 
     def _substitute(self, row: int) -> int:
         """The first row from this one on that was not refused; itself where every row of its class was."""

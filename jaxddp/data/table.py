@@ -1,118 +1,21 @@
-"""The example table: which images there are, where they are and of which class each one is; it reads no image."""
+"""The example table: images in a store, as a source of batches."""
 
-import hashlib
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
+from collections.abc import Iterator
 
 import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.digests import Digests
 from jaxddp.data.images.pixel_format import PixelFormat
-from jaxddp.data.label_sets import LabelSets
 from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
-from jaxddp.data.source import Record, in_a_line
-from jaxddp.data.storage.store import Store
-from jaxddp.data.subset import ClassSelection, balanced_rows, chosen_classes, selected
+from jaxddp.data.stored_table import StoredTable
 from jaxddp.data.substitutes import Substitutes
-from jaxddp.data.verified import Verified
 from jaxddp.errors import InputError
-from jaxddp.wording import counted
 
 
-@dataclass(frozen=True, eq=False)
-class ExampleTable:
-    """N examples of K classes, as columns; see `Source` for those that every source has."""
-
-    store: Store
-    """Where the images are: a directory, record files, an object store."""
-    id: np.ndarray
-    """bytes 'S'[N], UTF-8."""
-    path: np.ndarray
-    """bytes 'S'[N], the image's file in the store, with forward slashes, UTF-8."""
-    labels: np.ndarray
-    class_ids: tuple[str, ...]
-    class_names: tuple[str, ...]
-    class_indices: tuple[int, ...]
-    offset: np.ndarray | None = None
-    """int64[N], where in its file an image's record is, for stores whose files hold many."""
-    label_sets: LabelSets | None = None
-    """The classes of each example, where some are of several, whose label is then -1."""
-    made_of: Literal["row", "file", "record"] = "row"
-    """What an example is: a row of a table, a file of a folder, a record of a file."""
-    digests: Digests | None = None
-    """Against which each file is held as it is read; None holds them against nothing."""
-
-    pixel_shape = None
-
-    def __len__(self) -> int:
-        return len(self.id)
-
-    def __repr__(self) -> str:
-        return in_a_line(self, f"the first is {self.name(0)}" if len(self) else "none")
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_ids)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256, as hex, of the ids, paths, labels, classes and offsets in their order; wherever the store lies."""
-        digest = hashlib.sha256(b"jaxddp example table 1\n")
-        class_ids = np.array([class_id.encode() for class_id in self.class_ids], "S")
-        for column in (self.id, self.path, class_ids):
-            # Padding is not content: a column's width depends on which rows it once held.
-            width = int(np.strings.str_len(column).max(initial=1))
-            digest.update(b"%d %d\n" % (len(column), width))
-            digest.update(column.astype(f"S{width}").tobytes())
-        digest.update(self.labels.astype("<i4").tobytes())
-        if self.offset is not None:
-            digest.update(self.offset.astype("<i8").tobytes())
-        if self.label_sets is not None:
-            digest.update(repr(self.label_sets.members.tolist()).encode())
-        return digest.hexdigest()
-
-    @cached_property
-    def verified(self) -> Verified:
-        return Verified(self.store, self.path, self.offset)
-
-    def select(self, classes: ClassSelection) -> "ExampleTable":
-        if classes is None:
-            return self
-        sets, within = self.label_sets, self.labels
-        if sets is not None:
-            within = sets.first_of(chosen_classes(classes, self.class_ids))
-        chosen, rows, labels = selected(classes, self.class_ids, within, os.fsdecode(self.path[0]))
-        table = replace(
-            self.rows(rows),
-            labels=labels,
-            class_ids=tuple(self.class_ids[i] for i in chosen),
-            class_names=tuple(self.class_names[i] for i in chosen),
-            class_indices=tuple(self.class_indices[i] for i in chosen),
-        )
-        return table if sets is None else table.with_label_sets(sets.rows(rows).select(chosen))
-
-    def with_label_sets(self, sets: LabelSets) -> "ExampleTable":
-        """The examples with these classes, kept as labels alone where no example has several."""
-        return replace(self, labels=sets.labels, label_sets=sets if sets.several.any() else None)
-
-    def take(self, limit: int) -> "ExampleTable":
-        return self.rows(balanced_rows(self.labels, limit))
-
-    def name(self, row: int) -> str:
-        return self.store.name(*self._place(row))
-
-    def read(self, row: int) -> bytes:
-        return self.store.read(*self._place(row))
-
-    def record(self, row: int) -> Record:
-        offset = None if self.offset is None else int(self.offset[row])
-        return Record(os.fsdecode(self.id[row]), os.fsdecode(self.path[row]), offset)
+class ExampleTable(StoredTable):
+    """A table of images in a store, and its batches."""
 
     def default_data(self) -> DataConfig:
         return DataConfig()
@@ -122,14 +25,6 @@ class ExampleTable:
 
     def image_dtype(self, data: DataConfig) -> np.dtype:
         return PixelFormat.of(data).dtype
-
-    def check(self, data: DataConfig) -> None:
-        if faults := self.verified.look():
-            row, fault = faults[0]
-            raise InputError(
-                f"{self.name(row)}: {fault} ({len(faults)} of {counted(len(self), 'image')} cannot be used); put "
-                "these images back, or take them out of the data set"
-            )
 
     def check_evaluation(self, data: DataConfig) -> None:
         if data.image_size > data.resize:
@@ -188,32 +83,3 @@ class ExampleTable:
         pixels = EvalPixels(data.image_size, PixelFormat.of(data), data.resize)
         steps, verifies = range(order.num_batches), data.verify != "never"
         return Pipeline(self, order, pixels, steps, shard, omissions, verifies).batches()
-
-    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the images of int[n] rows are, for a store's graph: files, bytes 'S'[n], and offsets, int64[n]."""
-        files = np.strings.add(os.path.join(os.fsencode(self.store.root or ""), b""), self.path[rows])
-        return files, np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
-
-    def rows(self, rows: np.ndarray) -> "ExampleTable":
-        """The examples of int[n] rows, in that order."""
-        offset = None if self.offset is None else self.offset[rows]
-        sets = None if self.label_sets is None else self.label_sets.rows(rows)
-        columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
-        digests = None if self.digests is None else self.digests.rows(rows)
-        return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
-
-    def without(self, rows: Sequence[int]) -> "ExampleTable":
-        """All examples but those of some rows. Raises: InputError; none is left."""
-        if not rows:
-            return self
-        left = np.delete(np.arange(len(self)), rows)
-        if not len(left):
-            raise InputError(f"{self.name(0)}: neither this nor any other {self.made_of} can be used; mend one of them")
-        return self.rows(left)
-
-    def without_labels(self) -> "ExampleTable":
-        nowhere = np.full(len(self), -1, np.int32)
-        return replace(self, labels=nowhere, class_ids=(), class_names=(), class_indices=(), label_sets=None)
-
-    def _place(self, row: int) -> tuple[bytes, int]:
-        return bytes(self.path[row]), 0 if self.offset is None else int(self.offset[row])

@@ -6,10 +6,10 @@ import logging
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.data.labels import class_counts, is_multi_label
+from jaxddp.data.examples import labels_of
 from jaxddp.data.opening import open_images
 from jaxddp.data.order import permutation
-from jaxddp.data.source import Source
+from jaxddp.data.source import SourceTable
 from jaxddp.errors import InputError, about
 from jaxddp.wording import counted, show
 
@@ -18,7 +18,7 @@ TRAIN = "train"
 _log = logging.getLogger("jaxddp.data")
 
 
-def labelled_and_unlabelled(train: Source, data: DataConfig) -> tuple[Source, Source | None]:
+def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[SourceTable, SourceTable | None]:
     """What is trained on with labels and, where `data.unlabelled` names it, without; both are checked.
 
     The second has all training images, those that keep their labels too. Raises: InputError; as `few_labels`, or there
@@ -38,29 +38,30 @@ def labelled_and_unlabelled(train: Source, data: DataConfig) -> tuple[Source, So
     return train, unlabelled
 
 
-def few_labels(source: Source, per_class: int, seed: int = 0) -> Source:
+def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable:
     """So many examples of each class, in their order.
 
     Of a class, the choice depends on the seed, the class's id and its number of examples alone, and a smaller choice is
     a part of a larger one. Examples without a label are left out. Raises: InputError; a class has fewer examples.
     """
-    if is_multi_label(source):
+    labels = labels_of(table)
+    if labels.several:
         raise InputError("data.labels_per_class takes one label an image, and the training data have several")
-    counts = class_counts(source)
+    counts = labels.counts
     if (least := int(counts.min())) < per_class:
-        name = show(source.class_ids[int(counts.argmin())])
+        name = show(labels.ids[int(counts.argmin())])
         advice = f"give at most {least}" if least else "leave it out, by data.classes"
         raise InputError(
             f"data.labels_per_class={per_class}: there {'is' if least == 1 else 'are'} {counted(least, 'example')} "
             f"of class {name}; {advice}"
         )
-    by_class = np.argsort(source.labels, kind="stable")[-counts.sum() :]
+    by_class = np.argsort(labels.values, kind="stable")[-counts.sum() :]
     ends = np.cumsum(counts)
     chosen = [
         by_class[end - count : end][permutation(int(count), seed, _word(class_id))[:per_class]]
-        for class_id, count, end in zip(source.class_ids, counts, ends, strict=True)
+        for class_id, count, end in zip(labels.ids, counts, ends, strict=True)
     ]
-    return source.rows(np.sort(np.concatenate(chosen)))
+    return table.rows(np.sort(np.concatenate(chosen)))
 
 
 def _word(text: str) -> int:

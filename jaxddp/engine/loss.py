@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxddp.data.labels import LabelKind
 from jaxddp.errors import InputError
 
 Loss = Callable[[jax.Array, jax.Array], Any]
@@ -32,9 +33,8 @@ class ExampleLoss:
 
     function: Loss
     form: Form
-    num_classes: int
-    multi_label: bool = False
-    """Whether its labels are float[B, K], 1 for each class of an example."""
+    labels: LabelKind
+    """Where an example may have several, they are float[B, K], 1 for each of its classes."""
 
     def __call__(self, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
         """(values, weights), float[B] each."""
@@ -47,7 +47,7 @@ class ExampleLoss:
         return values, jnp.ones_like(values)
 
 
-def example_loss(loss: Loss, num_classes: int, *, multi_label: bool = False) -> ExampleLoss:
+def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
     """Tell a loss's form, and see that it is what it seems: tried on random logits, with every class among the labels.
 
     Raises:
@@ -58,10 +58,10 @@ def example_loss(loss: Loss, num_classes: int, *, multi_label: bool = False) -> 
     if not callable(loss):
         given = f"an object of type {type(loss).__name__}"
         raise InputError(f"loss: {given} was given; give a function of (logits, labels)")
-    form, dtype = _form(loss, name, num_classes, multi_label, _ACCEPTED)
+    form, dtype = _form(loss, name, labels, _ACCEPTED)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise InputError(f"{name}: returned {dtype}, which has no gradient; {_ACCEPTED}")
-    taken_apart = ExampleLoss(loss, form, num_classes, multi_label)
+    taken_apart = ExampleLoss(loss, form, labels)
 
     @jax.jit
     def both(logits: jax.Array, labels: jax.Array) -> tuple[Any, Any, Any]:
@@ -75,11 +75,11 @@ def example_loss(loss: Loss, num_classes: int, *, multi_label: bool = False) -> 
         of_weight = jax.grad(lambda logits: _scalars(loss(logits, labels))[1].astype(jnp.float32))(logits)
         return jnp.stack(_scalars(whole)), jnp.stack([values.sum(), weights.sum()]), jnp.abs(of_weight).max()
 
-    for logits, labels in random_batches(num_classes, multi_label=multi_label):
-        whole, singly, of_weight = jax.device_get(both(logits, labels))
+    for logits, own in random_batches(labels):
+        whole, singly, of_weight = jax.device_get(both(logits, own))
         if not np.isfinite(whole).all():
             # A loss may want probabilities, of a model that ends with a softmax.
-            whole, singly, of_weight = jax.device_get(both(jax.nn.softmax(logits), labels))
+            whole, singly, of_weight = jax.device_get(both(jax.nn.softmax(logits), own))
         if not np.allclose(whole, singly, rtol=_tolerance(whole), atol=_tolerance(whole), equal_nan=False):
             raise InputError(f"{name}: {_difference(form, np.asarray(whole), np.asarray(singly))}; {_ACCEPTED}")
         if of_weight > 0:
@@ -89,44 +89,45 @@ def example_loss(loss: Loss, num_classes: int, *, multi_label: bool = False) -> 
     return taken_apart
 
 
-def check_metric(metric: Loss, name: str, num_classes: int, *, multi_label: bool = False) -> None:
+def check_metric(metric: Loss, name: str, labels: LabelKind) -> None:
     """Raises `InputError` where a metric is not one number for each example, independent of the others of its batch."""
     if not callable(metric):
         raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
-    form, _ = _form(metric, name, num_classes, multi_label, _ACCEPTED_METRIC)
+    form, _ = _form(metric, name, labels, _ACCEPTED_METRIC)
     if form != "examples":
         raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
-    for logits, labels in random_batches(num_classes, multi_label=multi_label):
-        whole = np.asarray(jax.jit(metric)(logits, labels), np.float64)
+    for logits, own in random_batches(labels):
+        whole = np.asarray(jax.jit(metric)(logits, own), np.float64)
         one_by_one = jax.jit(jax.vmap(lambda one, label: metric(one[None], label[None])[0]))
-        singly = np.asarray(one_by_one(logits, labels), np.float64)
+        singly = np.asarray(one_by_one(logits, own), np.float64)
         if not np.allclose(whole, singly, rtol=1e-4, atol=1e-4, equal_nan=True):
             raise InputError(
                 f"{name}: {_difference('examples', whole, singly, 'value')}; let it follow from the example alone"
             )
 
 
-def random_batches(num_classes: int, *, multi_label: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Of logits float32[B, K] and labels, to try a loss or a metric on: every class is some example's label."""
-    rng = np.random.default_rng(0)
-    rows = min(max(num_classes, _FEWEST), _MOST)
-    labels = np.resize(rng.permutation(num_classes), -(-max(num_classes, rows) // rows) * rows)
-    for part in labels.reshape(-1, rows):
-        logits = 2 * rng.standard_normal((rows, num_classes), np.float32)
-        if multi_label:
-            own, others = np.arange(num_classes) == part[:, None], rng.random(logits.shape) < 0.2
+    rng, classes = np.random.default_rng(0), labels.num_classes
+    rows = min(max(classes, _FEWEST), _MOST)
+    every = np.resize(rng.permutation(classes), -(-max(classes, rows) // rows) * rows)
+    for part in every.reshape(-1, rows):
+        logits = 2 * rng.standard_normal((rows, classes), np.float32)
+        if labels.several:
+            own, others = np.arange(classes) == part[:, None], rng.random(logits.shape) < 0.2
             yield logits, (own | others).astype(np.float32)
         else:
             yield logits, part.astype(np.int32)
 
 
-def _form(loss: Loss, name: str, num_classes: int, multi_label: bool, accepted: str) -> tuple[Form, Any]:
+def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Form, Any]:
     """The form of a loss or a metric, and the dtype of what it returns first. Raises: InputError; it has none."""
-    rows = _FEWEST if num_classes != _FEWEST else _FEWEST + 2
-    logits = jax.ShapeDtypeStruct((rows, num_classes), jnp.float32)
-    shapes = logits, logits if multi_label else jax.ShapeDtypeStruct((rows,), jnp.int32)
-    of_labels = f"float32[{rows}, {num_classes}], several of an image" if multi_label else f"int32[{rows}]"
-    given = f"logits float32[{rows}, {num_classes}] and labels {of_labels}"
+    classes = labels.num_classes
+    rows = _FEWEST if classes != _FEWEST else _FEWEST + 2
+    logits = jax.ShapeDtypeStruct((rows, classes), jnp.float32)
+    shapes = logits, logits if labels.several else jax.ShapeDtypeStruct((rows,), jnp.int32)
+    of_labels = f"float32[{rows}, {classes}], several of an image" if labels.several else f"int32[{rows}]"
+    given = f"logits float32[{rows}, {classes}] and labels {of_labels}"
     try:
         found = jax.eval_shape(loss, *shapes)
     except Exception as error:

@@ -148,7 +148,7 @@ class Objective:
             logits, model_state = self.model.apply(params, model_state, images, train=True, key=key, **own)
         else:
             logits = self.predict(params, model_state, images)
-        return wide_logits(logits, (len(images), self.loss.num_classes)), model_state
+        return wide_logits(logits, (len(images), self.loss.labels.num_classes)), model_state
 
     def columns(self, logits: jax.Array, batch: Batch, mixing: Mixing | None) -> list[tuple[jax.Array, jax.Array]]:
         """The loss, then each metric, as the value and the weight of each example, float[B] each."""

@@ -27,7 +27,7 @@ def make_resident_steps(
     """Compile (on first use, for each number of steps) optimizer steps, of `make_local_step`, as one program.
 
     The result takes a replicated state, which it consumes; the images of `place_images`, of each source; the columns of
-    `jaxddp.data.source.stacked_columns`, placed; and the run's key. It takes as many steps as there are columns: their
+    `jaxddp.data.columns.stacked_columns`, placed; and the run's key. It takes as many steps as there are columns: their
     number is a shape, so that XLA knows how often its loop turns. Of one step there is no loop. It returns the next
     state and the sums of each step, [steps, metrics, 2].
     """

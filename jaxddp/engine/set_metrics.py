@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import random_batches
 from jaxddp.errors import InputError
 from jaxddp.mesh import AXIS
@@ -98,7 +99,7 @@ def finished(metrics: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, 
     return numbers
 
 
-def check_set_metric(metric: Any, name: str, num_classes: int, *, multi_label: bool = False) -> tuple[str, ...]:
+def check_set_metric(metric: Any, name: str, labels: LabelKind) -> tuple[str, ...]:
     """The names of a metric's numbers. It is tried on random logits, with every class among the labels.
 
     Raises:
@@ -106,15 +107,15 @@ def check_set_metric(metric: Any, name: str, num_classes: int, *, multi_label: b
     """
     if callable(getattr(metric, "sums", None)) is callable(getattr(metric, "examples", None)):
         raise InputError(f"{name}: a metric over a set has the method sums or examples beside finish; give one of them")
-    logits, labels = next(random_batches(num_classes, multi_label=multi_label))
+    logits, own = next(random_batches(labels))
     cut = len(logits) // 2
     try:
-        whole = _tried(metric, [(logits, labels)])
-        parts = _tried(metric, [(logits[:cut], labels[:cut]), (logits[cut:], labels[cut:])])
+        whole = _tried(metric, [(logits, own)])
+        parts = _tried(metric, [(logits[:cut], own[:cut]), (logits[cut:], own[cut:])])
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(
-            f"{name}: fails for logits float32{list(logits.shape)} and labels {labels.dtype}{list(labels.shape)}: "
+            f"{name}: fails for logits float32{list(logits.shape)} and labels {own.dtype}{list(own.shape)}: "
             f"{type(error).__name__}: {reason}"
         ) from error
     for key, value in whole.items():

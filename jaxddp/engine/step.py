@@ -189,7 +189,7 @@ def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainSt
     `substituted`. Where the loss is of several labels an image, each class has a probability of its own.
     """
     predict = make_predict(objective, topology)
-    probabilities_of = jax.nn.sigmoid if objective.loss.multi_label else jax.nn.softmax
+    probabilities_of = jax.nn.sigmoid if objective.loss.labels.several else jax.nn.softmax
 
     def classify(state: TrainState, batch: Batch) -> tuple[jax.Array, Any]:
         logits = predict(state, batch).astype(jnp.float32)

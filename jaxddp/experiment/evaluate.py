@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.data.source import Source
-from jaxddp.engine.state import measured_states
+from jaxddp.engine.parts.part import measured_states
 from jaxddp.errors import InputError
 from jaxddp.goal import flat
 from jaxddp.inference.trained import fitted

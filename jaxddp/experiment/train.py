@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxddp.data.labels import is_multi_label
 from jaxddp.engine.state import TrainState
 from jaxddp.job.at_work import at_work
 from jaxddp.phases import phase
@@ -115,7 +114,7 @@ def train(
     # What runs here may change the working directory.
     directory, peers = directory.absolute(), experiment.resources.topology.peers
     loggers = make_loggers(config, directory)
-    check_wanted(loggers, multi_label=is_multi_label(experiment.resources.train))
+    check_wanted(loggers, experiment.layout.data.labels)
     with session(directory, peers, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
         # Runs of setups once had no config.json.
         known = experiment.file is not None or (directory / CONFIG_FILE).exists()

@@ -63,13 +63,14 @@ class Answering:
         """All answers, in the order of the source. Raises: InputError; the processes ask about different images."""
         self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
-        if self.source.pixel_shape is not None:
+        verified = getattr(self.source, "verified", None)
+        if verified is None:
             yield from self._answers(self._batches(None), None)
             return
         omissions = Omissions(len(self.source))
         batches: Iterator[Batch] = iter(())
         try:
-            for row, fault in self.source.verified.look():
+            for row, fault in verified.look():
                 omissions.refuse(row, f"{self.source.name(row)}: {fault}")
             batches = self._batches(omissions)
             batches = itertools.chain([next(batches)], batches)

@@ -14,12 +14,14 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.chosen import chosen_images
+from jaxddp.data.examples import id_of
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
+from jaxddp.engine.initial_state import with_weights
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.shapes import by_path, trees_of
-from jaxddp.engine.state import TrainState, with_weights
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.inference.answers import Answering, images_at_once
 from jaxddp.inference.outcome import Outcome
@@ -93,7 +95,7 @@ class TrainedRun:
         source = self.source(images)
         answers = [*self.answers(source)]
         return Predictions(
-            [str(source.record(row).id) for row in range(len(source))],
+            [id_of(source, row) for row in range(len(source))],
             np.concatenate([each.probabilities for each in answers]),
             self.class_ids,
             self.class_names,
@@ -171,9 +173,8 @@ class TrainedRun:
 
     def classifier(self, model: Model) -> Classifier:
         """By this form of the network; its loss is the usual one of such labels."""
-        several = self.signature.multi_label
-        usual = sigmoid_cross_entropy if several else softmax_cross_entropy
-        loss = example_loss(usual, len(self.class_ids), multi_label=several)
+        labels = self.signature.labels
+        loss = example_loss(sigmoid_cross_entropy if labels.several else softmax_cross_entropy, labels)
         return Classifier(model, loss, {}, self.preprocess, self.config.eval.views, self.topology)
 
     def _check_one_label(self) -> None:

@@ -60,7 +60,7 @@ def whitening_kernel(moments: np.ndarray, channels: int) -> np.ndarray:
 def initialize_whitening(
     name: str, images: Callable[[], np.ndarray], mean: Sequence[float], std: Sequence[float]
 ) -> Callable[..., tuple[Any, Any]]:
-    """A transform of fresh parameters, see `jaxddp.engine.state.create_state`: the convolution `name` whitens.
+    """A transform of fresh parameters, see `jaxddp.engine.initial_state.create_state`: the convolution `name` whitens.
 
     Its kernel is [size, size, C, 2 size * size * C].
 

@@ -47,7 +47,7 @@ def check_unlabelled(source: Any) -> Source | None:
     if source is None:
         return None
     if not hasattr(check_source(source, "unlabelled"), "without_labels"):
-        raise InputError(refusal("unlabelled", source, "it has no without_labels; see jaxddp.data.source.Source"))
+        raise InputError(refusal("unlabelled", source, "it has no without_labels; see jaxddp.data.source.Table"))
     return source.without_labels()
 
 

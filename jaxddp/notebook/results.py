@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.files as files
-from jaxddp.data.labels import is_multi_label
+from jaxddp.data.examples import labels_of
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.shapes import by_path
@@ -74,7 +74,7 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
 
 def check_one_label(table: Source) -> None:
     """Raises `InputError` where an image may have several labels."""
-    if is_multi_label(table):
+    if labels_of(table).several:
         raise InputError("table: its images may have several labels, and this takes one; see the metrics of evaluate")
 
 

@@ -59,6 +59,5 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     rows = np.arange(min(count, len(table)))
     names = table.class_names or setup.table.class_names
     few = ArrayTable(chosen_images(table, setup.data.of_evaluation, rows), table.labels[rows], names)
-    return prediction_grid(
-        Predictor(setup.classifier.classify(), few, setup.data, setup.topology, setup.order.batch_size)(state)
-    )
+    program = setup.classifier.classify()
+    return prediction_grid(Predictor(program, few, rows, setup.data, setup.topology, setup.order.batch_size)(state))

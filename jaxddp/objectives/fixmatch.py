@@ -59,7 +59,7 @@ class FixMatch:
         """Raises: InputError; the objective cannot be made, there is no second source, or an image does not suit."""
         if not unlabelled:
             raise InputError(_NEEDED)
-        if supervised.loss.multi_label:
+        if supervised.loss.labels.several:
             raise InputError("objective.name=fixmatch takes one label an image, and the training data have several")
         minimized = _Minimized(supervised, self.settings)
         try:
@@ -118,7 +118,7 @@ class _Minimized:
             logits, model_state = supervised.model.apply(params, model_state, images, train=True, key=key, **own)
         else:
             logits = supervised.predict(params, model_state, images)
-        logits = wide_logits(logits, (len(images), supervised.loss.num_classes))
+        logits = wide_logits(logits, (len(images), supervised.loss.labels.num_classes))
         labelled, weak, strong = jnp.split(logits, [len(batch.mask), len(batch.mask) + len(others.mask)])
         sums = supervised.sums(supervised.columns(labelled, batch, inputs[0].mixing), batch)
         return self._with_unlabelled(sums, weak, strong, others.mask, len(batch.mask)), model_state

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from jaxddp.data.images.header import parse_header
-from jaxddp.data.source import Source
+from jaxddp.data.source import Table
 from jaxddp.errors import InputError
 from jaxddp.inference.predictions import Row
 from jaxddp.wording import choices, not_installed
@@ -36,9 +36,9 @@ def check(form: Format) -> None:
         _parquet_library()
 
 
-def content(form: Format, columns: list[str], rows: Iterable[Row], source: Source) -> Iterator[bytes]:
+def content(form: Format, columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
     """The file, in parts. `rows` are those of all images of the source, in its order."""
-    write: dict[Format, Callable[[list[str], Iterable[Row], Source], Iterator[bytes]]] = {
+    write: dict[Format, Callable[[list[str], Iterable[Row], Table], Iterator[bytes]]] = {
         "csv": _csv,
         "jsonl": _json_lines,
         "parquet": _parquet,
@@ -47,7 +47,7 @@ def content(form: Format, columns: list[str], rows: Iterable[Row], source: Sourc
     return write[form](columns, rows, source)
 
 
-def _csv(columns: list[str], rows: Iterable[Row], source: Source) -> Iterator[bytes]:
+def _csv(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
     yield _csv_lines([columns])
     for some in _blocks(rows):
         yield _csv_lines([row[column] for column in columns] for row in some)
@@ -59,11 +59,11 @@ def _csv_lines(rows: Iterable[Iterable[object]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _json_lines(columns: list[str], rows: Iterable[Row], source: Source) -> Iterator[bytes]:
+def _json_lines(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
     return ((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows)
 
 
-def _parquet(columns: list[str], rows: Iterable[Row], source: Source) -> Iterator[bytes]:
+def _parquet(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
     pyarrow, parquet = _parquet_library()
     kinds = {"probability": pyarrow.float32()}
     schema = pyarrow.schema([(name, kinds.get(name.split("_")[0], pyarrow.string())) for name in columns])
@@ -83,7 +83,7 @@ def _parquet_library() -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def _kaggle(columns: list[str], rows: Iterable[Row], source: Source) -> Iterator[bytes]:
+def _kaggle(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
     """The submission file of the ImageNet localization challenge: each class with a box, which is the whole image.
 
     An image that cannot be used has no prediction.

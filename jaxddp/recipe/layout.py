@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxddp.config import Config, DataConfig
+from jaxddp.data.chosen import sample_images
 from jaxddp.data.division import Division
+from jaxddp.data.examples import labels_of
 from jaxddp.data.growth import Growth
-from jaxddp.data.labels import class_counts, is_multi_label
-from jaxddp.data.source import Source, image_dtype, sample_images
+from jaxddp.data.labels import LabelKind
+from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.gradients import Gradients
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
@@ -31,28 +33,27 @@ class TrainingData:
         image_shape: as the network is given them in training, at their largest.
         eval_shape: as it is given them in evaluation.
         dtype: of their pixels.
-        multi_label: whether an image may have several labels.
     """
 
     num_examples: int
+    labels: LabelKind
     class_counts: np.ndarray = field(repr=False)
     images: Callable[[int], np.ndarray]
     image_shape: ImageShape
     eval_shape: ImageShape
     dtype: np.dtype
-    multi_label: bool = False
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "TrainingData":
         """Of a source, by a config."""
         images = functools.partial(sample_images, source, data)
         shapes = source.image_shape(data), source.image_shape(data.of_evaluation)
-        dtype, several = image_dtype(source, data), is_multi_label(source)
-        return cls(len(source), class_counts(source), images, *shapes, dtype, several)
+        labels = labels_of(source)
+        return cls(len(source), labels.kind, labels.counts, images, *shapes, image_dtype(source, data))
 
     @property
     def num_classes(self) -> int:
-        return len(self.class_counts)
+        return self.labels.num_classes
 
 
 def steps_of(config: Config, data: TrainingData) -> Steps:

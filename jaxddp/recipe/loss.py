@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.config import Config
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import ExampleLoss, example_loss
 from jaxddp.errors import InputError
 from jaxddp.registry import LOSSES
@@ -16,22 +17,19 @@ from jaxddp.wording import counted
 _KEY = "loss.class_weights"
 
 
-def configured_losses(
-    config: Config, class_counts: np.ndarray, *, multi_label: bool = False
-) -> tuple[ExampleLoss, ExampleLoss]:
+def configured_losses(config: Config, labels: LabelKind, class_counts: np.ndarray) -> tuple[ExampleLoss, ExampleLoss]:
     """The loss of training, and that of evaluation, which has its weights and no label smoothing.
 
     Args:
         class_counts: int64[K], of the training data.
-        multi_label: whether an image may have several labels.
 
     Raises:
         InputError: an unknown name, or weights that do not suit the loss or the classes.
     """
     weights = class_weights(config, class_counts)
-    training = _made(config, weights, len(class_counts), multi_label)
+    training = _made(config, weights, labels)
     plain = config.replace(train={"label_smoothing": 0.0})
-    return training, training if config == plain else _made(plain, weights, len(class_counts), multi_label)
+    return training, training if config == plain else _made(plain, weights, labels)
 
 
 def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None:
@@ -58,16 +56,16 @@ def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None
     return np.array(given)
 
 
-def _made(config: Config, weights: np.ndarray | None, num_classes: int, multi_label: bool) -> ExampleLoss:
+def _made(config: Config, weights: np.ndarray | None, labels: LabelKind) -> ExampleLoss:
     make: Any = LOSSES.get(config.loss.name)
     if weights is not None:
         if "class_weights" not in inspect.signature(make).parameters:
             raise InputError(f"{_KEY}: loss.name={config.loss.name} takes no weights; leave them out")
         make = functools.partial(make, class_weights=tuple(weights.tolist()))
     try:
-        return example_loss(make(config), num_classes, multi_label=multi_label)
+        return example_loss(make(config), labels)
     except InputError as error:
-        if not multi_label:
+        if not labels.several:
             raise
         raise InputError(
             f"loss.name={config.loss.name} does not take several labels of an image, which the training data have; set "

@@ -76,24 +76,24 @@ def losses_of(config: Config, data: TrainingData, give: Giver) -> tuple[ExampleL
     """The loss of training, and that of evaluation. Raises: InputError."""
     given = give("loss", config)
     if given is None:
-        return configured_losses(config, data.class_counts, multi_label=data.multi_label)
+        return configured_losses(config, data.labels, data.class_counts)
     if config.loss.class_weights is not None:
         raise InputError(
             f"loss.class_weights={config.loss.class_weights}: {given.where} gives a loss, which has its own weights; "
             "leave it out"
         )
     with given.told():
-        loss = example_loss(given.value, data.num_classes, multi_label=data.multi_label)
+        loss = example_loss(given.value, data.labels)
     return loss, loss
 
 
 def metrics_of(config: Config, data: TrainingData, give: Giver) -> Mapping[str, Metric | SetMetric]:
     """What is measured beside the loss. Raises: InputError."""
-    metrics = configured_metrics(config, data.num_classes, multi_label=data.multi_label)
+    metrics = configured_metrics(config, data.labels)
     given = give("metrics", config)
     if given is None:
         return metrics
-    return with_given(metrics, given.value, given.where, data.num_classes, multi_label=data.multi_label)
+    return with_given(metrics, given.value, given.where, data.labels)
 
 
 def parts_of(config: Config, steps: Steps, give: Giver) -> tuple[Part, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxddp.config import Config
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import check_metric
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.gradient_norm import GRADIENT_NORM
@@ -24,25 +25,23 @@ _RESERVED = (
 _NAME = re.compile(r"(?!epoch_)[\w.-]+")
 
 
-def configured_metrics(config: Config, num_classes: int, *, multi_label: bool = False) -> dict[str, Metric | SetMetric]:
+def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Metric | SetMetric]:
     """The metrics that a config names, but for those that say nothing of so few classes.
 
     Raises: InputError; one takes one label an example, and there may be several, or the other way round.
     """
     named = {name: METRICS.get(name) for name in config.eval.metrics}
     for name in named:
-        others = ", ".join(other for other in METRICS.names() if _takes(METRICS.get(other), multi_label))
-        _check_takes(name, "eval.metrics", f"name some of {others}", multi_label=multi_label)
-    return {name: metric for name, metric in named.items() if num_classes >= getattr(metric, "min_classes", 1)}
+        others = ", ".join(other for other in METRICS.names() if _takes(METRICS.get(other), labels))
+        _check_takes(name, "eval.metrics", f"name some of {others}", labels)
+    return {name: metric for name, metric in named.items() if labels.num_classes >= getattr(metric, "min_classes", 1)}
 
 
 def with_given(
     configured: Mapping[str, Metric | SetMetric],
     given: Any,
     where: str,
-    num_classes: int,
-    *,
-    multi_label: bool = False,
+    labels: LabelKind,
 ) -> dict[str, Metric | SetMetric]:
     """A config's metrics, and those given by name, functions like `METRICS`'; of one name the given one stays.
 
@@ -55,9 +54,9 @@ def with_given(
     for name, metric in metrics.items():
         check_name(name, where)
         if is_set_metric(metric):
-            numbers = check_set_metric(metric, f"{where}: {name}", num_classes, multi_label=multi_label)
+            numbers = check_set_metric(metric, f"{where}: {name}", labels)
         else:
-            check_metric(metric, f"{where}: {name}", num_classes, multi_label=multi_label)
+            check_metric(metric, f"{where}: {name}", labels)
             numbers = (name,)
         for number in numbers:
             check_name(number, f"{where}: {name}")
@@ -67,23 +66,23 @@ def with_given(
     return {**configured, **given}
 
 
-def check_wanted(listeners: Iterable[Any], *, multi_label: bool) -> None:
+def check_wanted(listeners: Iterable[Any], labels: LabelKind) -> None:
     """Raises `InputError` where the data do not have the labels of a metric that a listener wants."""
     for listener in listeners:
         where = f"log.to: {listener.name}" if isinstance(listener, Dispensable) else type(listener).__name__
         for name in getattr(listener, "wants_metrics", ()):
-            _check_takes(name, f"{where}: its metric", "leave it out", multi_label=multi_label)
+            _check_takes(name, f"{where}: its metric", "leave it out", labels)
 
 
-def _check_takes(name: str, where: str, advice: str, *, multi_label: bool) -> None:
-    if not _takes(METRICS.get(name), multi_label):
-        there, wanted = ("several", "one label") if multi_label else ("one", "several labels")
+def _check_takes(name: str, where: str, advice: str, labels: LabelKind) -> None:
+    if not _takes(METRICS.get(name), labels):
+        there, wanted = ("several", "one label") if labels.several else ("one", "several labels")
         raise InputError(f"{where}: {name} takes {wanted} an image, and the data have {there}; {advice}")
 
 
-def _takes(metric: Any, multi_label: bool) -> bool:
+def _takes(metric: Any, labels: LabelKind) -> bool:
     """Of a built-in metric: those of one label say nothing, and others have `takes_several`, or no `takes_one`."""
-    return getattr(metric, "takes_several", False) if multi_label else getattr(metric, "takes_one", True)
+    return getattr(metric, "takes_several", False) if labels.several else getattr(metric, "takes_one", True)
 
 
 def check_name(name: Any, where: str) -> None:

@@ -11,8 +11,8 @@ from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.balanced_order import BalancedOrder
+from jaxddp.data.examples import labels_of
 from jaxddp.data.growth import Growth
-from jaxddp.data.labels import is_multi_label
 from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.objective import Objective, supervised
@@ -92,9 +92,10 @@ def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topol
 def make_order(source: Source, config: Config) -> SampleOrder:
     """Which examples each batch holds. Raises: InputError; the batch is larger than the data set."""
     if config.data.sampling == "balanced":
-        if is_multi_label(source):
+        labels = labels_of(source)
+        if labels.several:
             raise InputError("data.sampling=balanced takes one label an image, and the training data have several")
-        return BalancedOrder.of(source.labels, config.train.batch_size, config.seed)
+        return BalancedOrder.of(labels.values, config.train.batch_size, config.seed)
     return SampleOrder(len(source), config.train.batch_size, config.seed)
 
 

@@ -14,9 +14,10 @@ import numpy as np
 from jaxddp.augment.resize import Side
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
+from jaxddp.data.columns import columns, stacked_columns
 from jaxddp.data.growth import Growth
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard, unlabelled_seed
-from jaxddp.data.source import Source, columns, image_dtype, stacked_columns
+from jaxddp.data.source import Source, image_dtype
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.resident_steps import Images, place_images
 from jaxddp.errors import InputError

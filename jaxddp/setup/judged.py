@@ -37,10 +37,10 @@ def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> Judg
 
 def _measured(recipe: Recipe, data: TrainingData) -> Iterator[str]:
     """The `flat` metrics of a validation."""
-    names, several = ["loss"], data.multi_label
+    names = ["loss"]
     for name, metric in recipe.metrics.items():
         of_set = is_set_metric(metric)
-        names += check_set_metric(metric, name, data.num_classes, multi_label=several) if of_set else [name]
+        names += check_set_metric(metric, name, data.labels) if of_set else [name]
     yield from names
     if any(part.beside for part in recipe.parts):
         yield from (f"{VAL_EMA} {name}" for name in names)

@@ -82,7 +82,7 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     val, config = setup.validated, setup.recipe.config
     if val is None:
         return None
-    check_wanted(listeners, multi_label=setup.layout.data.multi_label)
+    check_wanted(listeners, setup.layout.data.labels)
     metrics = setup.programs.metrics(setup.recipe.metrics, _wanted_metrics(listeners, setup.topology.peers))
     evaluator = setup.evaluator(
         val, config.eval.batch_size, metrics, evaluators, resident=config.data.cache == "device"

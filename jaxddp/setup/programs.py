@@ -9,14 +9,16 @@ from typing import Any
 import jax
 
 from jaxddp.data.batch import Batch
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.following import Follow, make_follow
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.resident_steps import gathered, make_resident_eval, make_resident_steps, steps_in
 from jaxddp.engine.self_test import SelfTest
-from jaxddp.engine.state import TrainState, make_init
+from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import (
     Program,
     TrainStep,
@@ -53,9 +55,9 @@ class Programs:
         self._most = most
         self._kept: list[tuple[tuple[str, dict[str, str]], tuple[Any, ...], Any]] = []
 
-    def loss(self, function: Loss, num_classes: int, *, multi_label: bool) -> ExampleLoss:
+    def loss(self, function: Loss, labels: LabelKind) -> ExampleLoss:
         """See `example_loss`."""
-        return self._made("loss", (function,), lambda: example_loss(function, num_classes, multi_label=multi_label))
+        return self._made("loss", (function,), lambda: example_loss(function, labels))
 
     def init(
         self, model: Model, recipe: Recipe, image_shape: tuple[int, int, int], topology: Topology

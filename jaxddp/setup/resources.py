@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxddp.config import Config, DataConfig, ParallelConfig
-from jaxddp.data.labels import class_counts, is_multi_label
+from jaxddp.data.examples import labels_of
 from jaxddp.data.opening import open_tables, open_unchecked
 from jaxddp.data.source import Source, check_labelled, image_dtype
 from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
@@ -100,8 +100,8 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
                 f"validation data: class {label} is {there!r}, and {here!r} in the training data; "
                 "select the same classes in both"
             )
-    if is_multi_label(source) != is_multi_label(trained):
-        there, here = ("several", "one") if is_multi_label(source) else ("one", "several")
+    if labels_of(source).several != labels_of(trained).several:
+        there, here = ("several", "one") if labels_of(source).several else ("one", "several")
         raise InputError(f"validation data: {there} label an image, and {here} in the training data; give both alike")
     data = data.of_evaluation
     check_pixels(source, trained, data, "validation data")
@@ -110,7 +110,7 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
 
 def tell_unseen(source: Source, trained: Source) -> None:
     """A line about the examples of a source whose classes no training example has."""
-    there, here = class_counts(source), class_counts(trained)
+    there, here = labels_of(source).counts, labels_of(trained).counts
     unseen = np.flatnonzero((there > 0) & (here == 0))
     if len(unseen):
         names = ", ".join(repr(source.class_names[each]) for each in unseen[:3])

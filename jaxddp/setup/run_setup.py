@@ -13,7 +13,7 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.division import Division
-from jaxddp.data.labels import is_multi_label
+from jaxddp.data.examples import labels_of
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.loss import Loss
@@ -141,7 +141,7 @@ class RunSetup:
         """The same setup with another loss, which evaluation measures too. Raises: as `example_loss`."""
         if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
             return self
-        taken_apart = self.programs.loss(loss, self.table.num_classes, multi_label=is_multi_label(self.table))
+        taken_apart = self.programs.loss(loss, self.layout.data.labels)
         return self.changed(loss=taken_apart, eval_loss=taken_apart)
 
     def with_seed(self, seed: int) -> "RunSetup":
@@ -212,12 +212,11 @@ class RunSetup:
     def predictor(self, count: int) -> Predictor | None:
         """Predicts `count` images that are validated on, of each class its share; None where there are none."""
         # A picture shows one label and one prediction.
-        if self.validated is None or not count or is_multi_label(self.table):
+        if self.validated is None or not count or self.layout.data.labels.several:
             return None
         most = self.recipe.config.eval.batch_size
-        return Predictor(
-            self.classifier.classify(), self.validated.take(count), self.data.of_evaluation, self.topology, most
-        )
+        program, rows = self.classifier.classify(), labels_of(self.validated).share(count)
+        return Predictor(program, self.validated, rows, self.data.of_evaluation, self.topology, most)
 
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.workdir.identity`."""

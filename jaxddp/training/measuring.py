@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from jaxddp.engine.state import TrainState, measured_states
+from jaxddp.engine.parts.part import measured_states
+from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.events import EvaluationRecord

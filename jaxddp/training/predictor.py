@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import EvalOrder, Shard
+from jaxddp.data.chosen import ChosenOrder
+from jaxddp.data.order import Shard
 from jaxddp.data.source import Source
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
@@ -19,32 +20,35 @@ from jaxddp.training.shown import Shown
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts a source of few images of a state. All processes call it together, and each gets all of it.
+    """Predicts a few images of a source by a state. All processes call it together, and each gets all of it.
 
     The images are read once, at the first call, as evaluation reads them.
 
     Attributes:
         program: see `jaxddp.engine.step.make_classify`.
+        rows: int[n], of the images.
         most: images of a batch, at most; a multiple of the devices.
     """
 
     program: Callable[[TrainState, Batch], tuple[jax.Array, Any]]
     source: Source
+    rows: np.ndarray
     data: DataConfig
     topology: Topology
     most: int
 
     def __call__(self, state: TrainState) -> Shown:
         """The predictions of a state. Raises: InputError; an image cannot be used."""
-        count, own = len(self.source), Shard(self.topology.process_index, self.topology.process_count)
+        count, own = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
         placed = (self.topology.place(jax.tree.map(own.of, batch)) for batch in self._batches)
         found = np.concatenate([np.asarray(self.program(state, batch)[0]) for batch in placed])[:count]
         images = np.concatenate([batch.image for batch in self._batches])[:count]
-        return Shown.of(images, self.source.labels, found, self.source.class_names)
+        return Shown.of(images, self.source.labels[self.rows], found, self.source.class_names)
 
     @cached_property
     def _batches(self) -> list[Batch]:
         """The images on the host, all of them on every process."""
-        count, devices = len(self.source), self.topology.num_devices
-        order = EvalOrder(count, min(self.most, -(-count // devices) * devices))
+        count, devices = len(self.rows), self.topology.num_devices
+        at_once = min(self.most, -(-count // devices) * devices)
+        order = ChosenOrder(len(self.source), at_once, tuple(self.rows.tolist()))
         return [*self.source.eval_batches(order, self.data)]

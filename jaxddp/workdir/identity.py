@@ -33,7 +33,7 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     release of JAX, and does not depend on the number of devices.
     """
     logits = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
-    labels = logits if recipe.loss.multi_label else jax.ShapeDtypeStruct((2,), jnp.int32)
+    labels = logits if recipe.loss.labels.several else jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
     found = {"loss": described(recipe.loss.function, logits, labels)}

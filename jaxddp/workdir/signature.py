@@ -11,8 +11,9 @@ import numpy as np
 import jaxddp.files as files
 from jaxddp.config import DataConfig
 from jaxddp.data.arrays import as_pixels
+from jaxddp.data.examples import labels_of
 from jaxddp.data.images.float_pixels import widened
-from jaxddp.data.labels import is_multi_label
+from jaxddp.data.labels import LabelKind
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.errors import InputError
 from jaxddp.overrides import checked
@@ -50,8 +51,13 @@ class Signature:
         """That of a run which trains on a source: its images are evaluation's."""
         data = data.of_evaluation
         dtype, arrays = image_dtype(source, data).name, source.pixel_shape is not None
-        ids, names, several = tuple(source.class_ids), tuple(source.class_names), is_multi_label(source)
-        return cls(ids, names, source.image_shape(data), dtype, arrays, several)
+        labels = labels_of(source)
+        return cls(labels.ids, labels.names, source.image_shape(data), dtype, arrays, labels.several)
+
+    @property
+    def labels(self) -> LabelKind:
+        """The kind of its labels."""
+        return LabelKind(len(self.class_ids), self.multi_label)
 
     @classmethod
     def read(cls, directory: Path) -> "Signature | None":

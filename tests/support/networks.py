@@ -11,6 +11,7 @@ from small_recipe import SmallNet as SmallNet
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig
+from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
@@ -69,7 +70,7 @@ def objective_of(model, loss=None, **preprocess) -> Objective:
     settings = {"augment": AugmentConfig(flip=False), "dtype": jnp.float64, **preprocess}
     return Objective(
         adapted(model),
-        example_loss(loss or cross_entropy(), CLASSES),
+        example_loss(loss or cross_entropy(), LabelKind(CLASSES)),
         Preprocess(**settings),
         {"top1": TopK(1)},
     )

@@ -13,6 +13,7 @@ import optax
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
+from jaxddp.data.examples import labels_of
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.loss import Loss
 from jaxddp.experiment.evaluate import evaluate
@@ -70,14 +71,14 @@ def setup_of(
     config = config or Config().replace(parallel={"self_test": "never"})
     config = config.replace(seed=seed, train={"batch_size": batch_size})
     config = dataclasses.replace(config, data=data or DataConfig())
-    own_loss = taken_apart(loss or plain_loss(), table.num_classes)
+    own_loss = taken_apart(loss or plain_loss(), labels_of(table).kind)
     recipe = Recipe(
         config=config,
         model=adapted(model) if share else adapt(model),
         optimizer=optimizer,
         loss=own_loss,
         eval_loss=own_loss,
-        metrics=interned(configured_metrics(config, table.num_classes)),
+        metrics=interned(configured_metrics(config, labels_of(table).kind)),
         **{name: interned(value) for name, value in more.items()},
     )
     resources = Resources(topology, table, compiler_options=compiler_options(xla_options))

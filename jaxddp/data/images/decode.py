@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxddp.data.images.center import around, center_box, resampled
 from jaxddp.data.images.colors import converted, decoded_channels, gray
-from jaxddp.data.images.header import AGAIN, JPEG_END, JPEG_START, MAX_PIXELS, PillowKind, parse_header
+from jaxddp.data.images.header import JPEG_END, JPEG_START, parse_header
+from jaxddp.data.images.kinds import AGAIN, MAX_PIXELS, PillowKind
 from jaxddp.data.images.pillow import decode_pillow
 from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.images.stray import without_stray_bytes

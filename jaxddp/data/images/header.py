@@ -8,13 +8,10 @@ in 28 microseconds; Pillow reads its header alone in 20.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from jaxddp.data.images.kinds import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
 from jaxddp.errors import InputError
-
-MAX_PIXELS = 100_000_000
-"""The largest image that is decoded: a file of a few kilobytes can ask for gigabytes of memory."""
 
 RULES = 3
 """The version of what `verify` asks of a file: raise it when that becomes stricter, so that none counts as verified."""
@@ -23,8 +20,6 @@ JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
-
-AGAIN = "download it again or leave it out"
 
 DHT, EOI, SOS, DRI = 0xC4, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -38,28 +33,11 @@ APP0, APP14, COMMENT = 0xE0, 0xEE, 0xFE
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]")
 _COEFFICIENTS = 64
 
-
-PillowKind = Literal["webp", "tiff", "bmp"]
-"""The kinds that Pillow decodes."""
-Kind = Literal["jpeg", "png"] | PillowKind
 _STARTS: tuple[tuple[bytes, PillowKind], ...] = (
     (rb"RIFF....WEBP", "webp"),
     (rb"II[*+]\0|MM\0[*+]", "tiff"),
     (rb"BM", "bmp"),
 )
-
-
-@dataclass(frozen=True)
-class ImageHeader:
-    """The kind of a file, by its content and not by its name, and the size of its image in pixels."""
-
-    kind: Kind
-    height: int
-    width: int
-    left_over: int = field(default=0, compare=False)
-    """Bytes behind the image data that no pixel depends on; `verify` counts them."""
-    bits: int = field(default=8, compare=False)
-    """Of a value: 1 to 16 of a PNG; of other kinds 16, or 8 for those that have no more."""
 
 
 def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> ImageHeader:

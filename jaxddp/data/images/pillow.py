@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 from PIL import Image
 
-from jaxddp.data.images.header import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
+from jaxddp.data.images.kinds import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
 from jaxddp.errors import InputError
 
 _MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxddp.engine.parts.part import EVAL_PARAMS, Part
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.parts.part import Part
+from jaxddp.engine.state import EVAL_PARAMS, TrainState
 from jaxddp.errors import InputError
 
 

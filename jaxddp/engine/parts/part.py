@@ -1,16 +1,12 @@
 """An optional piece of the training step, with arrays of its own in the state."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
-if TYPE_CHECKING:
-    from jaxddp.engine.state import TrainState
-
-EVAL_PARAMS = "eval_params"
-"""The key under which a part's own arrays hold parameters that predict, export and serve in place of the trained ones,
-and that evaluation measures: in place of them, or beside them. One part of a run may have them."""
+from jaxddp.engine.state import TrainState
+from jaxddp.goal import VAL, VAL_EMA
 
 
 class Part:
@@ -20,8 +16,8 @@ class Part:
         name: of its arrays in `TrainState.parts`, which are saved and restored with the state.
         judges: whether it wants to know if the gradients are finite, which costs a look at all of them. Such a part
             comes after the guard, which leaves the arrays of those before it as they were.
-        beside: whether a validation measures its `EVAL_PARAMS` beside the trained parameters, as "val_ema", as suits an
-            average of them; otherwise in place of them, as "val".
+        beside: whether a validation measures its `EVAL_PARAMS` (see `jaxddp.engine.state`) beside the trained
+            parameters, as "val_ema", as suits an average of them; otherwise in place of them, as "val".
         follows: whether `validated` is to be called.
     """
 
@@ -59,11 +55,11 @@ class Part:
         """
         return own
 
-    def update(self, own: Any, before: "TrainState", after: "TrainState", grads: Any) -> tuple[Any, "TrainState"]:
+    def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
         """Its next arrays, and the next state: `after`, or one in which some of it is left as `before`."""
         return own, after
 
-    def judge(self, own: Any, before: "TrainState", after: "TrainState", finite: jax.Array) -> tuple[Any, "TrainState"]:
+    def judge(self, own: Any, before: TrainState, after: TrainState, finite: jax.Array) -> tuple[Any, TrainState]:
         """The same as `update`, and after it, by whether the averaged gradients are finite, bool[].
 
         They hold the NaN or the infinity of any device. It is called where `judges` is set.
@@ -76,3 +72,11 @@ class Part:
         `grads` are the averaged ones, before any part changed them; `update` and `judge` see what the optimizer did.
         """
         return {}
+
+
+def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, TrainState]:
+    """What a validation measures, by split: as "val" the trained parameters, or what a part has in place of them, and
+    as "val_ema" what one has beside them."""
+    if not any(part.beside for part in parts):
+        return {VAL: state}
+    return {VAL: state.measuring(state.params), VAL_EMA: state.measuring(state.eval_params)}

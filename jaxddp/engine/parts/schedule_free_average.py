@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.engine.parts.lookahead import Lookahead
-from jaxddp.engine.parts.part import EVAL_PARAMS, Part
+from jaxddp.engine.parts.part import Part
 from jaxddp.engine.schedule_free_state import averaged, is_schedule_free
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import EVAL_PARAMS, TrainState
 from jaxddp.errors import InputError
 
 

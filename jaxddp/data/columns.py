@@ -1,0 +1,43 @@
+"""The columns of batches: labels, masks, rows and epochs, which follow from labels and order alone."""
+
+from collections.abc import Sized
+
+import numpy as np
+
+from jaxddp.data.batch import Batch
+from jaxddp.data.order import WHOLE, Order, Shard
+from jaxddp.errors import InputError
+from jaxddp.wording import counted
+
+
+def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -> Batch:
+    """A shard of a step's batch without its images; padding has mask, label and row 0. Raises: as `Shard.of`."""
+    rows = shard.of(order.rows(step))
+    real = rows >= 0
+    row = np.where(real, rows, 0).astype(np.int32)
+    several = labels.ndim == 2
+    return Batch(
+        image=None,
+        label=np.where(real[:, None] if several else real, labels[row], 0).astype(np.uint8 if several else np.int32),
+        mask=real.astype(np.float32),
+        row=row,
+        epoch=shard.of(order.epochs(step)).astype(np.int32),
+    )
+
+
+def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard = WHOLE) -> Batch:
+    """The `columns` of several steps side by side, each [B, len(steps)]: step `steps[k]` is column k.
+
+    The batch's axis is the first, so that `Topology.place` shards it as it does a batch.
+    """
+    each = [columns(labels, order, step, shard) for step in steps]
+    return Batch(*(None if parts[0] is None else np.stack(parts, axis=1) for parts in zip(*each, strict=True)))
+
+
+def check_order(examples: Sized, order: Order, shard: Shard) -> None:
+    """Raises `InputError` where an order is for another number of examples, or as `Shard.of`."""
+    if order.num_examples != len(examples):
+        raise InputError(
+            f"an order of {counted(order.num_examples, 'example')} for {len(examples)}: make an order of these"
+        )
+    shard.of(order.rows(0))

@@ -1,0 +1,162 @@
+"""A table of images in a store: which there are, where they are and of which class each one is; it reads no image."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Self
+
+import numpy as np
+
+from jaxddp.config import DataConfig
+from jaxddp.data.digests import Digests
+from jaxddp.data.examples import Record, in_a_line, labels_of
+from jaxddp.data.label_sets import LabelSets
+from jaxddp.data.labels import Labels
+from jaxddp.data.storage.store import Store
+from jaxddp.data.subset import ClassSelection, chosen_classes
+from jaxddp.data.verified import Verified
+from jaxddp.errors import InputError
+from jaxddp.wording import counted
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTable:
+    """N examples of K classes, as columns; see `Examples` for those that every source has."""
+
+    store: Store
+    """Where the images are: a directory, record files, an object store."""
+    id: np.ndarray
+    """bytes 'S'[N], UTF-8."""
+    path: np.ndarray
+    """bytes 'S'[N], the image's file in the store, with forward slashes, UTF-8."""
+    labels: np.ndarray
+    class_ids: tuple[str, ...]
+    class_names: tuple[str, ...]
+    class_indices: tuple[int, ...]
+    offset: np.ndarray | None = None
+    """int64[N], where in its file an image's record is, for stores whose files hold many."""
+    label_sets: LabelSets | None = None
+    """The classes of each example as they are listed, where some are of several; their label is -1, until they are
+    trained on: see `with_several_labels`."""
+    made_of: Literal["row", "file", "record"] = "row"
+    """What an example is: a row of a table, a file of a folder, a record of a file."""
+    digests: Digests | None = None
+    """Against which each file is held as it is read; None holds them against nothing."""
+
+    pixel_shape = None
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def __repr__(self) -> str:
+        return in_a_line(self, f"the first is {self.name(0)}" if len(self) else "none")
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_ids)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256, as hex, of the ids, paths, labels, classes and offsets in their order; wherever the store lies."""
+        digest = hashlib.sha256(b"jaxddp example table 1\n")
+        class_ids = np.array([class_id.encode() for class_id in self.class_ids], "S")
+        for column in (self.id, self.path, class_ids):
+            # Padding is not content: a column's width depends on which rows it once held.
+            width = int(np.strings.str_len(column).max(initial=1))
+            digest.update(b"%d %d\n" % (len(column), width))
+            digest.update(column.astype(f"S{width}").tobytes())
+        digest.update(labels_of(self).single.astype("<i4").tobytes())
+        if self.offset is not None:
+            digest.update(self.offset.astype("<i8").tobytes())
+        if self.label_sets is not None:
+            digest.update(repr(self.label_sets.members.tolist()).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def verified(self) -> Verified:
+        return Verified(self.store, self.path, self.offset)
+
+    def check(self, data: DataConfig) -> None:
+        if faults := self.verified.look():
+            row, fault = faults[0]
+            raise InputError(
+                f"{self.name(row)}: {fault} ({len(faults)} of {counted(len(self), 'image')} cannot be used); put "
+                "these images back, or take them out of the data set"
+            )
+
+    # --- Single images ---
+
+    def name(self, row: int) -> str:
+        return self.store.name(*self._place(row))
+
+    def read(self, row: int) -> bytes:
+        return self.store.read(*self._place(row))
+
+    def record(self, row: int) -> Record:
+        offset = None if self.offset is None else int(self.offset[row])
+        return Record(os.fsdecode(self.id[row]), os.fsdecode(self.path[row]), offset)
+
+    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the images of int[n] rows are, for a store's graph: files, bytes 'S'[n], and offsets, int64[n]."""
+        files = np.strings.add(os.path.join(os.fsencode(self.store.root or ""), b""), self.path[rows])
+        return files, np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
+
+    def _place(self, row: int) -> tuple[bytes, int]:
+        return bytes(self.path[row]), 0 if self.offset is None else int(self.offset[row])
+
+    # --- Other tables ---
+
+    def select(self, classes: ClassSelection) -> Self:
+        if classes is None:
+            return self
+        sets, within = self.label_sets, labels_of(self)
+        if sets is not None:
+            within = replace(within, values=sets.first_of(chosen_classes(classes, self.class_ids)))
+        chosen, rows, labels = within.select(classes, os.fsdecode(self.path[0]))
+        indices = tuple(self.class_indices[label] for label in chosen)
+        table = replace(self.rows(rows)._labelled(labels), class_indices=indices)
+        if sets is not None:
+            table = table.with_label_sets(sets.rows(rows).select(chosen))
+        return table.with_several_labels() if labels_of(self).several else table
+
+    def take(self, limit: int) -> Self:
+        return self.rows(labels_of(self).share(limit))
+
+    def rows(self, rows: np.ndarray) -> Self:
+        """The examples of int[n] rows, in that order."""
+        offset = None if self.offset is None else self.offset[rows]
+        sets = None if self.label_sets is None else self.label_sets.rows(rows)
+        columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
+        digests = None if self.digests is None else self.digests.rows(rows)
+        return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
+
+    def without(self, rows: Sequence[int]) -> Self:
+        """All examples but those of some rows. Raises: InputError; none is left."""
+        if not rows:
+            return self
+        left = np.delete(np.arange(len(self)), rows)
+        if not len(left):
+            raise InputError(f"{self.name(0)}: neither this nor any other {self.made_of} can be used; mend one of them")
+        return self.rows(left)
+
+    def without_labels(self) -> Self:
+        nowhere = Labels(np.full(len(self), -1, np.int32), (), ())
+        return replace(self._labelled(nowhere), class_indices=(), label_sets=None)
+
+    def with_label_sets(self, sets: LabelSets) -> Self:
+        """The examples with these classes, kept as labels alone where no example has several."""
+        return replace(self, labels=sets.labels, label_sets=sets if sets.several.any() else None)
+
+    def with_several_labels(self) -> Self:
+        """As examples are trained on that may be of several classes: with labels uint8[N, K], of N times K bytes."""
+        labels = labels_of(self)
+        if labels.several:
+            return self
+        if self.label_sets is not None:
+            return replace(self, labels=self.label_sets.rows_of_classes(self.num_classes))
+        return replace(self, labels=(labels.values[:, None] == np.arange(self.num_classes)).astype(np.uint8))
+
+    def _labelled(self, labels: Labels) -> Self:
+        return replace(self, labels=labels.values, class_ids=labels.ids, class_names=labels.names)

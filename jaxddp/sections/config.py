@@ -1,0 +1,64 @@
+"""The config: one tree of frozen dataclasses, a section each, says what a run is."""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from jaxddp.layers import Layers
+from jaxddp.overrides import check_values, plain, replaced
+from jaxddp.ranges import Range
+from jaxddp.sections.examples import DataConfig
+from jaxddp.sections.model import ModelConfig
+from jaxddp.sections.optimizer import OptimizerConfig
+from jaxddp.sections.parallel import ParallelConfig
+from jaxddp.sections.training import LossConfig, ObjectiveConfig, TrainConfig
+from jaxddp.sections.watching import CheckpointConfig, EvalConfig, LogConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run.
+
+    Raises:
+        InputError: a value of another type than its field's, or out of its range.
+    """
+
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    """Of all that is random: the initial parameters, the order of examples, augmentation, dropout."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        # What is written in a form of its own is read once here, so that a mistake is said before anything starts.
+        _ = self.model.batch_statistics, self.model.new, self.model.frozen, self.model.thawed, self.optimizer.rates
+        _ = self.loss.weights, self.checkpoint.goal, self.data.area
+
+    @property
+    def frozen(self) -> Layers:
+        """The layers that are not trained, by `model.freeze` or by `optimizer.groups`."""
+        return replace(self.model.frozen, also=self.optimizer.own.frozen)
+
+    @property
+    def settled(self) -> Layers:
+        """The layers whose batch norms keep their running statistics."""
+        return replace(self.frozen, also=(*self.frozen.also, *self.model.thawed))
+
+    def replace(self, **changes: Any) -> "Config":
+        """A copy with the given keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.
+
+        Raises:
+            InputError: an unknown key (the nearest right one is named), or a value of another type or out of range.
+        """
+        return replaced(self, changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, as config.json holds them; `Config().replace(**d)` is its inverse."""
+        return plain(self)
