@@ -30,7 +30,7 @@ from jaxddp.hooks import Hook
 from jaxddp.layers import Groups
 from jaxddp.overrides import flatten, keys_of, plain
 from jaxddp.recipe_file import config_names, read_recipe
-from jaxddp.registry import MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
+from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.sections.usual import USUAL
 from jaxddp.training.run_identity import RunIdentity
@@ -88,7 +88,10 @@ def named(kind, name: str, *said: tuple[str, typing.Any]) -> Config:
 def other(kind, name: str, key: str) -> typing.Any:
     """A value of a key that a choice does not have by itself."""
     usual = resolved(flatten(Config().replace(**changes((kind.key, name))).to_dict()))
-    return not usual[key] if key == "optimizer.nesterov" else OTHER[key]
+    if key == "optimizer.nesterov":
+        return not usual[key]
+    assert OTHER.get(key, usual[key]) != usual[key], f"give OTHER a value of {key} that {name} does not have by itself"
+    return OTHER[key]
 
 
 ENTRIES = [(kind, name) for kind in KINDS for name in kind.registry.names()]
@@ -119,6 +122,9 @@ def made(kind, config: Config) -> typing.Any:
         optimizer, params = make_optimizer(config, lambda step: 0.5), {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
         state = jax.eval_shape(optimizer.init, params)
         return str(jax.make_jaxpr(optimizer.update)(params, state, params))
+    if kind.registry is LOSSES:
+        loss = LOSSES.get(config.loss.name)(config)
+        return str(jax.make_jaxpr(loss)(jnp.ones((2, 3)), jnp.zeros(2, int)))
     if kind.registry is SCHEDULES:
         schedule = make_schedule(config, Steps(20, 2))
         return [str(schedule(step)) for step in range(21)], repr(configured_parts(config, 20))
