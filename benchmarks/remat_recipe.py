@@ -3,7 +3,9 @@
 import flax.linen as nn
 import jax
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config, load
+from jaxddp.models.resnet import ResNetSettings
 
 BLOCKS = 8
 
@@ -32,4 +34,4 @@ class Net(nn.Module):
 
 
 def get_model(config: Config, num_classes: int) -> Net:
-    return Net(config.model.width, num_classes)
+    return Net(settings_of(config.model, ResNetSettings).width, num_classes)

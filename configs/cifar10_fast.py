@@ -19,9 +19,11 @@ import numpy as np
 import optax
 from optax import contrib
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config, load
 from jaxddp.models.airbench import WHITENING, parameter_groups
 from jaxddp.models.whitening import initialize_whitening
+from jaxddp.optimizers.momentum import MomentumSettings
 
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
 """CIFAR-10's training images, and after how many epochs of so many the first convolution's bias is left alone."""
@@ -96,7 +98,7 @@ def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
         """The root of the mean squared norm of a feature is 1 before the update."""
         return update + kernel * (kernel.shape[-1] ** 0.5 / jnp.linalg.norm(kernel) - 1)
 
-    momentum = config.optimizer.numbers().momentum
+    momentum = settings_of(config.optimizer, MomentumSettings).momentum
     return optax.chain(
         contrib.scale_by_muon(ns_steps=3, beta=momentum, weight_dimension_numbers=matrices),
         optax.scale_by_learning_rate(learning_rate),

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config, load
 from jaxddp.engine.parts.lookahead import Lookahead
-from jaxddp.models.airbench import parameter_groups
+from jaxddp.models.airbench import AirbenchSettings, parameter_groups
+from jaxddp.optimizers.momentum import MomentumSettings
 
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
 """CIFAR-10's training images, and after how many epochs the first convolution's bias is left alone."""
@@ -47,7 +49,8 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 
     # The network's head has values of variance 1 and divides by its inputs, the paper's divides smaller ones by 9. The
     # logits are alike; for the same steps of theirs, this head's rate is higher by the square of the divisors' ratio.
-    head_factor = (4 * config.model.width / PAPERS_DIVISOR) ** 2
+    width = settings_of(config.model, AirbenchSettings).width
+    head_factor = (4 * width / PAPERS_DIVISOR) ** 2
     return optax.partition(
         {
             "convolution": sgd(config, learning_rate),
@@ -62,10 +65,10 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 
 def sgd(config: Config, learning_rate: optax.Schedule, factor: float = 1) -> optax.GradientTransformation:
     """A rate `factor` times as high, with the same decay: the decay is decoupled from the rate."""
-    settings, numbers = config.optimizer, config.optimizer.numbers()
+    settings, own = config.optimizer, settings_of(config.optimizer, MomentumSettings)
     return optax.chain(
         optax.add_decayed_weights(settings.weight_decay / factor),
-        optax.sgd(lambda step: factor * learning_rate(step), numbers.momentum, nesterov=numbers.nesterov),
+        optax.sgd(lambda step: factor * learning_rate(step), own.momentum, nesterov=own.nesterov),
     )
 
 

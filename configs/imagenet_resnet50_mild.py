@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config, load
+from jaxddp.optimizers.momentum import MomentumSettings
 
 HALF_LIFE = 100
 """Of the average, in steps."""
@@ -58,9 +60,9 @@ def get_config() -> Config:
 
 def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     """SGD whose decay follows the schedule and not the peak of the rate."""
-    settings = config.optimizer
+    settings, own = config.optimizer, settings_of(config.optimizer, MomentumSettings)
     return optax.chain(
-        optax.trace(settings.numbers().momentum),
+        optax.trace(own.momentum),
         optax.add_decayed_weights(settings.weight_decay / settings.learning_rate),
         optax.scale_by_learning_rate(learning_rate),
     )

@@ -36,14 +36,13 @@ from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.models.resnet import ResNet, build
-from jaxddp.models.settings import RESNET_KEYS
+from jaxddp.models.resnet import ResNet, ResNetSettings, build
 from jaxddp.notebook.argument_kinds import check_data, check_evaluators, check_schedule, check_unlabelled
 from jaxddp.notebook.arguments import (
     Epochs,
     changes_of_cadences,
-    changes_of_options,
     check_written,
+    config_of_options,
     loggers_of,
     options_of,
     told_to_loggers,
@@ -123,10 +122,11 @@ def resnet(
     Raises:
         InputError: an unknown name, option or dtype; says the nearest right one.
     """
-    for key in options.keys() - set(RESNET_KEYS):
+    own = [field.name for field in dataclasses.fields(ResNetSettings)]
+    for key in options.keys() - {*own}:
         if key in options_of("model"):
             raise InputError(f"resnet: {key} is an option of prepare_training; give it there")
-        raise InputError(f"resnet: unknown option {key!r}; {choices(key, RESNET_KEYS)}")
+        raise InputError(f"resnet: unknown option {key!r}; {choices(key, own)}")
     settings = replaced(ModelConfig(), {"name": name, **options})
     return build(settings, checked(num_classes, int, "num_classes"), dtype, param_dtype)
 
@@ -185,14 +185,14 @@ def prepare_training(
     per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
     length = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
     named = inspect.signature(prepare_training).parameters.keys() - {"options"}
-    config = Config().replace(seed=seed, **changes_of_options({"precision": "float32"} | options, named))
+    config = config_of_options({"precision": "float32"} | options, objective, seed, named)
     config = dataclasses.replace(config, data=check_data(data) or table.default_data())
     topology = Topology.create(devices, join_job(find_job(), config.parallel))
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
     objects = {"model": model, "optimizer": optimizer, "objective": objective, "initialize": initialize}
     objects |= {"augmentation": augmentation, "metrics": metrics, "parts": parts}
     if isinstance(objective, str):
-        config = config.replace(objective={"name": objects.pop("objective")})
+        del objects["objective"]
     # Until `train` is given another.
     objects["loss"] = softmax_cross_entropy
     if labels_of(table).several:

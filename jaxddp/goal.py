@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from jaxddp.errors import InputError
+from jaxddp.overrides import checked
+from jaxddp.ranges import Decay
 from jaxddp.wording import choices, show
 
 T = TypeVar("T")
@@ -62,10 +64,7 @@ class Goal:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Goal":
         """The inverse of `plain`. Raises: ValueError, KeyError, TypeError or AttributeError; it is something else."""
-        smoothing = float(plain["smoothing"])
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"a smoothing of {smoothing}")
-        return cls.parse(plain["best"], plain["is"], smoothing)
+        return cls.parse(plain["best"], plain["is"], checked(plain["smoothing"], Decay, "smoothing"))
 
     def plain(self) -> dict[str, Any]:
         """As JSON holds it."""

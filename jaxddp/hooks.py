@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jaxddp.choices import with_usual
 from jaxddp.errors import InputError
 from jaxddp.own_code import is_ctrl_c, place_of
 from jaxddp.wording import choices
@@ -30,13 +31,16 @@ HOOKS = {
 
 @dataclass(frozen=True)
 class Hook:
-    """One function of a recipe file. What it raises becomes an InputError that names the line."""
+    """One function of a recipe file. What it raises becomes an InputError that names the line.
+
+    The keys of its config that are left to a choice have their usual values.
+    """
 
     path: Path
     function: Callable[..., Any]
 
-    def __call__(self, *arguments: Any) -> Any:
-        return self.guarded(self.function)(*arguments)
+    def __call__(self, config: Any, *arguments: Any) -> Any:
+        return self.guarded(self.function)(with_usual(config), *arguments)
 
     def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that this one returned, which is called later: its errors name the line, too."""

@@ -1,19 +1,17 @@
 """Layers of a network by how their names begin: what a config freezes, thaws later, or gives a rate of its own."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from jaxddp.errors import InputError
-from jaxddp.ranges import Range, real_number
+from jaxddp.overrides import read_number
+from jaxddp.ranges import Factor, WeightDecay
 from jaxddp.wording import choices, show
 
 T = TypeVar("T")
 _OTHERS = "all but "
-_FACTORS = Range(0, 1_000_000)
-_DECAYS = Range(0, 100)
 _SEPARATOR = re.compile("[/._]")
 
 
@@ -91,9 +89,10 @@ class Groups:
         for layer, value in given["frozen"].items():
             if value != "true":
                 raise InputError(f"{key}: {layer}:frozen={show(value)}: expected true, or nothing of a trained layer")
+        rates, decays = given["rate"].items(), given["decay"].items()
         return cls(
-            {layer: factor(value, f"{key}: {layer}:rate") for layer, value in given["rate"].items()},
-            {layer: factor(value, f"{key}: {layer}:decay", _DECAYS) for layer, value in given["decay"].items()},
+            {layer: read_number(value, Factor, f"{key}: {layer}:rate") for layer, value in rates},
+            {layer: read_number(value, WeightDecay, f"{key}: {layer}:decay") for layer, value in decays},
             tuple(given["frozen"]),
         )
 
@@ -129,17 +128,6 @@ def assignments(pairs: Iterable[str], key: str, of: str = "LAYER") -> dict[str, 
             raise InputError(f"{key}: {show(layer)} has two values, {found[twice[0]]} and {value}; give one")
         found[layer] = value
     return found
-
-
-def factor(text: str, key: str, bounds: Range = _FACTORS) -> float:
-    """A number from 0 on. Raises: InputError; names the key."""
-    try:
-        value = real_number(text)
-    except ValueError:
-        value = math.nan
-    if value not in bounds:
-        raise InputError(f"{key}={show(text)}: expected a number, {bounds}")
-    return value
 
 
 def _words(name: str) -> list[str]:

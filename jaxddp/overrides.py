@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError, about
 from jaxddp.keys import near
-from jaxddp.ranges import Range
+from jaxddp.ranges import Range, real_number
 from jaxddp.wording import choices, nearest, show
 
 _LONGEST_TEXT = 4096
@@ -48,7 +48,7 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
             elsewhere = [] if nearest(key, hints) else near(prefix + key, dict(keys_of(type(root))))
             meant = f"did you mean {' or '.join(map(repr, elsewhere))}? " if elsewhere else ""
             raise InputError(f"unknown config key {prefix + key!r}; {meant}{choices(key, hints)}")
-        if _is_tree(hints[key]):
+        if is_tree(hints[key]):
             if not isinstance(value, dict):
                 raise InputError(f"{prefix}{key}={show(value)}: give a dict of its keys to change")
             values[key] = replaced(getattr(node, key), value, f"{prefix}{key}.", root)
@@ -75,13 +75,14 @@ def keys_of(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every key of a tree of dataclasses, "train.batch_size", and the type of its values."""
     for name, hint in _hints(tree).items():
         node = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
-        if _is_tree(node):
+        if is_tree(node):
             yield from keys_of(node, f"{prefix}{name}.")
         else:
             yield prefix + name, hint
 
 
-def _is_tree(hint: Any) -> bool:
+def is_tree(hint: Any) -> bool:
+    """Whether a type is that of a part of a tree, and of no single value."""
     return dataclasses.is_dataclass(hint) and hint is not Duration
 
 
@@ -129,6 +130,15 @@ def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
     if origin is None and hint not in (int, float) and isinstance(value, hint):
         return value
     raise InputError(f"{key}={show(value)}: expected {_named(named)}")
+
+
+def read_number(text: str, kind: Any, key: str) -> float:
+    """A number of a type with its range, such as a `Share`, as it is written in a longer text. Raises: InputError."""
+    try:
+        value: Any = real_number(text)
+    except ValueError:
+        value = text
+    return checked(value, kind, key)
 
 
 def _named(hint: Any, *, several: bool = False) -> str:

@@ -34,8 +34,27 @@ class Range:
 
 Share = Annotated[float, Range(0, 1)]
 """A part of a whole."""
+SomeShare = Annotated[float, Range(0, 1, above=True)]
+"""Not nothing of it."""
+Decay = Annotated[float, Range(0, 1, below=True)]
+"""Not all of it: what is kept of a mean, or left to others."""
+HeldOut = Annotated[float, Range(0, 1, above=True, below=True)]
+"""Neither."""
 Seconds = Annotated[float, Range(0, 1_000_000, above=True)]
 """A time to wait, which ends."""
+Factor = Annotated[float, Range(0, 1_000_000)]
+"""A learning rate, or what multiplies one or a loss."""
+WeightDecay = Annotated[float, Range(0, 100)]
+Positive = Annotated[float, Range(0, 1_000_000, above=True)]
+Period = Annotated[int, Range(1, 1_000_000)]
+"""Of steps, validations or checkpoints."""
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+"""Seeds fit an int64, the widest integer that the orders, TensorFlow's and JAX's random keys have in common."""
+Count = Annotated[int, Range(1, 2**31 - 1)]
+"""Rows fit an int32, as they travel in a `Batch`."""
+Devices = Annotated[int, Range(1, 100_000)]
+CpuDevices = Annotated[int, Range(1, 1024)]
+"""Simulated ones."""
 
 
 def whole_number(text: str) -> int:

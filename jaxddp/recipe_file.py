@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 import jaxddp.files as files
+from jaxddp.choices import NAMES, given_way
 from jaxddp.errors import InputError
 from jaxddp.hooks import Hook, hooks_of, one_line
 from jaxddp.sections.config import Config
@@ -202,12 +203,15 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def _of_run(path: Path) -> RecipeFile:
-    """The config that a run wrote down, and the hooks of its copy of the recipe."""
+    """The config that a run wrote down, and the hooks of its copy of the recipe.
+
+    Of older releases it names keys that its choices do not read.
+    """
     config, content = read_config(path)
     kept, says_network = content.get("recipe") or {}, "model" in content
     file, digest = (kept.get("file"), kept.get("digest")) if isinstance(kept, dict) else (kept, None)
     if file is None:
-        return RecipeFile(config, path, path.parent, says_network=says_network)
+        return RecipeFile(given_way(config, NAMES), path, path.parent, says_network=says_network)
     if not isinstance(file, str) or not isinstance(digest, str):
         raise InputError(f"{path}: its recipe is {show(kept)}; restore the file, or give the recipe file itself")
     root = path.parent / COPY_FOLDER
@@ -215,7 +219,9 @@ def _of_run(path: Path) -> RecipeFile:
     if not copy.is_file():
         raise InputError(f"{copy}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
     kept = {"kept_digest": digest, "says_network": says_network}
-    return replace(_of_file(copy), config=config, path=path, root=root.absolute(), **kept)
+    recipe = _of_file(copy)
+    config = given_way(config, NAMES, recipe.hooks)
+    return replace(recipe, config=config, path=path, root=root.absolute(), **kept)
 
 
 def _of_file(path: Path) -> RecipeFile:

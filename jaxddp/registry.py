@@ -5,12 +5,19 @@
 
 A file that lies in the folder is found. It must be quick to import: what is heavy is imported where it is used. What an
 entry is, its protocol, is said beside each registry below; a recipe file's hooks have the same signatures.
+
+An entry that reads keys which others of its kind do not has a dataclass of settings, its second argument: the keys of
+their section, with its own defaults. In a config such a key is None until somebody says it; see `jaxddp.choices`.
+
+    @OPTIMIZERS.add("lars", LarsSettings)
+    def lars(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation: ...
 """
 
 import ast
+import functools
 import importlib
-import pkgutil
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,16 +31,18 @@ class Registry:
     """The entries of one kind, which the modules of `package` add; `key` is the config key of their names."""
 
     def __init__(self, key: str, package: str):
-        self._key, self._package = key, package
+        self.key, self._package = key, package
         self._entries: dict[str, Any] = {}
+        self._settings: dict[str, type | None] = {}
         self._complete = False
 
-    def add(self, name: str) -> Callable[[Entry], Entry]:
-        """A decorator that keeps what it decorates under a name."""
+    def add(self, name: str, settings: type | None = None) -> Callable[[Entry], Entry]:
+        """A decorator that keeps what it decorates under a name, with the dataclass of its settings."""
 
         def keep(entry: Entry) -> Entry:
             if self._entries.setdefault(name, entry) is not entry:
-                raise ValueError(f"{self._key}: {name!r} is added twice, by {self._entries[name]} and {entry}")
+                raise ValueError(f"{self.key}: {name!r} is added twice, by {self._entries[name]} and {entry}")
+            self._settings[name] = settings
             return entry
 
         return keep
@@ -41,59 +50,92 @@ class Registry:
     def get(self, name: str) -> Any:
         """The entry of a name. Raises: InputError; there is none, says the nearest name and all of them."""
         if name not in self._entries:
+            self._look(f'"{name}"')
+        if name not in self._entries:
             self._look()
         if name not in self._entries:
             raise self._unknown(name, self._entries)
         return self._entries[name]
 
+    def settings(self, name: str) -> type | None:
+        """The dataclass of an entry's settings; None where it has none. Raises: as `get`."""
+        self.get(name)
+        return self._settings[name]
+
+    def keys_read(self) -> dict[str, frozenset[str]]:
+        """The keys that each entry has settings for, by its name, and nothing is imported for it."""
+        told = {name: keys for folder in self._folders() for name, keys in _added_in(folder) if name is not None}
+        of_entries = {name: kind and [field.name for field in fields(kind)] for name, kind in self._settings.items()}
+        return told | {name: frozenset(keys or ()) for name, keys in of_entries.items()}
+
     def check(self, name: str) -> None:
         """See that there may be such a name, and import nothing. Raises: as `get`; no module's source has the name."""
-        folders = importlib.import_module(self._package).__path__
-        sources = [file.read_text("utf-8") for folder in folders for file in sorted(Path(folder).glob("*.py"))]
+        sources = [source for folder in self._folders() for source in _sources(folder).values()]
         if name in self._entries or any(f'"{name}"' in source for source in sources):
             return
-        told = [each for source in sources if ".add(" in source for each in _added(ast.parse(source))]
+        told = [each for folder in self._folders() for each, _ in _added_in(folder)]
         if None not in told:
             raise self._unknown(name, {each for each in told if each is not None})
 
     def _unknown(self, name: str, known: Iterable[str]) -> InputError:
-        return InputError(f"{self._key}={name!r} is unknown; {choices(str(name), known)}")
+        return InputError(f"{self.key}={name!r} is unknown; {choices(str(name), known)}")
+
+    def _folders(self) -> Iterable[str]:
+        return importlib.import_module(self._package).__path__
 
     def names(self) -> list[str]:
         """All names, sorted."""
         self._look()
         return sorted(self._entries)
 
-    def _look(self) -> None:
+    def _look(self, written: str = "") -> None:
+        """Import the modules in whose source something is written, or all."""
         if self._complete:
             return
-        for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
-            importlib.import_module(f"{self._package}.{module.name}")
-        self._complete = True
+        sources = [each for folder in self._folders() for each in _sources(folder).items()]
+        for module in (module for module, text in sources if written in text):
+            importlib.import_module(f"{self._package}.{module}")
+        self._complete = not written
 
 
-def _added(module: ast.Module) -> Iterator[Any]:
+@functools.cache
+def _sources(folder: str) -> dict[str, str]:
+    """By module."""
+    files = (file for file in sorted(Path(folder).glob("*.py")) if file.stem != "__init__")
+    return {file.stem: file.read_text("utf-8") for file in files}
+
+
+@functools.cache
+def _added_in(folder: str) -> list[tuple[str | None, frozenset[str]]]:
+    """As `_added`, of the modules of a folder."""
+    return [each for source in _sources(folder).values() if ".add(" in source for each in _added(ast.parse(source))]
+
+
+def _added(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]:
     """The names that a module adds to a registry, as its source says them: written out, or keys of a dict that a loop
-    goes over. None for a name of another form."""
+    goes over; None for a name of another form. With each the fields of its settings, a class of the module."""
     imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.module == __name__]
     registries = {alias.name for node in imports for alias in node.names}
-    dicts, loops = {}, {}
+    dicts, loops, classes = {}, {}, {}
     for node in module.body:
         match node:
             case ast.Assign(targets=[ast.Name(name)], value=ast.Dict(keys)):
                 dicts[name] = [key.value if isinstance(key, ast.Constant) else None for key in keys]
             case ast.For(target=ast.Name(name), iter=ast.Name(over)):
                 loops[name] = over
+            case ast.ClassDef(name, body=body):
+                annotated = (each.target for each in body if isinstance(each, ast.AnnAssign))
+                classes[name] = frozenset(target.id for target in annotated if isinstance(target, ast.Name))
     for node in ast.walk(module):
         match node:
-            case ast.Call(ast.Attribute(ast.Name(registry), "add"), args=[ast.Constant(name)]) if (
-                registry in registries
-            ):
-                yield name
-            case ast.Call(ast.Attribute(ast.Name(registry), "add"), args=[ast.Name(name)]) if registry in registries:
-                yield from dicts.get(loops.get(name), [None])
-            case ast.Call(ast.Attribute(ast.Name(registry), "add")) if registry in registries:
-                yield None
+            case ast.Call(ast.Attribute(ast.Name(registry), "add"), args=[named, *more]) if registry in registries:
+                names: list[Any] = [None]
+                if isinstance(named, ast.Constant):
+                    names = [named.value]
+                elif isinstance(named, ast.Name):
+                    names = dicts.get(loops.get(named.id), names)
+                keys = [classes.get(each.id, frozenset()) for each in more if isinstance(each, ast.Name)]
+                yield from ((name, frozenset().union(*keys)) for name in names)
 
 
 MODELS = Registry("model.name", "jaxddp.models")
@@ -104,8 +146,7 @@ LOSSES = Registry("loss.name", "jaxddp.losses")
 METRICS = Registry("eval.metrics", "jaxddp.metrics")
 """`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.set_metrics`."""
 OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers")
-"""`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step. What the config
-leaves to the optimizer is None; `config.optimizer.numbers` has a number for it."""
+"""`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
 OBJECTIVES = Registry("objective.name", "jaxddp.objectives")
 """`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.objective`. The function that
 takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before

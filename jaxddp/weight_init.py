@@ -20,7 +20,7 @@ _DEVIATIONS = Range(0, 100, above=True)
 class WeightInit:
     """A distribution by its name; of "normal" and "truncated_normal" with its standard deviation."""
 
-    name: str
+    name: str = "he_normal"
     deviation: float | None = None
 
     @classmethod

@@ -35,7 +35,7 @@ HOUSE = (
     Room(0, "cache_folder errors log_level log_lines own_code peers phases private_names ranges versions wording"),
     Room(
         1,
-        "batch_statistics config duration files goal hooks keys layers overrides recipe_file registry sections "
+        "batch_statistics choices config duration files goal hooks keys layers overrides recipe_file registry sections "
         "weight_init",
     ),
     Room(2, "mesh", "jax"),

@@ -212,5 +212,5 @@ def test_lookahead_by_a_key_is_the_part():
 
 
 def test_an_average_without_a_period_is_refused():
-    with pytest.raises(InputError, match="ParameterAverage: every=0; give at least 1 step"):
+    with pytest.raises(InputError, match="ParameterAverage: every=0: expected 1 to"):
         ParameterAverage(0.9, every=0)

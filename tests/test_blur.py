@@ -15,7 +15,6 @@ from support.shared import sgd, topology_of
 
 from jaxddp.config import Config
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.errors import InputError
 from jaxddp.models.blur import blur
 from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet
 from jaxddp.models.stems import imagenet_stem, small_stem
@@ -167,9 +166,3 @@ def trained(devices: int):
 def test_four_devices_train_what_one_trains():
     with jax.enable_x64(True):
         assert largest_difference(trained(4), trained(1)) < 1e-9
-
-
-@pytest.mark.parametrize("name", ["vit_s16", "convnext_tiny", "airbench"])
-def test_networks_without_it_say_so(name):
-    with pytest.raises(InputError, match=rf"model.blur_pool=True: {name} has no such setting; leave it at False"):
-        MODELS.get(name)(Config().replace(model={"name": name, "blur_pool": True}), CLASSES)

@@ -168,10 +168,10 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     assert "step 12" in message and "--resume never would lose" in message
     # As if written before that key was there.
     config = json.loads((workdir / "config.json").read_text())
-    del config["optimizer"]["step_factor"]
+    del config["optimizer"]["layer_decay"]
     (workdir / "config.json").write_text(json.dumps(config))
-    message = fails([*arguments, "--optimizer.step-factor", "0.5"], capfd)
-    assert "optimizer.step_factor was 0.1 and is now 0.5" in message
+    message = fails([*arguments, "--optimizer.layer-decay", "0.5"], capfd)
+    assert "optimizer.layer_decay was 1.0 and is now 0.5" in message
     # Neither how it is measured nor what is kept belongs to the recipe.
     more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", *PLAIN]
     assert main(train_words(data, workdir, "--train.duration", "14 steps", *more)) == 0

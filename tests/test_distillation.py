@@ -244,7 +244,7 @@ def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
     assert not (tmp_path / "student").exists()
     assert main([str(word) for word in [*common, "--model.width", 8, "--workdir", tmp_path / "teacher"]]) == 0
     code, line = run([*common, "--objective.teacher", tmp_path / "teacher", "--workdir", tmp_path / "student"], capfd)
-    assert code == 2 and "objective.name=supervised has none; set it to distillation" in line[0]
+    assert code == 2 and "is read by objective.name=distillation, and not by supervised" in line[0]
     assert main([str(word) for word in [*own, "--objective.teacher", tmp_path / "teacher"]]) == 0
     kept = json.loads((tmp_path / "student" / "config.json").read_text())
     assert set(kept["fingerprint"]) == {"train", "val", "teacher"}

@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import re
 import shlex
 import tomllib
@@ -23,6 +24,7 @@ import pytest
 from support.pages import blocks, page_block
 
 from jaxddp import cli
+from jaxddp.commands.spelling import typed
 from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten
@@ -118,7 +120,9 @@ def command(words: list[str]) -> list[str]:
         known = config in CONFIGS or config.startswith("runs/") or config.endswith((".py", "config.json"))
         if not (known or config.isupper() or config == "…"):
             wrong.append(f"there is no config {config}")
-        name = (*name, "digits")
+        # What a config's choices do not read is not on its page.
+        pairs = itertools.pairwise(rest)
+        name = (*name, "digits", *(word for pair in pairs if pair[0].endswith((".name", ".schedule")) for word in pair))
     known = options(*name)
     given = [word.partition("=")[0] for word in rest if word.startswith("--")]
     return wrong + [f"there is no option {word}" for word in given if word not in known]
@@ -128,7 +132,7 @@ def lone_options(path: str, text: str) -> list[str]:
     """An option that stands alone between backticks is that of some command, or of a script that lies beside them."""
     scripts = [file.read_text() for folder in ("launch", "benchmarks") for file in (ROOT / folder).glob("*.py")]
     known = frozenset(re.findall(r'"(--[a-z][\w-]*)"', "".join(scripts))).union(
-        *(options(*name, "digits") for name in OF_A_CONFIG), *(options(*name) for name in COMMANDS)
+        *(options(*name, "digits") for name in OF_A_CONFIG), *(options(*name) for name in COMMANDS), map(typed, KEYS)
     )
     named = [word for span in spans(text) if span.startswith("--") for word in span.split() if word.startswith("--")]
     return [f"{path}: there is no option {word}" for word in named if word.partition("=")[0] not in known]
@@ -305,7 +309,7 @@ def test_the_table_of_recipes_has_every_config():
 
 
 def test_the_configs_whose_batch_norm_is_not_local_are_named():
-    others = {name for name in CONFIGS if load(name).model.batch_norm != "local"}
+    others = {name for name in CONFIGS if load(name).model.batch_norm not in (None, "local")}
     (told,) = re.findall(
         r"shipped config but(.*?), which are `ghost`", (ROOT / "docs/scaling.md").read_text(), re.DOTALL
     )

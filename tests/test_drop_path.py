@@ -26,7 +26,6 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt
 from jaxddp.models.drop_path import added, branch_factors
 from jaxddp.models.vit import ViT, ViTSize
-from jaxddp.registry import MODELS
 
 WIDE = {"dtype": jnp.float64, "param_dtype": jnp.float64}
 
@@ -203,13 +202,6 @@ def test_a_rate_is_part_of_what_tells_a_run_from_another():
     small = functools.partial(ViT, ViTSize(8, 1, 1, 8), CLASSES)
     found = {setup_of(small(rate), sgd(0.1), table).identity()["model"] for rate in (0.0, 0.1)}
     assert len(found) == 2
-
-
-@pytest.mark.parametrize(("name", "value"), [("resnet18", 0.1), ("airbench", 0.25)])
-def test_a_network_without_it_says_so(name, value):
-    config = Config().replace(model={"name": name, "drop_path": value})
-    with pytest.raises(InputError, match=f"^model.drop_path={value}: {name} has no such setting; leave it at 0.0$"):
-        MODELS.get(name)(config, 10)
 
 
 def test_a_rate_of_one_is_refused():

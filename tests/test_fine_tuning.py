@@ -295,7 +295,7 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
         ({"unfreeze": ["layer2=soon"]}, "unfreeze: 'soon' is not a duration"),
         ({"unfreeze": ["layer5=1 step"]}, "unfreeze: no layer's name begins with 'layer5'"),
         ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "unfreeze: 'fc' is frozen for good by freeze=fc"),
-        ({"rate_factors": ["fc=-1"]}, "rate_factors: fc='-1': expected a number, 0 to 1,000,000"),
+        ({"rate_factors": ["fc=-1"]}, "rate_factors: fc=-1.0: expected 0 to 1,000,000"),
         ({"rate_factors": ["fc=1", "fc=2"]}, "rate_factors: 'fc' has two values, 1 and 2; give one"),
         ({"rate_factors": ["layer1.0=1", "layer1_0=2"]}, "rate_factors: 'layer1_0' has two values, 1 and 2"),
         (
@@ -307,8 +307,8 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
         ({"groups": ["fc:speed=2"]}, "groups: 'fc:speed=2': expected LAYER:rate=X"),
         ({"groups": ["fc:rate="]}, "groups: 'fc:rate=': expected LAYER:rate=X"),
         ({"groups": ["fc=1:rate=2"]}, "groups: 'fc=1:rate=2': expected LAYER:rate=X"),
-        ({"groups": ["fc:rate=-1"]}, "groups: fc:rate='-1': expected a number, 0 to 1,000,000"),
-        ({"groups": ["fc:decay=200"]}, "groups: fc:decay='200': expected a number, 0 to 100"),
+        ({"groups": ["fc:rate=-1"]}, "groups: fc:rate=-1.0: expected 0 to 1,000,000"),
+        ({"groups": ["fc:decay=200"]}, "groups: fc:decay=200.0: expected 0 to 100"),
         ({"groups": ["fc:frozen=yes"]}, "groups: fc:frozen='yes': expected true, or nothing of a trained layer"),
         ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give one"),
         (

@@ -31,8 +31,7 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt
-from jaxddp.objectives.fixmatch import MEASURED, FixMatch
-from jaxddp.sections.training import ObjectiveConfig
+from jaxddp.objectives.fixmatch import MEASURED, FixMatch, FixMatchSettings
 from jaxddp.setup.make_run import make_run
 
 LINEAR, NORMED = linear_model(), SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
@@ -60,7 +59,7 @@ def cross_entropies(logits, labels):
 @pytest.mark.parametrize("masked", few((2,), 0))
 def test_the_loss_is_the_paper_s(masked):
     """Of softmax regression without augmentation, where both views are the image; written down in NumPy."""
-    settings = ObjectiveConfig(threshold=0.6, unlabelled_weight=0.7, strong_rand_augment=0, strong_cutout=0.0)
+    settings = FixMatchSettings(threshold=0.6, unlabelled_weight=0.7, strong_rand_augment=0, strong_cutout=0.0)
     batch = both(6, 3, masked=masked)
     with jax.enable_x64(True):
         preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
@@ -107,7 +106,7 @@ def test_the_strong_view_is_augmented_more_and_both_views_have_random_numbers_of
     batch = batch._replace(unlabelled=batch.unlabelled._replace(image=np.full((12, 6, 6, 3), 200, np.uint8)))
 
     def views(**settings):
-        minimized = jax.jit(functools.partial(FixMatch(ObjectiveConfig(**settings))(supervised), train=True))
+        minimized = jax.jit(functools.partial(FixMatch(FixMatchSettings(**settings))(supervised), train=True))
         _, state = minimized(params, {"seen": None}, batch, image_key=jax.random.key(3))
         # In one pass, so that batch norm sees all of them.
         assert len(state["seen"]) == 30
@@ -141,11 +140,11 @@ def with_keys(params, images, example_keys=None):
 
 KEYED = LINEAR[0], with_keys
 # RandAugment, which takes long to compile, is shown to be the same on any device by a test of its own.
-SETTINGS = ObjectiveConfig(threshold=0.6, unlabelled_weight=2.0, strong_rand_augment=0, strong_cutout=0.3)
+SETTINGS = FixMatchSettings(threshold=0.6, unlabelled_weight=2.0, strong_rand_augment=0, strong_cutout=0.3)
 
 
 @functools.cache
-def trained(net, devices: int, gradients: Gradients, settings: ObjectiveConfig | None = SETTINGS):
+def trained(net, devices: int, gradients: Gradients, settings: FixMatchSettings | None = SETTINGS):
     """Parameters, statistics and sums after three steps of plain SGD in float64; None is the supervised objective."""
     with jax.enable_x64(True):
         objective, topology = objective_of(net, augment=AugmentConfig()), topology_of(devices)
@@ -212,9 +211,10 @@ def test_random_keys_of_examples_are_those_of_all_views():
 
 
 def made(table=None, unlabelled=OTHERS, devices: int = 2, **more):
-    settings = {"threshold": 0.22, "unlabelled_ratio": 3, "objective": "fixmatch", "strong_rand_augment": 0, **more}
+    settings = {"objective": "fixmatch", **more, "epochs": 3, "unlabelled": unlabelled}
+    if settings["objective"] == "fixmatch":
+        settings = {"threshold": 0.22, "unlabelled_ratio": 3, "strong_rand_augment": 0} | settings
     table = few_labels(TABLE, 4) if table is None else table
-    settings |= {"epochs": 3, "unlabelled": unlabelled}
     return shared(prepare_training(linear_model(), table, devices, SGD, 8 // devices, **settings))
 
 
@@ -307,7 +307,7 @@ def test_a_function_from_python_sees_the_second_source():
 
         return objective
 
-    _, history = run(made(objective=mean_of_pixels, devices=1))
+    _, history = run(made(objective=mean_of_pixels, devices=1, unlabelled_ratio=3))
     # 8 steps of 24 are more than four epochs of 40.
     assert history.train["seen"][:5].mean() == pytest.approx(OTHERS.images.mean(), rel=1e-3)
 
@@ -398,9 +398,9 @@ def test_a_loss_that_is_divided_by_weights_is_refused(whole):
 def test_from_the_terminal(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "set.npz", random_table(60, image=16), random_table(16, seed=1, image=16))
     words = [RECIPE, "--data.path", str(arrays), "--parallel.devices", "2", "--train.duration", "3 steps"]
-    words += ["--data.labels-per-class", "2", "--objective.unlabelled-ratio", "2"]
-    words += ["--objective.strong-rand-augment", "0"]
-    fixmatch = ["--objective.name", "fixmatch"]
+    words += ["--data.labels-per-class", "2"]
+    fixmatch = ["--objective.name", "fixmatch", "--objective.unlabelled-ratio", "2"]
+    fixmatch += ["--objective.strong-rand-augment", "0"]
     work = ["--workdir", str(tmp_path / "run")]
     # Before there is a work directory.
     assert main(["train", *words, *work, *fixmatch]) == 2

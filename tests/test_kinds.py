@@ -16,6 +16,7 @@ from support.runs import setup_of, train
 from support.shared import sgd
 
 from jaxddp.augment.preprocess import Preprocess
+from jaxddp.choices import check_read
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.models.adapt import adapt
@@ -46,13 +47,20 @@ IMPORTS = """
 import jax
 import jax.numpy as jnp
 import optax
+from dataclasses import dataclass
+from jaxddp.choices import settings_of
 from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES
 """
 FILES = {
     "models": """
-        @MODELS.add("added")
+        @dataclass(frozen=True)
+        class Settings:
+            width: int = 5
+
+        @MODELS.add("added", Settings)
         def model(config, num_classes):
-            return lambda key, example: jnp.ones(num_classes) * config.model.width, lambda params, images: params
+            width = settings_of(config.model, Settings).width
+            return lambda key, example: jnp.ones(num_classes) * width, lambda params, images: params
         """,
     "losses": """
         @LOSSES.add("added")
@@ -70,9 +78,14 @@ FILES = {
             return logits.max(-1)
         """,
     "optimizers": """
-        @OPTIMIZERS.add("added")
+        @dataclass(frozen=True)
+        class Settings:
+            beta2: float = 0.25
+
+        @OPTIMIZERS.add("added", Settings)
         def optimizer(config, learning_rate):
-            return optax.chain(optax.clip(config.optimizer.beta2), optax.sgd(learning_rate))
+            own = settings_of(config.optimizer, Settings)
+            return optax.chain(optax.clip(own.beta2), optax.sgd(learning_rate))
         """,
     "schedules": """
         @SCHEDULES.add("added")
@@ -111,6 +124,7 @@ def added(tmp_path, monkeypatch):
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
         # A registry looks once, and nothing public makes it look again.
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        monkeypatch.setattr(registry, "_settings", dict(registry._settings))
         monkeypatch.setattr(registry, "_complete", False)
 
     yield add
@@ -168,10 +182,16 @@ def test_a_name_that_a_file_adds_is_known_without_an_import(added):
 
 def test_a_model_in_a_file_of_its_own(added):
     added("models")
-    config = Config().replace(model={"name": "added", "width": 7})
-    model = adapt(MODELS.get(config.model.name)(config, 3))
-    params, _ = model.init(jax.random.key(0), jnp.zeros((1, 4, 4, 3)))
-    assert params.tolist() == [7, 7, 7]
+    config = Config().replace(model={"width": 7, "stem": "small"}).replace(model={"name": "added"})
+    # Before it is imported, its settings are known from its source.
+    assert (config.model.width, config.model.stem) == (7, None)
+    check_read(config)
+    with pytest.raises(InputError, match="model.stem='small' is read by model.name=resnet10, .*, and not by added"):
+        check_read(config.replace(model={"stem": "small"}))
+    for own, value in ((config, 7), (Config().replace(model={"name": "added"}), 5)):
+        model = adapt(MODELS.get("added")(own, 3))
+        params, _ = model.init(jax.random.key(0), jnp.zeros((1, 4, 4, 3)))
+        assert params.tolist() == [value] * 3
 
 
 def test_a_loss_in_a_file_of_its_own(added):

@@ -137,18 +137,6 @@ def test_gelu_has_a_gradient_where_devices_differ():
     np.testing.assert_allclose(jax.jit(sharded)(topology.place(x)), gradient(x), rtol=1e-6)
 
 
-KEYS = {"width": 32, "stem": "small", "batch_norm": "sync", "zero_init_last_scale": False, "weight_init": "normal"}
-
-
-@pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("name", ["vit_ti16", "convnext_tiny"])
-def test_what_is_about_resnets_is_refused(name, key):
-    usual = getattr(Config().model, key)
-    line = f"^model.{key}={KEYS[key]}: {name} has no such setting; leave it at {usual}$"
-    with pytest.raises(InputError, match=line):
-        MODELS.get(name)(Config().replace(model={"name": name, key: KEYS[key]}), 10)
-
-
 def test_images_of_another_size_than_the_positions_are_one_line():
     model = network("vit_ti16")
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))

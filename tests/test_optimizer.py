@@ -1,7 +1,6 @@
 """What single schedules and optimizers do besides what `conformance/test_optimizers.py` says of all, and the peak of
 the rate for another batch size."""
 
-import json
 import math
 import runpy
 from pathlib import Path
@@ -14,15 +13,15 @@ import pytest
 from flax import traverse_util
 from support.optimizers import config_of, make_optimizer, parameters, rates
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.optimizers.decay import decayed
+from jaxddp.optimizers.sgd import SgdSettings
 from jaxddp.registry import MODELS
 from jaxddp.schedules.peak import at_batch_size, batch_factor, derivation
 from jaxddp.schedules.warmup import Steps, make_schedule
-from jaxddp.sections.optimizer import Numbers
 from jaxddp.training.plan import Plan
-from jaxddp.workdir.claim import Claim, claim
 
 PEAK = 0.8
 
@@ -116,27 +115,12 @@ def test_an_unknown_optimizer_is_answered_with_the_nearest(name, nearest):
 
 
 def test_what_is_absent_is_the_optimizers_own():
-    own = Numbers(momentum=0.0, nesterov=False)
-    assert Config().optimizer.numbers(own) == own
-    given = config_of(momentum=0.8, nesterov=True, beta2=0.9, epsilon=0.1).optimizer
-    assert given.numbers(own) == given.numbers() == Numbers(0.8, True, 0.9, 0.1)
+    assert settings_of(Config().optimizer, SgdSettings) == SgdSettings(momentum=0.0, nesterov=False)
+    given = config_of(momentum=0.8, nesterov=True).optimizer
+    assert settings_of(given, SgdSettings) == SgdSettings(momentum=0.8, nesterov=True)
     # Plain SGD keeps no buffer.
     state = make_optimizer(config_of(name="sgd"), optax.constant_schedule(0.1)).init(parameters())
     assert all(leaf.ndim == 0 for leaf in jax.tree.leaves(state))
-
-
-def test_a_run_of_a_release_that_wrote_every_number_goes_on(tmp_path):
-    claimed = Claim(Config().to_dict(), {})
-    claim(tmp_path, claimed, resuming=False)
-    content = json.loads((tmp_path / "config.json").read_text())
-    assert content["optimizer"]["momentum"] is content["optimizer"]["nesterov"] is content["optimizer"]["beta2"] is None
-    content["optimizer"] |= {"momentum": 0.9, "nesterov": True, "beta2": 0.999}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    claim(tmp_path, claimed, resuming=True)
-    content["optimizer"]["momentum"] = 0.8
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match="optimizer.momentum was 0.8 and is now None"):
-        claim(tmp_path, claimed, resuming=True)
 
 
 def test_a_run_of_no_steps_is_refused():

@@ -110,7 +110,7 @@ def test_lookahead_draws_training_back_to_slow_weights(steps):
 
 
 def test_a_lookahead_without_a_period_is_refused():
-    with pytest.raises(InputError, match="Lookahead: period=0; give at least 1 step"):
+    with pytest.raises(InputError, match="Lookahead: period=0: expected 1 to"):
         Lookahead(0, lambda step: 0.5, 10)
 
 
@@ -223,5 +223,5 @@ def test_parts_are_reachable_from_python():
 
 @pytest.mark.parametrize("decay", (-0.1, 1.0))
 def test_a_decay_out_of_range_is_refused(decay):
-    with pytest.raises(InputError, match=f"ParameterAverage: decay={decay}; give a number from 0"):
+    with pytest.raises(InputError, match=f"ParameterAverage: decay={decay}: expected at least 0, below 1"):
         ParameterAverage(decay)

@@ -72,9 +72,9 @@ def test_a_plateau_is_that_of_pytorch_whose_patience_is_one_longer(losses, patie
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"factor": 1.0}, "Plateau: factor=1.0; give a number above 0 and below 1"),
-        ({"patience": 0}, "Plateau: patience=0; give at least 1 validation"),
-        ({"least": 1.5}, "Plateau: least=1.5; give a number from 0 to 1"),
+        ({"factor": 1.0}, "Plateau: factor=1.0: expected above 0, below 1"),
+        ({"patience": 0}, "Plateau: patience=0: expected 1 to 1,000,000"),
+        ({"least": 1.5}, "Plateau: least=1.5: expected 0 to 1"),
     ],
 )
 def test_a_plateau_that_cannot_be_is_one_line(settings, message):

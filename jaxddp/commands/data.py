@@ -12,7 +12,7 @@ from jaxddp.curate.pack import Packing, pack
 from jaxddp.errors import InputError
 from jaxddp.keys import HELP
 from jaxddp.phases import doing
-from jaxddp.ranges import Range
+from jaxddp.ranges import Count, Range
 from jaxddp.recipe_file import config_names
 from jaxddp.sections.examples import DataConfig, HeldOut
 from jaxddp.wording import choices, counted, on_screen, size
@@ -56,7 +56,7 @@ class Show:
     """
 
     config: ConfigOfRecipe
-    step: Annotated[int, Range(1, 2**31 - 1)] = 1
+    step: Count = 1
     """Which step's batch, from 1."""
     count: Annotated[int, Range(1, 100_000)] = 32
     """How many of its images, from the first."""

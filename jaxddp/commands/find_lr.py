@@ -10,10 +10,9 @@ from jaxddp.commands.screen import IMPORTING
 from jaxddp.commands.spelling import typed
 from jaxddp.keys import SHORT
 from jaxddp.phases import doing
-from jaxddp.ranges import Range
+from jaxddp.ranges import Positive, Range
 from jaxddp.wording import counted
 
-Rate = Annotated[float, Range(0, 1_000_000, above=True)]
 _KEY = "--optimizer.learning-rate"
 
 
@@ -25,9 +24,9 @@ class FindLr:
     """
 
     config: ConfigOfRecipe
-    lowest: Rate = 1e-6
+    lowest: Positive = 1e-6
     """The rate of the first step."""
-    highest: Rate = 10.0
+    highest: Positive = 10.0
     """The rate of the last one."""
     steps: Annotated[int, Range(10, 100_000)] = 100
     """How many steps there are, unless the loss diverges before."""

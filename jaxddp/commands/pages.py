@@ -1,14 +1,17 @@
 """What `--help` shows of a command that takes a config: short forms of its keys, and a page before one is named."""
 
 import inspect
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from jaxddp.choices import keys_of_choices, resolved, unread
 from jaxddp.commands.spelling import options_of, typed
 from jaxddp.keys import SHORT
+from jaxddp.overrides import flatten, is_tree
 from jaxddp.recipe_file import config_names
 
 STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
@@ -47,6 +50,44 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
         frozen=True,
     )
     return page, page(**places | {"config": "" if optional else tyro.MISSING})
+
+
+def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
+    """A command with a recipe's config, and its defaults, as its page shows them: without the keys that the config's
+    choices do not read, and with their own values where it leaves them these.
+
+    Args:
+        hooks: of the recipe file, which stand for what they bring.
+    """
+    config = command.config
+    values = resolved(flatten(config.to_dict()), hooks)
+    shown = _shown(config, {key: values[key] for key in keys_of_choices()}, unread(config, hooks))
+    whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
+    page = _derived(type(command), [("config", whole, MISSING)])
+    return page, page(**{each.name: getattr(command, each.name) for each in fields(command)} | {"config": shown})
+
+
+def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], prefix: str = "") -> Any:
+    """A section, or a whole config, of a type without the hidden keys, and with these values."""
+    changed = []
+    for name, hint in get_type_hints(type(section), include_extras=True).items():
+        key, value = prefix + name, getattr(section, name)
+        if key in hidden:
+            changed.append((name, tyro.conf.Suppress[hint], value))
+        elif key in values:
+            value = values[key]
+            changed.append((name, hint, tuple(value) if isinstance(value, list) else value))
+        elif is_tree(hint):
+            part = _shown(value, values, hidden, f"{key}.")
+            changed.append((name, type(part), part))
+    kept = {each.name: getattr(section, each.name) for each in fields(section)}
+    return _derived(type(section), changed)(**kept | {name: value for name, _, value in changed})
+
+
+def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]]) -> Any:
+    """A dataclass as another with other fields of the same names."""
+    own = [(name, hint, field(default=value)) for name, hint, value in changed]
+    return make_dataclass(kind.__name__, own, bases=(kind,), namespace={"__doc__": kind.__doc__}, frozen=True)
 
 
 def _short(key: str, value: str) -> Any:

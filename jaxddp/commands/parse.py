@@ -4,6 +4,7 @@ import argparse
 import itertools
 import operator
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, replace
@@ -13,8 +14,9 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from jaxddp.commands.pages import STYLE, described, page_of
-from jaxddp.commands.spelling import is_flag, options_of, spelled_out, typed
+from jaxddp.choices import NAMES, check_read, given_way
+from jaxddp.commands.pages import STYLE, described, page_of, page_of_config
+from jaxddp.commands.spelling import by_key, is_flag, options_of, spelled_out, typed
 from jaxddp.commands.words import rules
 from jaxddp.config import Config
 from jaxddp.errors import Answered, InputError
@@ -113,14 +115,38 @@ def parse_recipe(
         file = with_settings_of_run(file, weights, named)
     known = {"config": file.config, "workdir": workdir}
     default = make(**{key: known[key] for key in keys & known.keys()})
+    said = by_key(rest, options_of(command))
+    if {*HELP} & {*rest}:
+        default = replace(default, config=_chosen(file.config, said))
+        page, shown = page_of_config(default, file.hooks)
+        parse(page, shown, f"{prog} {name}", rest)
     options: Any = parse(command, default, f"{prog} {name}", rest)
     check_names(options.config, file.hooks)
-    file = overridden(file, options.config)
+    file = overridden(file, given_way(options.config, {key for key, _ in said}, file.hooks))
+    check_read(file.config, file.hooks, lambda keys: _mended(keys, said, f"{prog} {name}", file.path))
     if file.taken:
         from jaxddp.workdir.taken_over import told
 
         file = replace(file, said=told(file, str(weights)))
     return replace(options, config=file.config), file
+
+
+def _chosen(config: Config, said: Sequence[tuple[str, list[str]]]) -> Config:
+    """The config with the choices that a command line names, for its page."""
+    for key, (first, *more) in said:
+        if key in NAMES and (name := first.partition("=")[2] or "".join(more[:1])):
+            section, _, last = key.partition(".")
+            config = config.replace(**{section: {last: name}})
+    return config
+
+
+def _mended(keys: Sequence[str], said: Sequence[tuple[str, list[str]]], begin: str, path: Path) -> str:
+    """What to do about keys that nothing reads: the command without them, of a recipe file what to leave out."""
+    typed_ones = [key for key, _ in said if key in keys]
+    others = [key for key in keys if key not in typed_ones]
+    words = [word for key, words in said if key not in keys for word in words]
+    told = [f"leave {', '.join(others)} out of {path}"] if others else []
+    return "; ".join([*told, f"{shlex.join([*begin.split(), *words])} would do"] if typed_ones else told)
 
 
 def overridden(file: RecipeFile, config: Config) -> RecipeFile:

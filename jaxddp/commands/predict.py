@@ -13,7 +13,7 @@ from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError
 from jaxddp.phases import doing
 from jaxddp.predictions.formats import Format, format_of
-from jaxddp.ranges import Range
+from jaxddp.ranges import CpuDevices, Devices, Range
 from jaxddp.wording import counted
 
 
@@ -37,9 +37,9 @@ class Predict:
     line. They are written as they are unless this is given, and a spreadsheet takes them for formulas."""
     step: str = "best"
     """Which checkpoint: latest, best, or its step. Without validation the best is the latest."""
-    devices: Annotated[int, Range(1, 100_000)] | None = None
+    devices: Devices | None = None
     """Use this many devices of all; all unless given."""
-    cpu_devices: Annotated[int, Range(1, 1024)] | None = None
+    cpu_devices: CpuDevices | None = None
     """Simulate this many devices on the CPU, in each process."""
 
 

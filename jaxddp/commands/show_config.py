@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from jaxddp.choices import resolved, unread
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.commands.screen import print_table
-from jaxddp.commands.spelling import options_of, spelled_out
+from jaxddp.commands.spelling import by_key, options_of
 from jaxddp.config import Config
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile, read_recipe
@@ -13,7 +14,7 @@ from jaxddp.recipe_file import RecipeFile, read_recipe
 
 @dataclass(frozen=True)
 class ShowConfig:
-    """Print every setting, and whether it is the default, the config's or the run's, or an option's.
+    """Print every setting that is read, and whether it is the default, the config's or the run's, or an option's.
 
     Example: jaxddp config digits --model.width 32
     """
@@ -26,16 +27,17 @@ def run(arguments: list[str]) -> int:
     _, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
     from jaxddp.workdir.places import saved_places
 
-    now, origins = saved_places(flatten(file.config.to_dict())), _origins(file, *arguments)
-    print_table(("key", "value", "from"), [(key, _typed(value), origins[key]) for key, value in now.items()])
+    hidden, origins = unread(file.config, file.hooks), _origins(file, *arguments)
+    now = saved_places(resolved(flatten(file.config.to_dict()), file.hooks))
+    rows = [(key, _typed(value), origins[key]) for key, value in now.items() if key not in hidden]
+    print_table(("key", "value", "from"), rows)
     return 0
 
 
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
     """Where the value of each key is from, in a word."""
     default, recipe = (flatten(config.to_dict()) for config in (Config(), read_recipe(name).config))
-    spelled = spelled_out(words, options_of(ShowConfig))
-    options = {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in spelled}
+    options = {key for key, _ in by_key(words, options_of(ShowConfig))}
     found = {}
     for key, value in flatten(file.config.to_dict()).items():
         if key in file.taken:

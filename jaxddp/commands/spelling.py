@@ -40,6 +40,18 @@ def spelled_out(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
     return list(_flags(_whole(words, options), options))
 
 
+def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """The options of a command line by their keys, each with its words, those of its value too."""
+    found: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--") or not found:
+            key = _key(word)
+            found.append((_flag(word, options)[0] or (key if key in options else SHORT.get(key, key)), [word]))
+        else:
+            found[-1][1].append(word)
+    return found
+
+
 def _whole(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[str]:
     given, before = {_key(word) for word in words}, ""
     for word in words:

@@ -49,28 +49,33 @@ def _spec(kind: Any) -> PrimitiveConstructorSpec | None:
     In tyro's own way what a reader raises is lost in a union and in a tuple, and a union of a dataclass and None is a
     choice of subcommands.
     """
-    several, optional = typing.get_origin(kind) is tuple, typing.get_origin(kind) in (types.UnionType, typing.Union)
-    parts = [_bare(part) for part in typing.get_args(kind)] if several or optional else [_bare(kind)]
+    optional = typing.get_origin(kind) in (types.UnionType, typing.Union) and typing.get_args(kind)[1:] == (type(None),)
+    inner = _bare(typing.get_args(kind)[0] if optional else kind)
+    several = typing.get_origin(inner) is tuple
+    parts = [_bare(part) for part in typing.get_args(inner)] if several else [inner]
     one: Any = parts[0] if parts else None
-    if one not in _READERS or (optional and parts != [one, type(None)]) or (several and {*parts} - {one, ...}):
+    if one not in _READERS or {*parts} - {one, ...}:
         return None
     read, name, many = _READERS[one], one.__name__.upper(), several and parts[-1] is ...
     metavar = f"[{name} [{name} ...]]" if many else " ".join([name] * len(parts)) if several else name
 
     def value(words: list[str]) -> Any:
-        if several:
-            return tuple(map(read, words))
-        return None if optional and words == ["None"] else read(words[0])
+        if optional and words == ["None"]:
+            return None
+        return tuple(map(read, words)) if several else read(words[0])
 
     def is_one(value: Any) -> bool:
         return isinstance(value, int | float if one is float else one)
+
+    def is_instance(value: Any) -> bool:
+        return optional if value is None else all(map(is_one, value if several else [value]))
 
     return PrimitiveConstructorSpec(
         nargs="*" if many else len(parts) if several else 1,
         metavar=f"{{None}}|{metavar}" if optional else metavar,
         instance_from_str=value,
-        is_instance=lambda found: all(map(is_one, found)) if several else is_one(found) or (optional and found is None),
-        str_from_instance=lambda found: [*map(str, found)] if several else [str(found)],
+        is_instance=is_instance,
+        str_from_instance=lambda found: [*map(str, found)] if several and found is not None else [str(found)],
     )
 
 

@@ -6,19 +6,14 @@ resumes by asking for the next step, and any number of hosts divide the same bat
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxddp.errors import InputError
 from jaxddp.overrides import check_values
-from jaxddp.ranges import Range
+from jaxddp.ranges import Count, Seed
 from jaxddp.wording import counted
-
-Seed = Annotated[int, Range(0, 2**63 - 1)]
-"""Seeds fit an int64, the widest integer that the orders, TensorFlow's and JAX's random keys have in common."""
-Count = Annotated[int, Range(1, 2**31 - 1)]
-"""Rows fit an int32, as they travel in a `Batch`."""
 
 
 class Shard(NamedTuple):

@@ -6,6 +6,7 @@ from images, by `jaxddp.models.whitening`.
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -14,13 +15,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.max_pool import max_pool
 from jaxddp.models.resnet import Operation, for_flax
-from jaxddp.models.settings import refuse
 from jaxddp.registry import MODELS
+from jaxddp.sections.model import Width
 
 WHITENING = "whiten"
 """The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""
@@ -144,8 +146,16 @@ def _of_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **mor
     return lax.conv_general_dilated(images, lax.stop_gradient(kernel), *settings, **more)
 
 
-@MODELS.add("airbench")
+@dataclass(frozen=True)
+class AirbenchSettings:
+    """Of `model`."""
+
+    width: Width = 64
+    batch_norm: str = "local"
+
+
+@MODELS.add("airbench", AirbenchSettings)
 def _of(config: Config, num_classes: int) -> Airbench:
-    refuse("airbench", config.model, ("drop_path", "blur_pool"))
     statistics, dtype = config.model.batch_statistics, config.train.precision or jnp.float32
-    return Airbench(num_classes, config.model.width, statistics.axis_name, statistics.group, dtype)
+    width = settings_of(config.model, AirbenchSettings).width
+    return Airbench(num_classes, width, statistics.axis_name, statistics.group, dtype)

@@ -5,6 +5,7 @@ the logits are those of torchvision's `convnext_tiny` and `convnext_small`; timm
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -12,14 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.models.drop_path import added, branch_factors
 from jaxddp.models.gelu import gelu
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.resnet import Operation, for_flax
-from jaxddp.models.settings import RESNET_KEYS, refuse
 from jaxddp.models.stems import ModuleFactory
+from jaxddp.ranges import Decay
 from jaxddp.registry import MODELS
 
 STAGE_SIZES = {"convnext_tiny": (3, 3, 9, 3), "convnext_small": (3, 3, 27, 3)}
@@ -185,11 +187,17 @@ def _conv(
     )
 
 
+@dataclass(frozen=True)
+class ConvNeXtSettings:
+    """Of `model`."""
+
+    drop_path: Decay = 0.0
+
+
 def _of(name: str, config: Config, num_classes: int) -> ConvNeXt:
-    refuse(name, config.model, RESNET_KEYS)
-    precision = config.train.precision or jnp.float32
-    return ConvNeXt(STAGE_SIZES[name], num_classes, drop_path=config.model.drop_path, dtype=precision)
+    own, precision = settings_of(config.model, ConvNeXtSettings), config.train.precision or jnp.float32
+    return ConvNeXt(STAGE_SIZES[name], num_classes, drop_path=own.drop_path, dtype=precision)
 
 
 for name in STAGE_SIZES:
-    MODELS.add(name)(functools.partial(_of, name))
+    MODELS.add(name, ConvNeXtSettings)(functools.partial(_of, name))

@@ -16,14 +16,16 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config, ModelConfig
 from jaxddp.errors import InputError
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.blur import blurring
 from jaxddp.models.published import Naming, depth_of, naming
-from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup, refuse
+from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup
 from jaxddp.models.stems import STEMS, ModuleFactory, imagenet_stem
 from jaxddp.registry import MODELS
+from jaxddp.sections.model import Stem, Width
 
 Operation = Callable[[jax.Array, jax.Array, int, int], jax.Array]
 """(images [B, H, W, C], kernel [k, k, C, F], stride, padding) -> [B, H', W', F]."""
@@ -212,6 +214,19 @@ def for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., j
     return lambda images, kernel, *_, **__: operation(images, kernel, stride, padding)
 
 
+@dataclass(frozen=True)
+class ResNetSettings:
+    """Of `model`."""
+
+    width: Width = 64
+    stem: Stem = "imagenet"
+    batch_norm: str = "local"
+    zero_init_last_scale: bool = True
+    shortcut_norm: bool = True
+    weight_init: str = "he_normal"
+    blur_pool: bool = False
+
+
 def build(
     settings: ModelConfig, num_classes: int, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32
 ) -> ResNet:
@@ -221,21 +236,20 @@ def build(
     With `batch_norm="sync"` the network trains only inside a `shard_map` that has the mesh axis "data", with
     `"ghost:32"` only on a multiple of 32 images.
     """
-    for key, value in (("num_classes", num_classes), ("width", settings.width)):
-        if value < 1:
-            raise InputError(f"{settings.name}: {key} is {value}; give a positive number")
-    refuse(settings.name, settings, ("drop_path",))
+    own = settings_of(settings, ResNetSettings)
+    if num_classes < 1:
+        raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
     for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
         check_floating("resnet", key, value)
     return ResNet(
         architecture=lookup("model", settings.name, ARCHITECTURES),
         num_classes=num_classes,
-        width=settings.width,
-        stem=lookup("stem", settings.stem, STEMS),
+        width=own.width,
+        stem=lookup("stem", own.stem, STEMS),
         kernel_init=kernel_init(settings.initialization),
-        zero_init_last_scale=settings.zero_init_last_scale,
-        shortcut_norm=settings.shortcut_norm,
-        blur_pool=settings.blur_pool,
+        zero_init_last_scale=own.zero_init_last_scale,
+        shortcut_norm=own.shortcut_norm,
+        blur_pool=own.blur_pool,
         axis_name=settings.batch_statistics.axis_name,
         group=settings.batch_statistics.group,
         dtype=dtype,
@@ -248,4 +262,4 @@ def _of(name: str, config: Config, num_classes: int) -> ResNet:
 
 
 for name in ARCHITECTURES:
-    MODELS.add(name)(functools.partial(_of, name))
+    MODELS.add(name, ResNetSettings)(functools.partial(_of, name))

@@ -1,20 +1,16 @@
-"""What a config's `model` may say to a network: looked up, checked, and refused where the network has no such thing."""
+"""What a config's `model` may say to a network: looked up and checked."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxddp.config import ModelConfig
 from jaxddp.errors import InputError
 from jaxddp.weight_init import WeightInit
 from jaxddp.wording import choices
 
 T = TypeVar("T")
-
-RESNET_KEYS = ("width", "stem", "batch_norm", "zero_init_last_scale", "shortcut_norm", "weight_init", "blur_pool")
-"""The keys of `model` that are about ResNets, to be refused by others."""
 
 WEIGHT_INITS = {
     "he_normal": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
@@ -50,12 +46,3 @@ def check_floating(network: str, key: str, dtype: Any) -> None:
         floating = False
     if not floating:
         raise InputError(f'{network}: {key}={dtype!r}; give "float32", "bfloat16", "float16" or "float64"')
-
-
-def refuse(network: str, settings: ModelConfig, keys: Iterable[str]) -> None:
-    """Raises `InputError` where a key that means nothing to a network is not left at its default."""
-    default = ModelConfig()
-    for key in keys:
-        value, usual = getattr(settings, key), getattr(default, key)
-        if value != usual:
-            raise InputError(f"model.{key}={value}: {network} has no such setting; leave it at {usual}")

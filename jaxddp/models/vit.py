@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.models.drop_path import added, branch_factors
 from jaxddp.models.gelu import gelu
 from jaxddp.models.published import Naming, depth_of, naming
-from jaxddp.models.settings import RESNET_KEYS, refuse
+from jaxddp.ranges import Decay
 from jaxddp.registry import MODELS
 
 
@@ -217,10 +218,17 @@ def check_whole(size: tuple[int, ...], patch: int) -> None:
         )
 
 
+@dataclass(frozen=True)
+class ViTSettings:
+    """Of `model`."""
+
+    drop_path: Decay = 0.0
+
+
 def _of(name: str, config: Config, num_classes: int) -> ViT:
-    refuse(name, config.model, RESNET_KEYS)
-    return ViT(SIZES[name], num_classes, config.model.drop_path, config.train.precision or jnp.float32)
+    own, precision = settings_of(config.model, ViTSettings), config.train.precision or jnp.float32
+    return ViT(SIZES[name], num_classes, own.drop_path, precision)
 
 
 for name in SIZES:
-    MODELS.add(name)(functools.partial(_of, name))
+    MODELS.add(name, ViTSettings)(functools.partial(_of, name))

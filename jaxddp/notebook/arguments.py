@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+from jaxddp.choices import check_read
+from jaxddp.config import Config
 from jaxddp.duration import Duration
 from jaxddp.engine.self_test import Mode
 from jaxddp.errors import InputError, JaxddpError
@@ -80,16 +82,27 @@ def options_of(section: str) -> tuple[str, ...]:
     return _OPTIONS[section]
 
 
-def changes_of_options(options: Mapping[str, Any], beside: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """The options of `prepare_training` as changes of a config. Raises: InputError; one is unknown, and none of the
-    arguments `beside` them."""
+def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, beside: Iterable[str] = ()) -> Config:
+    """The config of the options of `prepare_training`, and of an objective, which is a name or a function.
+
+    Raises:
+        InputError: one is unknown, and none of the arguments `beside` them, or is not read by the objective.
+    """
     section_of = {key: section for section, keys in _OPTIONS.items() for key in keys}
     for key in options.keys() - section_of:
         raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, {*section_of, *beside})}")
     given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     # As at the terminal: "conv1=0.1,fc=10".
     given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
-    return {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
+    changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
+    if isinstance(objective, str):
+        changes["objective"]["name"] = objective
+        check_read(config := Config().replace(seed=seed, **changes))
+        return config
+    # The batches have the ratio, whoever reads them.
+    for key in changes["objective"].keys() - {"unlabelled_ratio"}:
+        raise InputError(f"{key}={show(given[key])}: the objective is a function; give it what it needs there")
+    return Config().replace(seed=seed, **changes)
 
 
 def changes_of_cadences(**given: Any) -> dict[str, dict[str, Any]]:

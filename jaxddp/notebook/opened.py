@@ -10,7 +10,7 @@ from jaxddp.data.source import Source
 from jaxddp.files import check_path
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked
-from jaxddp.sections.examples import HeldOut
+from jaxddp.ranges import HeldOut
 
 
 @words_of_arguments(

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxddp.config import Config, ObjectiveConfig
+from jaxddp.choices import settings_of
+from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.errors import InputError, about
@@ -17,8 +18,10 @@ from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
+from jaxddp.ranges import Share
 from jaxddp.recipe.layout import Layout
 from jaxddp.registry import OBJECTIVES
+from jaxddp.sections.training import Temperature
 from jaxddp.setup.image_sizes import refusal_of
 from jaxddp.setup.resources import Resources
 from jaxddp.wording import refusal
@@ -26,6 +29,15 @@ from jaxddp.workdir.identity import checksum
 from jaxddp.workdir.signature import Signature
 
 _KEY = "objective.teacher"
+
+
+@dataclass(frozen=True)
+class DistillationSettings:
+    """Of `objective`."""
+
+    teacher: str | None = None
+    temperature: Temperature = 4.0
+    teacher_share: Share = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,19 +159,19 @@ def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: f
     """
     if not isinstance(teacher, TrainedRun):
         raise InputError(refusal("teacher", teacher, "give what jaxddp.load_run returns"))
-    kinds = get_type_hints(ObjectiveConfig, include_extras=True)
+    kinds = get_type_hints(DistillationSettings, include_extras=True)
     own = {"temperature": temperature, "teacher_share": teacher_share}
     return Distillation(lambda: teacher, **{name: checked(value, kinds[name], name) for name, value in own.items()})
 
 
-@OBJECTIVES.add("distillation")
+@OBJECTIVES.add("distillation", DistillationSettings)
 def distillation_of(config: Config, topology: Topology) -> Distillation:
     """Of the best checkpoint of the run that `objective.teacher` names. Raises: InputError; it names none."""
-    place = config.objective.teacher
-    if place is None:
+    own = settings_of(config.objective, DistillationSettings)
+    if (place := own.teacher) is None:
         raise InputError(f"{_KEY}: distillation has no teacher; give a run's work directory")
 
     def restore() -> TrainedRun:
         return restore_run(place, "best", topology, precision=config.train.precision)
 
-    return Distillation(restore, config.objective.temperature, config.objective.teacher_share)
+    return Distillation(restore, own.temperature, own.teacher_share)

@@ -15,14 +15,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
+from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
 from jaxddp.errors import InputError
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.models.protocol import takes_example_keys
+from jaxddp.ranges import Factor, Share
 from jaxddp.registry import OBJECTIVES
-from jaxddp.sections.training import ObjectiveConfig
+from jaxddp.sections.examples import RandAugment, RandMagnitude
+from jaxddp.sections.training import Ratio
 
 MEASURED = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
 """What is measured beside the loss: its two parts, and the share of unlabelled images that had a pseudo-label."""
@@ -32,17 +35,29 @@ _NEEDED = "objective.name=fixmatch needs images without labels; give data.unlabe
 _WEAK, _STRONG = 0x7765616B, 0x7374726F
 
 
-@OBJECTIVES.add("fixmatch")
+@dataclass(frozen=True)
+class FixMatchSettings:
+    """Of `objective`, with the paper's defaults. The batches of the run have the ratio."""
+
+    unlabelled_ratio: Ratio = 7
+    unlabelled_weight: Factor = 1.0
+    threshold: Share = 0.95
+    strong_rand_augment: RandAugment = 2
+    strong_rand_magnitude: RandMagnitude = 10.0
+    strong_cutout: Share = 0.5
+
+
+@OBJECTIVES.add("fixmatch", FixMatchSettings)
 def fixmatch_from(config: Config, topology: Any) -> "FixMatch":
     """With the config's settings."""
-    return FixMatch(config.objective)
+    return FixMatch(settings_of(config.objective, FixMatchSettings))
 
 
 @dataclass(frozen=True)
 class FixMatch:
     """Makes what a step minimizes of the supervised objective, and of these settings."""
 
-    settings: ObjectiveConfig
+    settings: FixMatchSettings
 
     def __call__(self, supervised: Objective) -> TrainObjective:
         """Raises: InputError; the loss is normalized by weights within the batch, or a metric has one of our names."""
@@ -74,7 +89,7 @@ class _Minimized:
     """See `jaxddp.engine.objective.TrainObjective`; the module's docstring says what is minimized."""
 
     supervised: Objective
-    settings: ObjectiveConfig
+    settings: FixMatchSettings
 
     @property
     def weak(self) -> Preprocess:

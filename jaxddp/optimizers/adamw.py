@@ -1,24 +1,31 @@
 """Adam with decoupled weight decay."""
 
+from dataclasses import dataclass
+
 import optax
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.optimizers.decay import add_decay
+from jaxddp.ranges import Decay, Share
 from jaxddp.registry import OPTIMIZERS
-from jaxddp.sections.optimizer import Numbers
-
-EPSILON = 1e-8
 
 
-@OPTIMIZERS.add("adamw")
+@dataclass(frozen=True)
+class AdamWSettings:
+    """Of `optimizer`; `momentum` is beta 1."""
+
+    momentum: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: Share = 1e-8
+
+
+@OPTIMIZERS.add("adamw", AdamWSettings)
 def adamw(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101).
-
-    Of `optimizer` it reads `momentum` (beta 1), `beta2`, `epsilon` (1e-8) and `weight_decay`.
-    """
-    numbers = config.optimizer.numbers(Numbers(epsilon=EPSILON))
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101)."""
+    own = settings_of(config.optimizer, AdamWSettings)
     return optax.chain(
-        optax.scale_by_adam(b1=numbers.momentum, b2=numbers.beta2, eps=numbers.epsilon),
+        optax.scale_by_adam(b1=own.momentum, b2=own.beta2, eps=own.epsilon),
         add_decay(config),
         optax.scale_by_learning_rate(learning_rate),
     )

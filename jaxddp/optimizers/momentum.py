@@ -1,19 +1,26 @@
 """SGD with momentum."""
 
+from dataclasses import dataclass
+
 import optax
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.optimizers.decay import add_decay
+from jaxddp.ranges import Decay
 from jaxddp.registry import OPTIMIZERS
 
 
-@OPTIMIZERS.add("momentum")
-def momentum(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """SGD as the ResNets were trained: weight decay is added to the gradient.
+@dataclass(frozen=True)
+class MomentumSettings:
+    """Of `optimizer`."""
 
-    Of `optimizer` it reads `momentum`, `nesterov` and `weight_decay`.
-    """
-    numbers = config.optimizer.numbers()
-    return optax.chain(
-        add_decay(config), optax.sgd(learning_rate, momentum=numbers.momentum, nesterov=numbers.nesterov)
-    )
+    momentum: Decay = 0.9
+    nesterov: bool = True
+
+
+@OPTIMIZERS.add("momentum", MomentumSettings)
+def momentum(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    """SGD as the ResNets were trained: weight decay is added to the gradient."""
+    own = settings_of(config.optimizer, MomentumSettings)
+    return optax.chain(add_decay(config), optax.sgd(learning_rate, momentum=own.momentum, nesterov=own.nesterov))

@@ -1,7 +1,6 @@
 """A recipe is made: each kind of object by its name in the config, unless the user gives one."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 
 import optax
 
@@ -104,9 +103,7 @@ def parts_of(config: Config, steps: Steps, give: Giver) -> tuple[Part, ...]:
 
 def _optimizer(config: Config, rate: optax.Schedule, give: Giver) -> tuple[optax.GradientTransformation, bool]:
     """The optimizer, and whether it was told of the learning rate."""
-    # One that the config does not name has no numbers of its own there; epsilon was always its affair.
-    usual = asdict(config.optimizer.numbers()) | {"epsilon": config.optimizer.epsilon}
-    given = give("optimizer", at_batch_size(config).replace(optimizer=usual), rate)
+    given = give("optimizer", at_batch_size(config), rate)
     if given is None:
         return OPTIMIZERS.get(config.optimizer.name)(at_batch_size(config), rate), True
     return check_optimizer(given.value, given.where, config), given.hook is not None

@@ -1,14 +1,25 @@
 """A rate that stays."""
 
+from dataclasses import dataclass
+
 import optax
 
 from jaxddp.config import Config
+from jaxddp.ranges import HeldOut, Period, Share
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.warmup import Steps
 
 
-# Of "plateau", `jaxddp.engine.parts.plateau.Plateau` lowers it as validations tell it.
-@SCHEDULES.add("plateau")
+@dataclass(frozen=True)
+class PlateauSettings:
+    """Of `optimizer`, for `jaxddp.engine.parts.plateau.Plateau`, which lowers the rate as validations tell it."""
+
+    plateau_factor: HeldOut = 0.1
+    plateau_patience: Period = 10
+    end_factor: Share = 0.0
+
+
+@SCHEDULES.add("plateau", PlateauSettings)
 @SCHEDULES.add("constant")
 def constant(config: Config, steps: Steps) -> optax.Schedule:
     """The peak at every step."""

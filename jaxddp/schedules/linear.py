@@ -1,15 +1,25 @@
 """A rate that falls evenly."""
 
+from dataclasses import dataclass
+
 import optax
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config
+from jaxddp.ranges import Share
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.warmup import Steps
 
 
-@SCHEDULES.add("linear")
+@dataclass(frozen=True)
+class LinearSettings:
+    """Of `optimizer`."""
+
+    end_factor: Share = 0.0
+
+
+@SCHEDULES.add("linear", LinearSettings)
 def linear(config: Config, steps: Steps) -> optax.Schedule:
     """A straight line from the peak to `end_factor` of it."""
-    settings = config.optimizer
-    end = settings.learning_rate * settings.end_factor
-    return optax.linear_schedule(settings.learning_rate, end, steps.after_warmup)
+    peak, own = config.optimizer.learning_rate, settings_of(config.optimizer, LinearSettings)
+    return optax.linear_schedule(peak, peak * own.end_factor, steps.after_warmup)

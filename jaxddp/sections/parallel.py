@@ -4,16 +4,16 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.ranges import Range, Seconds
+from jaxddp.ranges import CpuDevices, Devices, Range, Seconds
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
     """On what it runs; never part of the recipe."""
 
-    devices: Annotated[int, Range(1, 100_000)] | None = None
+    devices: Devices | None = None
     """Use this many devices of all; all where absent."""
-    cpu_devices: Annotated[int, Range(1, 1024)] | None = None
+    cpu_devices: CpuDevices | None = None
     """Simulate this many devices on the CPU, in each process."""
     buckets: Annotated[int, Range(1, 1024)] | None = None
     """Average gradients in at most this many all-reduces, each of which starts when its gradients are ready. Where

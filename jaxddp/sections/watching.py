@@ -1,17 +1,17 @@
 """The part of a config that says when a run is validated, saved and logged."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
 from jaxddp.goal import Goal
 from jaxddp.layers import assignments
 from jaxddp.overrides import names_of
-from jaxddp.ranges import Range
+from jaxddp.ranges import Count, Decay, Period, Range
 from jaxddp.sections.training import BatchSize
 
 ShownImages = Annotated[int, Range(0, 256)]
-Smoothing = Annotated[float, Range(0, 1, below=True)]
 Views = Literal["one", "mirror", "mirror_translate"]
 
 
@@ -23,7 +23,7 @@ class EvalConfig:
     """How often, and at the end of the run; "0 steps" never does."""
     batch_size: BatchSize = 256
     """Global, as that of training; it changes no metric."""
-    limit: Annotated[int, Range(1, 2**31 - 1)] | None = None
+    limit: Count | None = None
     """Validate on this many examples only, of which each class keeps its share, as with `data.limit`; all where
     absent."""
     metrics: tuple[str, ...] = ("top1", "top5")
@@ -42,7 +42,7 @@ class CheckpointConfig:
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
     """How often to save, and at the end of the run."""
-    keep: Annotated[int, Range(1, 1_000_000)] = 2
+    keep: Period = 2
     """How many of the last checkpoints stay."""
     best: str = "val top1"
     """Which one is best, also for `train.stop_after`: "val" and a metric, "val loss", or "val_ema" and a metric of the
@@ -50,11 +50,11 @@ class CheckpointConfig:
     best_is: Literal["min", "max"] | None = None
     """Whether less of that metric is better, or more. Where absent, less of the loss and of the calibration error, and
     more of anything else."""
-    best_smoothing: Smoothing = 0.0
+    best_smoothing: Decay = 0.0
     """Instead of the metric itself: its exponential mean over the validations so far, this share of which is the last
     one's, corrected for its begin."""
 
-    @property
+    @cached_property
     def goal(self) -> Goal:
         """What `best`, `best_is` and `best_smoothing` say. Raises: InputError; they say nothing."""
         return Goal.parse(self.best, self.best_is, self.best_smoothing)
@@ -92,7 +92,7 @@ class LogConfig:
         object.__setattr__(self, "to", names_of(self.to))
         object.__setattr__(self, "config", names_of(self.config))
 
-    @property
+    @cached_property
     def recorded(self) -> dict[str, str]:
         """What `config` says, by name. Raises: InputError; it says nothing."""
         return assignments(self.config, "log.config", "NAME")

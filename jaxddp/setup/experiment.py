@@ -9,6 +9,7 @@ import jax
 
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
+from jaxddp.choices import with_usual
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.balanced_order import BalancedOrder
 from jaxddp.data.examples import labels_of
@@ -73,7 +74,7 @@ def make_feed(recipe: Recipe, resources: Resources, growth: Growth | None = None
     config, source, topology = recipe.config, resources.train, resources.topology
     check_labelled(source, "training data")
     feed = _feed_of(source, make_order(source, config), config, topology, growth)
-    others, ratio = resources.unlabelled, config.objective.unlabelled_ratio
+    others, ratio = resources.unlabelled, with_usual(config).objective.unlabelled_ratio
     reads = recipe.objective is not supervised and getattr(recipe.objective, "reads_unlabelled", True)
     if others is None or not reads:
         return feed

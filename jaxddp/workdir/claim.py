@@ -5,13 +5,14 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jaxddp.files as files
+from jaxddp.choices import NAMES, keys_of_choices, resolved
 from jaxddp.config import Config
 from jaxddp.errors import InputError
 from jaxddp.overrides import flatten
@@ -19,15 +20,12 @@ from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
 from jaxddp.sections.examples import IMAGE_KEYS
 from jaxddp.sections.model import NETWORK_KEYS
-from jaxddp.sections.optimizer import Numbers
 from jaxddp.training.run_identity import FREE, MOVED, RunIdentity
 from jaxddp.wording import show
 from jaxddp.workdir.places import saved_places
 
 _MEND = "restore it, or start in another --workdir"
 _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
-_ONCE = {f"optimizer.{key}": getattr(Numbers(), key) for key in ("momentum", "nesterov", "beta2")}
-"""What releases wrote in which these keys could not be absent."""
 _MEASURED = (
     *(*(f"model.{key}" for key in NETWORK_KEYS), *(f"data.{key}" for key in IMAGE_KEYS)),
     *("data.classes", "data.val_share", "loss.name", "loss.class_weights", "train.ema"),
@@ -86,7 +84,9 @@ def claim(
                 copy = directory / COPY_FOLDER / name
                 if copy.is_file() and files.read(copy) != file:
                     raise InputError(f"{copy}: the recipe file {name} is another now; {_KEEPS}")
-        _compare(path, saved, content, peers)
+        hooks = () if claimed.recipe is None else claimed.recipe.hooks
+        _compare(path, saved, content, hooks, peers)
+        content = _as_saved(saved, content)
         known = RunIdentity.of(saved)
         run_id = run_id if known is None else known.id
     content = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **content}
@@ -106,7 +106,7 @@ def check_measured(directory: Path, config: Config) -> None:
     saved = _read(path) if path.exists() else {}
     if "model" not in saved:
         return
-    there, here = _settings(flatten(saved)), flatten(config.to_dict())
+    there, here = _settings(flatten(saved)), resolved(flatten(config.to_dict()))
     for key in _MEASURED:
         if there[key] != here[key]:
             raise InputError(
@@ -115,9 +115,27 @@ def check_measured(directory: Path, config: Config) -> None:
             )
 
 
-def _settings(saved: dict[str, Any]) -> dict[str, Any]:
-    """What a run wrote down, by dotted keys. One that is newer than the file had its default."""
-    return saved_places(flatten(Config().to_dict()) | saved)
+def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
+    """What a run wrote down, by dotted keys, or left to its choices. What is newer than the file had its default."""
+    return saved_places(flatten(Config().to_dict()) | resolved(saved, hooks))
+
+
+def _as_saved(saved: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    """The content of config.json, where what choices read is written as before: a checkpoint knows its run by that.
+
+    A release may have written values that a config leaves to its choices.
+    """
+    flat, keys = flatten(saved), keys_of_choices() - FREE
+
+    def as_saved(section: str, name: str, value: Any) -> Any:
+        key = f"{section}.{name}"
+        return flat.get(key, value) if key in keys else value
+
+    sections = {section for section, values in content.items() if isinstance(values, dict)}
+    return content | {
+        section: {name: as_saved(section, name, value) for name, value in content[section].items()}
+        for section in sections
+    }
 
 
 def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -129,9 +147,9 @@ def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
             files.replace(folder / name, content)
 
 
-def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any], peers: Peers) -> None:
-    known, here = flatten(saved), flatten(content)
-    there = _settings(known)
+def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any], hooks: Collection[str], peers: Peers) -> None:
+    known, here = flatten(saved), resolved(flatten(content), hooks)
+    there = _settings(known, hooks)
     written, release = there.get("objects.jax"), here.get("objects.jax")
     if release is not None and written != release:
         # Digests are those of one release of JAX; that there is a schedule, say, is the same in all.
@@ -144,12 +162,13 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any], peers: 
     changed = {
         key: f"{key} was {there.get(key)!r} and is now {here.get(key)!r}"
         for key in sorted(known.keys() | here.keys())
-        if there.get(key) != here.get(key) and not (here.get(key) is None and there.get(key) == _ONCE.get(key))
+        if there.get(key) != here.get(key)
     }
-    for key, change in changed.items():
+    # With a choice its settings change, too.
+    for key in sorted(changed, key=lambda key: key not in NAMES):
         if key not in FREE:
             own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""
-            raise InputError(f"{path}: {change}; {_KEEPS}{own}")
+            raise InputError(f"{path}: {changed[key]}; {_KEEPS}{own}")
     for key in MOVED:
         if key in changed and peers.is_first:
             _log.info(f"{changed[key]}: the same data by their fingerprints, for which no image file is opened")

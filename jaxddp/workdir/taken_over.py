@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.files as files
+from jaxddp.choices import NAMES, given_way
 from jaxddp.config import DataConfig
 from jaxddp.errors import InputError
 from jaxddp.overrides import flatten, plain
@@ -38,7 +39,7 @@ def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -
 def told(file: RecipeFile, weights: str) -> str:
     """The settings that were taken over, as they are now, in a line; empty where there are none."""
     now = flatten(file.config.to_dict())
-    listed = ", ".join(f"{key}={now[key]}" for key in sorted(file.taken))
+    listed = ", ".join(f"{key}={now[key]}" for key in sorted(file.taken) if now[key] is not None)
     return f"{weights}: the run's settings are taken over: {listed}" if listed else ""
 
 
@@ -56,7 +57,8 @@ def _known(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
     images = _images(place, config.data)
     changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, "eval_size", "resize")}}
     if "model" in content and _brings_network(place) == own_network:
-        changes["model"] = {key: getattr(config.model, key) for key in NETWORK_KEYS}
+        model = config.model if own_network else given_way(config, NAMES).model
+        changes["model"] = {key: getattr(model, key) for key in NETWORK_KEYS}
     return plain(changes)
 
 

@@ -250,7 +250,7 @@ def pictures(tmp_path_factory):
 def in_small(name: str, pictures, images: int) -> Config:
     """A config for as many images of a step on each of two devices, with everything else as it has it."""
     config = load(name)
-    grouped = "ghost" in config.model.batch_norm
+    grouped = config.model.batch_statistics.group is not None
     return config.replace(
         data={"path": str(pictures)},
         model={"batch_norm": f"ghost:{images}"} if grouped else {},

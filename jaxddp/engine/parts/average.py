@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
-from jaxddp.errors import InputError
+from jaxddp.overrides import check_values
+from jaxddp.ranges import Decay, Period
 
 
 @dataclass(frozen=True)
@@ -24,22 +25,22 @@ class ParameterAverage(Part):
     parameters.
 
     Attributes:
-        decay: of a step, 0 <= decay < 1; another raises `InputError`.
-        every: at least 1 step; another raises `InputError`.
+        decay: of a step, 0 <= decay < 1.
+        every: at least 1 step.
         warmup: whether the decay warms up.
+
+    Raises:
+        InputError: one of them is another.
     """
 
-    decay: float
+    decay: Decay
     name: str = "average"
-    every: int = 1
+    every: Period = 1
     warmup: bool = True
     beside = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise InputError(f"ParameterAverage: decay={self.decay}; give a number from 0 to below 1, such as 0.999")
-        if self.every < 1:
-            raise InputError(f"ParameterAverage: every={self.every}; give at least 1 step")
+        check_values(self, "ParameterAverage: ")
 
     def init(self, params: Any, model_state: Any) -> Any:
         # Copies: a donated state must not hold a buffer twice.

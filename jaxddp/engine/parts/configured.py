@@ -2,6 +2,7 @@
 
 import optax
 
+from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.gradient_norm import GradientNorm
@@ -10,6 +11,7 @@ from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.parts.plateau import Plateau
+from jaxddp.schedules.constant import PlateauSettings
 
 
 def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
@@ -25,8 +27,8 @@ def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
     if settings.ema is not None:
         parts.append(ParameterAverage(settings.ema, every=settings.ema_every, warmup=settings.ema_warmup))
     if config.optimizer.schedule == "plateau":
-        options = config.optimizer
-        parts.append(Plateau(options.plateau_factor, options.plateau_patience, options.end_factor))
+        own = settings_of(config.optimizer, PlateauSettings)
+        parts.append(Plateau(own.plateau_factor, own.plateau_patience, own.end_factor))
     if settings.max_bad_steps or settings.precision == "float16":
         parts.append(Guard())
     if settings.precision == "float16":

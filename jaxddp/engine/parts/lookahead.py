@@ -9,7 +9,8 @@ import optax
 
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
+from jaxddp.overrides import checked
+from jaxddp.ranges import Period
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,13 @@ class Lookahead(Part):
         total_steps: of the run.
     """
 
-    period: int
+    period: Period
     decay: optax.Schedule
     total_steps: int
     name: str = "lookahead"
 
     def __post_init__(self) -> None:
-        if self.period < 1:
-            raise InputError(f"Lookahead: period={self.period}; give at least 1 step")
+        checked(self.period, Period, "Lookahead: period")
 
     def init(self, params: Any, model_state: Any) -> Any:
         # Copies: a donated state must not hold a buffer twice.

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxddp.engine.parts.part import Part
-from jaxddp.errors import InputError
+from jaxddp.overrides import check_values
+from jaxddp.ranges import HeldOut, Period, Share
 
 _THRESHOLD = 1e-4
 
@@ -25,24 +26,22 @@ class Plateau(Part):
     loss that is not finite is no gain.
 
     Attributes:
-        factor: above 0 and below 1; another raises `InputError`.
-        patience: at least 1; another raises `InputError`.
-        least: from 0 to 1; another raises `InputError`.
+        factor: above 0 and below 1.
+        patience: at least 1.
+        least: from 0 to 1.
+
+    Raises:
+        InputError: one of them is another.
     """
 
-    factor: float = 0.1
-    patience: int = 10
-    least: float = 0.0
+    factor: HeldOut = 0.1
+    patience: Period = 10
+    least: Share = 0.0
     name: str = "plateau"
     follows = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.factor < 1:
-            raise InputError(f"Plateau: factor={self.factor}; give a number above 0 and below 1, such as 0.1")
-        if self.patience < 1:
-            raise InputError(f"Plateau: patience={self.patience}; give at least 1 validation")
-        if not 0 <= self.least <= 1:
-            raise InputError(f"Plateau: least={self.least}; give a number from 0 to 1")
+        check_values(self, "Plateau: ")
 
     @cached_property
     def _rule(self) -> optax.GradientTransformationExtraArgs:

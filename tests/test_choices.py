@@ -1,0 +1,337 @@
+"""What is chosen by name reads the keys that it says, and no other: one that is said and not read is refused by name,
+one that is inherited gives way, and a run of a release that wrote all of them goes on."""
+
+import dataclasses
+import functools
+import json
+import re
+import shlex
+import typing
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support.data import random_table
+from support.networks import linear_model
+from support.optimizers import make_optimizer
+from support.shared import sgd
+
+import jaxddp
+from jaxddp.choices import KINDS, check_read, keys_of_choices, resolved
+from jaxddp.cli import main
+from jaxddp.commands.parse import parse_recipe
+from jaxddp.commands.spelling import typed
+from jaxddp.commands.train import Train
+from jaxddp.config import Config, load
+from jaxddp.duration import Duration
+from jaxddp.engine.parts.configured import configured_parts
+from jaxddp.errors import InputError
+from jaxddp.hooks import Hook
+from jaxddp.layers import Groups
+from jaxddp.overrides import flatten, keys_of, plain
+from jaxddp.recipe_file import config_names, read_recipe
+from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
+from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.sections.usual import USUAL
+from jaxddp.training.run_identity import RunIdentity
+from jaxddp.workdir.claim import Claim, check_measured, claim
+
+HINTS = dict(keys_of(Config))
+OTHER = {
+    "model.width": 32,
+    "model.stem": "small",
+    "model.batch_norm": "sync",
+    "model.zero_init_last_scale": False,
+    "model.shortcut_norm": False,
+    "model.weight_init": "orthogonal",
+    "model.blur_pool": True,
+    "model.drop_path": 0.125,
+    "objective.teacher": "runs/teacher",
+    "objective.temperature": 3.0,
+    "objective.teacher_share": 0.5,
+    "objective.unlabelled_ratio": 3,
+    "objective.unlabelled_weight": 0.5,
+    "objective.threshold": 0.75,
+    "objective.strong_rand_augment": 3,
+    "objective.strong_rand_magnitude": 4.0,
+    "objective.strong_cutout": 0.25,
+    "optimizer.momentum": 0.625,
+    "optimizer.beta2": 0.875,
+    "optimizer.epsilon": 0.0625,
+    "optimizer.trust_coefficient": 0.5,
+    "optimizer.step_at": (0.25,),
+    "optimizer.step_factor": 0.5,
+    "optimizer.end_factor": 0.25,
+    "optimizer.power": 3.0,
+    "optimizer.decay_share": 0.5,
+    "optimizer.plateau_factor": 0.5,
+    "optimizer.plateau_patience": 3,
+}
+"""A value of each key that no choice has by itself."""
+
+
+def changes(*pairs: tuple[str, typing.Any]) -> dict[str, dict[str, typing.Any]]:
+    found: dict[str, dict[str, typing.Any]] = {}
+    for key, value in pairs:
+        section, _, name = key.partition(".")
+        found.setdefault(section, {})[name] = value
+    return found
+
+
+def named(kind, name: str, *said: tuple[str, typing.Any]) -> Config:
+    """A config with a choice, and with what it needs to read all of its keys."""
+    needed = {"distillation": ("objective.teacher", "runs/other"), "sgd": ("optimizer.momentum", 0.5)}
+    needed["rmsprop"] = needed["sgd"]
+    return Config().replace(**changes((kind.key, name), *([needed[name]] if name in needed else []), *said))
+
+
+def other(kind, name: str, key: str) -> typing.Any:
+    """A value of a key that a choice does not have by itself."""
+    usual = resolved(flatten(Config().replace(**changes((kind.key, name))).to_dict()))
+    if key == "optimizer.nesterov":
+        return not usual[key]
+    assert OTHER.get(key, usual[key]) != usual[key], f"give OTHER a value of {key} that {name} does not have by itself"
+    return OTHER[key]
+
+
+ENTRIES = [(kind, name) for kind in KINDS for name in kind.registry.names()]
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES, ids=[f"{kind.key}={name}" for kind, name in ENTRIES])
+def test_a_key_is_read_or_refused_with_the_names_of_who_reads_it(kind, name):
+    usual = made(kind, named(kind, name))
+    for key, readers in kind.readers().items():
+        value = other(kind, name, key)
+        config = named(kind, name, (key, value))
+        if name in readers:
+            check_read(config)
+            assert made(kind, config) != usual, key
+            continue
+        with pytest.raises(InputError) as raised:
+            check_read(config)
+        said = f"{key}={value!r} is read by {kind.key}={', '.join(readers)}, and not by {name}; leave it out"
+        assert str(raised.value) == said
+
+
+def made(kind, config: Config) -> typing.Any:
+    """What comes of a config's choice, to be compared."""
+    if kind.registry is MODELS:
+        return MODELS.get(config.model.name)(config, 10)
+    if kind.registry is OPTIMIZERS:
+        config = config.replace(optimizer={"schedule": "constant"})
+        optimizer, params = make_optimizer(config, lambda step: 0.5), {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
+        state = jax.eval_shape(optimizer.init, params)
+        return str(jax.make_jaxpr(optimizer.update)(params, state, params))
+    if kind.registry is LOSSES:
+        loss = LOSSES.get(config.loss.name)(config)
+        return str(jax.make_jaxpr(loss)(jnp.ones((2, 3)), jnp.zeros(2, int)))
+    if kind.registry is SCHEDULES:
+        schedule = make_schedule(config, Steps(20, 2))
+        return [str(schedule(step)) for step in range(21)], repr(configured_parts(config, 20))
+    objective = OBJECTIVES.get(config.objective.name)(config, None)
+    own = dict(vars(objective)) if dataclasses.is_dataclass(objective) else {}
+    own.pop("restore", None)
+    return own, config.objective.teacher
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.key for kind in KINDS])
+def test_settings_are_keys_of_the_section_with_its_types_and_known_without_an_import(kind):
+    section = kind.key.partition(".")[0]
+    for name in kind.registry.names():
+        own = kind.registry.settings(name)
+        for key, hint in () if own is None else typing.get_type_hints(own, include_extras=True).items():
+            assert HINTS[f"{section}.{key}"] in (hint, hint | None)
+            assert getattr(getattr(Config(), section), key) is None
+    folder = kind.registry.get(kind.registry.names()[0]).__module__ if kind.registry is not MODELS else "jaxddp.models."
+    unseen = Registry(kind.key, folder.rpartition(".")[0])
+    assert unseen.keys_read() == kind.registry.keys_read()
+
+
+def test_the_usual_values_are_those_of_the_choice_that_a_config_begins_with_or_of_most():
+    found = resolved(flatten(Config().to_dict()))
+    assert {key: found[key] for key in USUAL if found[key] is not None}.items() <= USUAL.items()
+    assert USUAL.keys() <= keys_of_choices()
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_what_a_config_inherits_gives_way_to_another_choice(name):
+    config, file = load(name), read_recipe(name)
+    check_read(config, file.hooks)
+    others = {kind: {frozenset(keys): each for each, keys in kind.registry.keys_read().items()} for kind in KINDS}
+    for kind, each in ((kind, each) for kind, found in others.items() for each in found.values()):
+        other = config.replace(**changes((kind.key, each)))
+        check_read(other)
+        before, after = flatten(config.to_dict()), flatten(other.to_dict())
+        unread = kind.unread(each)
+        assert {key for key in after if after[key] != before[key]} <= {kind.key, *unread}
+        assert all(after[key] is None for key in unread)
+
+
+def test_a_choice_that_is_inherited_keeps_what_is_said_of_it():
+    lars = Config().replace(optimizer={"name": "lars", "trust_coefficient": 0.5})
+    assert lars.replace(optimizer={"momentum": 0.5}).optimizer.trust_coefficient == 0.5
+    assert lars.replace(optimizer={"name": "lamb", "momentum": 0.5}).optimizer.trust_coefficient is None
+    with pytest.raises(InputError, match="optimizer.trust_coefficient=0.25 is read by optimizer.name=lars, and not by"):
+        check_read(lars.replace(optimizer={"name": "adamw", "trust_coefficient": 0.25}))
+    # A hook may read what it likes, whatever the name.
+    check_read(Config().replace(optimizer={"trust_coefficient": 0.25, "step_at": [0.5]}), {"get_optimizer": None})
+
+
+# --- At the terminal ---
+
+
+def refused(words: str, capfd) -> str:
+    assert main(shlex.split(words)) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    return line
+
+
+def test_all_that_nothing_reads_is_said_at_once_with_the_command_that_would_do(capfd):
+    line = refused(
+        "train digits --data d --model vit_ti16 --optimizer.trust-coefficient=0.5 --model.no-blur-pool "
+        "--objective.threshold 0.1 --data.augment.flip false --optimizer.step-at 0.3 0.6 --epochs 2",
+        capfd,
+    )
+    assert line.endswith(
+        "; jaxddp train digits --data d --model vit_ti16 --data.augment.flip false --epochs 2 would do"
+    )
+    resnets = "resnet10, resnet101, resnet152, resnet18, resnet34, resnet50"
+    for told in (
+        f"model.blur_pool=False is read by model.name={resnets}, and not by vit_ti16",
+        "objective.threshold=0.1 is read by objective.name=fixmatch, and not by supervised",
+        "optimizer.trust_coefficient=0.5 is read by optimizer.name=lars, and not by adamw",
+        "optimizer.step_at=(0.3, 0.6) is read by optimizer.schedule=step, and not by cosine",
+    ):
+        assert told in line
+
+
+def test_what_a_recipe_file_says_is_to_be_left_out_of_it(tmp_path, capfd):
+    recipe = tmp_path / "mine.py"
+    made = "load('digits').replace(model={'drop_path': 0.5})"
+    recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {made}\n")
+    said = (
+        "model.drop_path=0.5 is read by model.name=convnext_small, convnext_tiny, vit_b16, vit_s16, vit_ti16, and not"
+    )
+    assert refused(f"train {recipe}", capfd) == f"jaxddp: {said} by resnet18; leave model.drop_path out of {recipe}"
+    line = refused(f"train {recipe} --model.width 4 --objective.threshold 0.5", capfd)
+    assert line.endswith(f"; leave model.drop_path out of {recipe}; jaxddp train {recipe} --model.width 4 would do")
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        ("digits --model.name vit_ti16", {"model.width", "model.stem"}),
+        ("imagenet_resnet50_lars --optimizer.name=adamw", {"optimizer.nesterov"}),
+        ("cifar100 --optimizer.schedule linear", {"optimizer.step_at", "optimizer.step_factor"}),
+        ("digits_fixmatch --objective.name supervised", {"objective.strong_rand_magnitude", "objective.strong_cutout"}),
+    ],
+)
+def test_another_choice_on_top_of_a_config_has_its_own_settings(words, left):
+    name, *options = words.split()
+    _, file = parse_recipe(Train, "jaxddp train", [name, *options])
+    before, after = flatten(load(name).to_dict()), flatten(file.config.to_dict())
+    gone = {key for key in after if before[key] is not None and after[key] is None}
+    assert gone == left and file.config.model.batch_statistics.axis_name is None
+
+
+def page(words: str, capfd) -> str:
+    assert main(["train", *words.split(), "--help"]) == 0
+    return " ".join(capfd.readouterr().out.replace("│", "").split())
+
+
+def test_the_page_of_a_config_has_the_keys_that_its_choices_read_with_their_values(capfd):
+    said = page("digits", capfd)
+    shown = {key for key in keys_of_choices() if re.search(rf"{typed(key)}\b(?!-)", said)}
+    flat = flatten(load("digits").to_dict())
+    assert shown == {key for kind in KINDS for key, names in kind.readers().items() if flat[kind.key] in names}
+    assert "beta 1 of Adam and its kin. (default: 0.9)" in said and "one by zero. (default: 1e-08)" in said
+    assert said.index("data options") < said.index("model options") < said.index("train options")
+
+
+def test_the_page_follows_the_choices_that_are_typed_before_it(capfd):
+    said = page("digits --model vit_ti16 --optimizer.schedule=wsd", capfd)
+    assert "--model.drop-path" in said and "--optimizer.decay-share" in said and "--model.stem" not in said
+
+
+# --- Runs ---
+
+
+@pytest.mark.parametrize("name", ["digits", "imagenet_vit_s16", "cifar10_fast"])
+def test_a_run_of_a_release_that_wrote_every_key_goes_on_as_the_same_run(name, tmp_path):
+    """Such a release wrote keys that nothing reads, too, with the values of a config that this one builds on."""
+    file = read_recipe(name)
+    claimed = Claim(file.config.to_dict(), {}, file)
+    content, _ = claim(tmp_path, claimed, resuming=False)
+    for key, value in ({"model.stem": "small"} | USUAL).items():
+        section, _, last = key.partition(".")
+        content[section][last] = plain(value) if content[section][last] is None else content[section][last]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    own = read_recipe(tmp_path)
+    check_read(own.config, own.hooks)
+    check_measured(tmp_path, file.config)
+    assert own.config.model.stem == file.config.model.stem
+    one, two = (resolved(flatten(config.to_dict()), file.hooks) for config in (own.config, file.config))
+    assert one == two
+    for again in (claimed, Claim(own.config.to_dict(), {}, own)):
+        now, _ = claim(tmp_path, again, resuming=True)
+        assert RunIdentity.of(now) == RunIdentity.of(content)
+
+
+def test_a_value_that_a_choice_has_by_itself_is_no_change_and_any_other_is(tmp_path):
+    def again(**optimizer) -> dict:
+        config = Config().replace(optimizer={"name": "sgd"} | optimizer)
+        return claim(tmp_path, Claim(config.to_dict(), {}), resuming=(tmp_path / "config.json").exists())[0]
+
+    begun = again(momentum=0.0)
+    assert again() == begun and RunIdentity.of(again(nesterov=False)) == RunIdentity.of(begun)
+    with pytest.raises(InputError, match="optimizer.momentum was 0.0 and is now 0.9"):
+        again(momentum=0.9)
+    with pytest.raises(InputError, match="optimizer.name was 'sgd' and is now 'adamw'"):
+        again(name="adamw")
+
+
+# --- Hooks and Python ---
+
+
+def test_a_hook_is_given_the_usual_values(tmp_path):
+    seen = Hook(tmp_path, lambda config: config)(Config().replace(model={"width": 8}))
+    assert (seen.model.width, seen.model.stem, seen.optimizer.momentum) == (8, "imagenet", 0.9)
+    assert seen.optimizer.epsilon is None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"objective": "supervised", "threshold": 0.5, "temperature": 2.0},
+            "temperature=2.0 is read by objective=distillation, and not by supervised; threshold=0.5 is read by "
+            "objective=fixmatch, and not by supervised; leave them out",
+        ),
+        ({"objective": "fixmatch", "temperature": 2.0}, "temperature=2.0 is read by objective=distillation, and not "),
+        ({"threshold": 0.5}, "threshold=0.5 is read by objective=fixmatch, and not by supervised; leave it out"),
+        (
+            {"objective": lambda supervised: supervised, "threshold": 0.5},
+            "threshold=0.5: the objective is a function; give it what it needs there",
+        ),
+    ],
+)
+def test_python_s_options_are_read_by_its_objective(given, expected):
+    with pytest.raises(InputError) as raised:
+        jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4, **given)
+    assert str(raised.value).startswith(expected)
+
+
+# --- What is written in a form of its own is read once ---
+
+
+def test_a_form_of_its_own_is_read_once_and_kept(monkeypatch):
+    config = Config().replace(
+        optimizer={"groups": ["fc:rate=2"], "rate_factors": ["conv1=0.5"]},
+        model={"freeze": "bn1", "unfreeze": ["layer4=1 epoch"], "batch_norm": "ghost:8"},
+        loss={"class_weights": "1,2"},
+    )
+    for kind in (Groups, Duration):
+        monkeypatch.setattr(kind, "parse", functools.partial(pytest.fail, "read again"))
+    assert config.optimizer.rates == {"fc": 2.0, "conv1": 0.5} and config.optimizer.rates is config.optimizer.rates
+    assert config.model.thawed is config.model.thawed and config.settled is config.settled
+    assert config.loss.weights == (1.0, 2.0) and config.model.batch_statistics.group == 8
