@@ -17,6 +17,7 @@ from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import initialize
 from jaxddp.training.events import StepRecord
 from jaxddp.training.loop import fit
+from jaxddp.training.run import Keeping
 
 _WORSE = 4
 """So many times its least is a loss that diverges."""
@@ -130,7 +131,8 @@ def find_rate(experiment: Experiment, rates: RateRange) -> RateTest:
 
     run = make_run(initialize(experiment), listeners=[test])
     try:
-        fit(dataclasses.replace(run, should_stop=stops, suspects=lambda state, step: ""))
+        checks = dataclasses.replace(run.checks, suspects=lambda state, step: "")
+        fit(dataclasses.replace(run, keeping=Keeping(should_stop=stops), checks=checks))
     except NonFiniteError:
         test.finite = False
     except Preempted:
