@@ -1,0 +1,1 @@
+"""A trained network is loaded from its run and asked."""

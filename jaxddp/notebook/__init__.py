@@ -1,0 +1,1 @@
+"""The Python API's functions, and what it makes of their arguments."""
