@@ -60,8 +60,9 @@ from jaxddp.recipe.kinds import check_listeners
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make import make_recipe
 from jaxddp.serving.program import export_program
+from jaxddp.setup.joined import join_job
 from jaxddp.setup.prepare import prepare
-from jaxddp.setup.resources import Resources, join_job
+from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.states import check_setup
 from jaxddp.training.evaluation import Measure

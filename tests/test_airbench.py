@@ -14,7 +14,7 @@ from support.networks import largest_difference, randomized
 from support.peers import Second
 
 from jaxddp.config import Config
-from jaxddp.engine.state import make_init
+from jaxddp.engine.initial_state import make_init
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform

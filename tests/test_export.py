@@ -15,8 +15,8 @@ from jaxddp.engine.shapes import shapes_of
 from jaxddp.mesh import Topology
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
-from jaxddp.setup.initial_weights import initial_weights, read_run
-from jaxddp.workdir.saved_state import recipe_of_run
+from jaxddp.setup.initial_weights import initial_weights
+from jaxddp.workdir.saved_state import read_run, recipe_of_run
 from jaxddp.workdir.signature import Signature
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,9 @@ from support.data import random_table, write_arrays
 from support.recipes import DENSE
 
 from jaxddp.cli import main
+from jaxddp.commands.spelling import words_without
 from jaxddp.errors import InputError
-from jaxddp.experiment.rate_range import RateRange, RateTest, words_without
+from jaxddp.experiment.rate_range import RateRange, RateTest
 from jaxddp.training.events import StepRecord
 
 HOOK = """

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe, workdir_of
 from jaxddp.commands.screen import IMPORTING
-from jaxddp.commands.spelling import typed
+from jaxddp.commands.spelling import typed, words_without
 from jaxddp.keys import SHORT
 from jaxddp.phases import doing
 from jaxddp.ranges import Positive, Range
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
         import jaxddp.files as files
-        from jaxddp.experiment.rate_range import RateRange, find_rate, of_a_test, words_without
+        from jaxddp.experiment.rate_range import RateRange, find_rate, of_a_test
         from jaxddp.schedules.peak import batch_factor
         from jaxddp.setup.from_file import open_experiment
         from jaxddp.setup.prepare import initialize

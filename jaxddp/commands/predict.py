@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
         from jaxddp.job.environment import find_job
         from jaxddp.mesh import Topology
         from jaxddp.predictions.write import write_predictions
-        from jaxddp.setup.resources import join_job
+        from jaxddp.setup.joined import join_job
 
     peers = join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
     with doing("looking for the images"):

@@ -52,6 +52,20 @@ def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, 
     return found
 
 
+def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """A command's words without these options, such as "--out", and their values."""
+    left, skipped = list[str](), False
+    for word in words:
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if skipped:
+            skipped = False
+        elif name in options:
+            skipped = not equals
+        else:
+            left.append(word)
+    return left
+
+
 def _whole(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[str]:
     given, before = {_key(word) for word in words}, ""
     for word in words:

@@ -30,6 +30,7 @@ from jaxddp.setup.resources import open_validation
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.manifest import CHECKPOINTS
+from jaxddp.training.plan import Plan
 from jaxddp.workdir.claim import check_measured
 from jaxddp.workdir.saved_state import agreed_step, restored
 from jaxddp.workdir.signature import Signature
@@ -67,7 +68,8 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     # Looked up again, for a run may have gone on meanwhile.
     saved = restored(directory, which, topology)
     # Parts whose arrays are not there measure nothing.
-    parts = [part for part in parts_of(config, steps_of(config, known), give) if part.name in saved.parts]
+    steps = steps_of(config, Plan.of(config, known.num_examples))
+    parts = [part for part in parts_of(config, steps, give) if part.name in saved.parts]
     shape, place = known.image_shape, directory / CHECKPOINTS
     states = {split: fitted(model, own, shape, place) for split, own in measured_states(saved, parts).items()}
     return {"step": int(saved.step), **flat({split: evaluator(own) for split, own in states.items()})}

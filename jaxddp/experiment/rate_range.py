@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -151,17 +150,3 @@ def of_a_test(config: Config, rates: RateRange) -> Config:
         eval={"every": "0 steps"},
         checkpoint={"every": "0 steps"},
     )
-
-
-def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """A command's words without these options, such as "--out", and their values."""
-    left, skipped = list[str](), False
-    for word in words:
-        name, equals, _ = word.replace("_", "-").partition("=")
-        if skipped:
-            skipped = False
-        elif name in options:
-            skipped = not equals
-        else:
-            left.append(word)
-    return left

@@ -10,11 +10,10 @@ from jaxddp.models.protocol import Model
 from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
-from jaxddp.setup.initial_weights import read_run
 from jaxddp.weights.layout import namings_of, published
 from jaxddp.weights.state_dict import write
 from jaxddp.wording import counted
-from jaxddp.workdir.saved_state import recipe_of_run
+from jaxddp.workdir.saved_state import read_run, recipe_of_run
 
 _ANY_CLASSES = 2
 """The names of a network's arrays are the same for any number of classes."""

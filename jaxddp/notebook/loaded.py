@@ -13,7 +13,7 @@ from jaxddp.job.environment import find_job
 from jaxddp.mesh import Device, Topology
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked, plain
-from jaxddp.setup.resources import join_job
+from jaxddp.setup.joined import join_job
 from jaxddp.workdir.saved_state import recipe_of_run
 
 

@@ -56,9 +56,8 @@ class TrainingData:
         return self.labels.num_classes
 
 
-def steps_of(config: Config, data: TrainingData) -> Steps:
-    """How long a run and its warm-up are. Raises: InputError; as `Plan.of`."""
-    plan = Plan.of(config, data.num_examples)
+def steps_of(config: Config, plan: Plan) -> Steps:
+    """How long a run and its warm-up are, which a learning rate follows."""
     return Steps(plan.total_steps, config.optimizer.warmup.steps(**plan.sizes))
 
 
@@ -68,7 +67,7 @@ class Layout:
 
     Attributes:
         plan: when it ends, and when it logs, validates and saves.
-        warmup: its first steps, in which the learning rate rises.
+        steps: how long it and its warm-up are.
         gradients: how a step comes by the gradient of the global batch.
         division: how that batch is divided.
         growth: how its images grow; None where they have one size.
@@ -77,7 +76,7 @@ class Layout:
 
     data: TrainingData
     plan: Plan
-    warmup: int
+    steps: Steps
     gradients: Gradients
     division: Division
     growth: Growth | None
@@ -93,12 +92,7 @@ class Layout:
         division = Division.of(config, gradients.shares(topology))
         growth = _growth(config, data.image_shape, plan)
         shapes = _shapes(growth, data.image_shape, plan)
-        return cls(data, plan, config.optimizer.warmup.steps(**plan.sizes), gradients, division, growth, shapes)
-
-    @property
-    def steps(self) -> Steps:
-        """What a learning rate follows."""
-        return Steps(self.plan.total_steps, self.warmup)
+        return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes)
 
 
 def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | None:

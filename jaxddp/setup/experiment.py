@@ -63,7 +63,9 @@ def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFi
     """Raises: InputError; the network does not take images of all sizes, or as the functions below."""
     check_sizes(recipe.config.data, recipe.model, layout, resources.topology.peers)
     feed = make_feed(recipe, resources, layout.growth)
-    return Experiment(recipe, resources, layout, feed, make_preprocess(recipe, resources, layout), file)
+    preprocess = make_preprocess(recipe, resources, layout)
+    _check_objective(recipe, resources, layout, preprocess)
+    return Experiment(recipe, resources, layout, feed, preprocess, file)
 
 
 def make_feed(recipe: Recipe, resources: Resources, growth: Growth | None = None) -> Feed:
@@ -117,8 +119,13 @@ def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Pre
     for shape in layout.shapes:
         check_augmentation(preprocess, shape, known.dtype)
     check_mixing(data.augment, config.train.batch_size, layout.gradients.parts(resources.topology))
+    return preprocess
+
+
+def _check_objective(recipe: Recipe, resources: Resources, layout: Layout, preprocess: Preprocess) -> None:
+    """What an objective asks of the images and the loss that it is given. Raises: InputError."""
+    known = layout.data
     if (check := getattr(inspect.unwrap(recipe.objective), "check", None)) is not None:
         image = jax.ShapeDtypeStruct(known.image_shape, known.dtype)
         objective = Objective(recipe.model, recipe.loss, preprocess, recipe.metrics)
         check(objective, image, unlabelled=resources.unlabelled is not None)
-    return preprocess

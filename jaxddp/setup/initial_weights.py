@@ -8,16 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxddp.engine.shapes import by_path
 from jaxddp.errors import about
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
 from jaxddp.weights.layout import namings_of, own_name
 from jaxddp.weights.match import Shapes, listed, match
-from jaxddp.weights.state_dict import FORMS, read
+from jaxddp.weights.state_dict import read
 from jaxddp.wording import counted
-from jaxddp.workdir.saved_state import restored
+from jaxddp.workdir.saved_state import read_run
 from jaxddp.workdir.signature import Signature
 
 _log = logging.getLogger("jaxddp.experiment")
@@ -62,17 +61,6 @@ def initial_weights(
     if topology.peers.is_first and len(said) > 1:
         _log.info(f"{path}: {'; '.join(said)}")
     return matched.arrays
-
-
-def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:
-    """The step of a run's checkpoint ("latest", "best" or a number), and what evaluation measures there, by path.
-
-    "best" is the latest where nothing was validated. Raises: InputError; there is none, or it is damaged.
-    """
-    state = restored(directory, which, topology, f"give {FORMS}")
-    return int(state.step), {
-        path: np.asarray(leaf) for path, leaf in by_path(state.eval_params, state.model_state).items()
-    }
 
 
 def _checksum(arrays: dict[str, np.ndarray]) -> str:

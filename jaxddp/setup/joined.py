@@ -2,24 +2,45 @@
 
 import logging
 
-from jaxddp.config import Config
-from jaxddp.mesh import Topology
+from jaxddp.config import Config, ParallelConfig
+from jaxddp.engine.program_cache import keep_compiled_programs
+from jaxddp.job.environment import Job, find_job
+from jaxddp.job.membership import join
+from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
+from jaxddp.overrides import flatten
+from jaxddp.peers import Peers
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.resources import join_with
 from jaxddp.workdir.places import with_places
 
 _log = logging.getLogger("jaxddp.experiment")
 
 
+def join_job(job: Job | None, parallel: ParallelConfig) -> Peers:
+    """Join the job with the config's limits to every wait; what is compiled from here on is kept for the next start."""
+    if parallel.cpu_devices is not None:
+        simulate_cpu_devices(parallel.cpu_devices)
+    if parallel.reproducible:
+        fix_cpu_threads()
+    waits = {"silence": parallel.heartbeat_timeout, "stall": parallel.stall_timeout}
+    peers = join(job, start=parallel.start_timeout, **waits, shutdown=parallel.shutdown_timeout)
+    keep_compiled_programs(peers)
+    return peers
+
+
 def joined(file: RecipeFile) -> tuple[Topology, Config]:
-    """Join the job, and find the devices; with the file's config, its precision and its places settled.
+    """Join the job, see that all processes have this recipe, and find the devices; with the file's config, its
+    precision and its places settled.
 
     A line says where settings come from that the recipe file does not say. Raises: InputError.
     """
-    topology = join_with(file.config, file.digest())
-    if file.said and topology.peers.is_first:
+    config = file.config
+    peers = join_job(find_job(), config.parallel)
+    values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
+    peers.agree(values | {"the recipe file's digest": str(file.digest())})
+    topology = Topology.create(config.parallel.devices, peers)
+    if file.said and peers.is_first:
         _log.info(file.said)
-    config = with_places(file.config, topology.peers)
+    config = with_places(config, peers)
     if config.train.precision is None:
         config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
     return topology, config

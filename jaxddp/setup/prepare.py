@@ -10,6 +10,7 @@ from jaxddp.engine.parts.schedule_free_average import with_average
 from jaxddp.engine.shapes import by_path, trees_of
 from jaxddp.measure.memory import named
 from jaxddp.models.adapt import for_platform
+from jaxddp.models.protocol import Model
 from jaxddp.peers import Peers
 from jaxddp.phases import doing
 from jaxddp.recipe.fine_tuning import fine_tuned
@@ -34,24 +35,14 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
     Where the state is not to be `fresh` but restored, no weights and no images are read for it. Raises: InputError; the
     weights are of another network, or the processes hold different data.
     """
-    recipe, resources, layout, order = experiment.recipe, experiment.resources, experiment.layout, experiment.feed.order
-    source, topology, shape = resources.train, resources.topology, layout.data.image_shape
-    sources = {"training data": source, "unlabelled data": resources.unlabelled}
-    held = {name: each.fingerprint for name, each in sources.items() if each is not None}
-    topology.peers.agree(held | {"batch size": str(order.batch_size), "seed": str(order.seed)})
-    # A program of other types would wait for that of another process.
-    travel = {"gradients come from": str(layout.gradients)}
-    topology.peers.agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
+    layout, topology, shape = experiment.layout, experiment.resources.topology, experiment.layout.data.image_shape
+    order = experiment.feed.order
+    _agree(experiment)
     topology.connect()
-    recipe, shapes = completed(recipe, layout, topology.peers)
-    weights: dict[str, np.ndarray] = {}
+    recipe, shapes = completed(experiment.recipe, layout, topology.peers)
+    weights = _weights(experiment, recipe.model, shapes) if fresh else {}
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
-    elif (start := recipe.config.model.weights) is not None:
-        place, new = Path(start).expanduser(), recipe.config.model.new
-        with doing(f"reading weights from {start}"):
-            ids = tuple(source.class_ids)
-            weights = initial_weights(place, recipe.model, shapes, source.num_classes, topology, new, ids)
     model, programs = for_platform(recipe.model, topology.platform), programs or Programs()
     init = programs.init(model, recipe, shape, topology, weights)
     out_of_memory = named(lambda: "as the network was initialized", lambda: "choose a smaller network")
@@ -59,6 +50,28 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     return RunSetup(dataclasses.replace(experiment, recipe=recipe), model, state, like, weights, programs)
+
+
+def _agree(experiment: Experiment) -> None:
+    """All processes have the same data in the same order, and compile the same program."""
+    resources, layout, order = experiment.resources, experiment.layout, experiment.feed.order
+    sources = {"training data": resources.train, "unlabelled data": resources.unlabelled}
+    held = {name: each.fingerprint for name, each in sources.items() if each is not None}
+    peers = resources.topology.peers
+    peers.agree(held | {"batch size": str(order.batch_size), "seed": str(order.seed)})
+    # A program of other types would wait for that of another process.
+    travel = {"gradients come from": str(layout.gradients)}
+    peers.agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
+
+
+def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, np.ndarray]:
+    """Those that the config names, by path; none where it names none. Raises: InputError."""
+    start, source, new = experiment.config.model.weights, experiment.resources.train, experiment.config.model.new
+    if start is None:
+        return {}
+    with doing(f"reading weights from {start}"):
+        ids, place = tuple(source.class_ids), Path(start).expanduser()
+        return initial_weights(place, model, shapes, source.num_classes, experiment.resources.topology, new, ids)
 
 
 def completed(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:

@@ -6,20 +6,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxddp.config import Config, DataConfig, ParallelConfig
+from jaxddp.config import Config, DataConfig
 from jaxddp.data.examples import labels_of
 from jaxddp.data.opening import open_tables, open_unchecked
 from jaxddp.data.source import Source, check_labelled, image_dtype
 from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.errors import InputError
-from jaxddp.job.environment import Job, find_job
-from jaxddp.job.membership import join
-from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
-from jaxddp.overrides import flatten
-from jaxddp.peers import Peers
+from jaxddp.mesh import Topology
 from jaxddp.phases import doing
 from jaxddp.wording import counted
 
@@ -38,26 +33,6 @@ class Resources:
     val: Source | None = None
     compiler_options: Mapping[str, str] = field(default_factory=dict)
     unlabelled: Source | None = None
-
-
-def join_with(config: Config, digest: str | None = None) -> Topology:
-    """Join the job of the environment, see that all processes have this config and recipe, and lay out the devices."""
-    peers = join_job(find_job(), config.parallel)
-    values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
-    peers.agree(values | {"the recipe file's digest": str(digest)})
-    return Topology.create(config.parallel.devices, peers)
-
-
-def join_job(job: Job | None, parallel: ParallelConfig) -> Peers:
-    """Join the job with the config's limits to every wait; what is compiled from here on is kept for the next start."""
-    if parallel.cpu_devices is not None:
-        simulate_cpu_devices(parallel.cpu_devices)
-    if parallel.reproducible:
-        fix_cpu_threads()
-    waits = {"silence": parallel.heartbeat_timeout, "stall": parallel.stall_timeout}
-    peers = join(job, start=parallel.start_timeout, **waits, shutdown=parallel.shutdown_timeout)
-    keep_compiled_programs(peers)
-    return peers
 
 
 def open_resources(config: Config, topology: Topology) -> Resources:

@@ -42,7 +42,8 @@ from jaxddp.workdir.identity import identity
 
 @dataclass(frozen=True)
 class RunSetup:
-    """An experiment, initialized. Everything else of a run follows from these.
+    """An experiment, initialized. Everything else of a run follows from these. Its recipe is completed by what follows
+    from the network, such as layers that are frozen.
 
     The model is the recipe's, as it is quickest on these devices. The state is replicated on every device;
     `dataclasses.replace(setup, state=trained)` goes on from a trained one.

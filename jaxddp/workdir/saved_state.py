@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
+
 import jaxddp.files as files
+from jaxddp.engine.shapes import by_path
 from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.manifest import CHECKPOINTS
+from jaxddp.weights.state_dict import FORMS
 
 _A_RUN = "give a run's work directory"
 
@@ -40,6 +44,17 @@ def restored(directory: Path, which: str, topology: Topology, advice: str = _A_R
         if checkpoints.latest() is None:
             raise InputError(f"{directory}: the run has no checkpoint yet; wait for its first, or give another run")
         return checkpoints.restore_as_saved(agreed_step(checkpoints, which), topology.replicated)
+
+
+def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:
+    """The step of a run's checkpoint ("latest", "best" or a number), and what evaluation measures there, by path.
+
+    "best" is the latest where nothing was validated. Raises: InputError; there is none, or it is damaged.
+    """
+    state = restored(directory, which, topology, f"give {FORMS}")
+    return int(state.step), {
+        path: np.asarray(leaf) for path, leaf in by_path(state.eval_params, state.model_state).items()
+    }
 
 
 def agreed_step(checkpoints: Checkpoints, which: str) -> int:

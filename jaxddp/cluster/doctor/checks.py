@@ -19,7 +19,7 @@ from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
 from jaxddp.peers import Peers
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.resources import join_job
+from jaxddp.setup.joined import join_job
 from jaxddp.training.step_seconds import FILE, StepSeconds
 from jaxddp.versions import installed_version
 from jaxddp.wording import counted, size
