@@ -60,6 +60,8 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
 def check_values(node: Any, prefix: str = "") -> None:
     """Check every value of a tree against its field's type and range; `prefix` begins the names of its keys.
 
+    What says a value in another form, such as "1 epoch", becomes that value: the tree may be frozen.
+
     Raises:
         InputError: names the first key that holds something else, its value, and what is expected.
     """
@@ -68,7 +70,7 @@ def check_values(node: Any, prefix: str = "") -> None:
         if dataclasses.is_dataclass(value) and not isinstance(value, Duration):
             check_values(value, f"{prefix}{key}.")
         else:
-            checked(value, hint, prefix + key)
+            object.__setattr__(node, key, checked(value, hint, prefix + key))
 
 
 def keys_of(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ from jaxddp.config import (
     CheckpointConfig,
     Config,
     DataConfig,
+    EvalConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -304,6 +305,14 @@ def test_a_number_that_means_nothing_is_refused(change, message):
 def test_a_bad_duration_is_answered_with_its_key():
     with pytest.raises(InputError, match=r"train.duration.*'90 parsecs' is not a duration; write"):
         Config().replace(train={"duration": "90 parsecs"})
+
+
+def test_a_duration_is_one_however_its_section_is_made():
+    config = Config(eval=EvalConfig(every="2 epochs"), optimizer=OptimizerConfig(warmup="5%"))  # pyright: ignore
+    assert config == Config().replace(eval={"every": "2 epochs"}, optimizer={"warmup": "5%"})
+    assert config.eval.every.amount == 2
+    with pytest.raises(InputError, match=r"eval.every.*'90 parsecs' is not a duration; write"):
+        Config(eval=EvalConfig(every="90 parsecs"))  # pyright: ignore
 
 
 def test_only_what_loses_nothing_is_converted():

@@ -1,5 +1,6 @@
 """A run's work directory is all that commands ask for: its settings, its data's place, and what another takes over."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,12 +18,12 @@ from jaxddp.commands.evaluate import Eval
 from jaxddp.commands.find_lr import FindLr
 from jaxddp.commands.parse import option, parse_recipe
 from jaxddp.commands.train import Train
-from jaxddp.config import Config, load
+from jaxddp.config import Config, LossConfig, load
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.catalog import CATALOG_VARIABLE
 from jaxddp.errors import InputError
 from jaxddp.recipe_file import recipe_path
-from jaxddp.workdir.claim import check_measured
+from jaxddp.workdir.claim import MEASURED, check_measured
 from jaxddp.workdir.places import absolute, saved_places, with_places
 
 LEAN = ["--parallel.devices", "1", "--log.to", "jsonl"]
@@ -128,9 +129,11 @@ def test_an_evaluation_is_of_the_runs_network_images_and_classes(run):
         ({"data": {"mean": (0.5,), "std": (0.5,)}}, r"data.mean was \[0.485, .*\] and is now \[0.5\]"),
         ({"data": {"classes": "0:2"}}, "data.classes was None and is now '0:2'"),
         ({"train": {"ema": None}}, "train.ema was 0.5 and is now None"),
+        ({"loss": {"class_weights": "balanced"}}, "loss.class_weights was None and is now 'balanced'"),
     ):
         with pytest.raises(InputError, match=f"^{run}/config.json: {line}; a checkpoint is measured as it was trained"):
             check_measured(run, own.replace(**changes))
+    assert {f"loss.{field.name}" for field in dataclasses.fields(LossConfig)} <= {*MEASURED}
 
 
 def test_data_of_other_classes_are_refused(place, run, tmp_path, capfd):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.errors import InputError, about
+from jaxddp.errors import InputError
 from jaxddp.overrides import check_values, names_of
 from jaxddp.ranges import Count, HeldOut, Range, Seed, Share
 from jaxddp.wording import show
@@ -145,10 +145,6 @@ class DataConfig:
         return least, most
 
     def __post_init__(self) -> None:
-        for key in ("grow_start", "grow_end"):
-            if isinstance(value := getattr(self, key), str):
-                with about(f"data.{key}"):
-                    object.__setattr__(self, key, Duration.parse(value))
         check_values(self, "data.")
 
     @property

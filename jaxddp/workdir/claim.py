@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,16 @@ from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
 from jaxddp.sections.examples import IMAGE_KEYS
 from jaxddp.sections.model import NETWORK_KEYS
+from jaxddp.sections.training import LossConfig
 from jaxddp.training.run_identity import FREE, MOVED, RunIdentity
 from jaxddp.wording import show
 from jaxddp.workdir.places import saved_places
 
 _MEND = "restore it, or start in another --workdir"
 _KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
-_MEASURED = (
+MEASURED = (
     *(*(f"model.{key}" for key in NETWORK_KEYS), *(f"data.{key}" for key in IMAGE_KEYS)),
-    *("data.classes", "data.val_share", "loss.name", "loss.class_weights", "train.ema"),
+    *("data.classes", "data.val_share", *(f"loss.{field.name}" for field in fields(LossConfig)), "train.ema"),
 )
 """What an evaluation has to share with its run: the network, what it was taught to see, and what its figures are of.
 Nothing but these is compared, for it makes no optimizer and no training batch."""
@@ -107,7 +108,7 @@ def check_measured(directory: Path, config: Config) -> None:
     if "model" not in saved:
         return
     there, here = _settings(flatten(saved)), resolved(flatten(config.to_dict()))
-    for key in _MEASURED:
+    for key in MEASURED:
         if there[key] != here[key]:
             raise InputError(
                 f"{path}: {key} was {there[key]!r} and is now {here[key]!r}; a checkpoint is measured as it was "
