@@ -1,24 +1,158 @@
 """Errors that a user can act on: one line that says where, what value, and what was expected."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
-from jaxddp.wording import on_screen
+from jaxddp.wording import in_short, kind_of, on_screen, show
 
 THEN = "then"
 """How the notes begin that the terminal shows behind an error: what else went wrong because of it."""
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a config, "train.batch_size", or the name of what is given, in a message: each door calls it in its own
+    words.
+
+    Attributes:
+        value: that it has, or might be given; none where the message says none.
+        shown: the value as the message shows it, where that is not its `repr`.
+        told: what a door calls it.
+    """
+
+    name: str
+    value: Any = _ABSENT
+    shown: str | None = None
+    told: str | None = None
+
+    @classmethod
+    def plain(cls, name: str, value: Any) -> "Key":
+        """With a value that is shown without quotes."""
+        return cls(name, value, str(value))
+
+    @classmethod
+    def of(cls, kind: str, name: str, *value: Any) -> "Key":
+        """The inverse of `to_plain`."""
+        return (Option if kind == "option" else Key)(name, *value)
+
+    def to_plain(self) -> list[Any]:
+        """As JSON holds it; a value that it does not hold is the text that is shown."""
+        kind = "option" if isinstance(self, Option) else "key"
+        if not self.has_value:
+            return [kind, self.name]
+        held = self.value is None or isinstance(self.value, str | int | float)
+        return [kind, self.name, self.value if held else self.shown_value, self.shown_value]
+
+    @property
+    def has_value(self) -> bool:
+        """Whether the message says a value of it."""
+        return self.value is not _ABSENT
+
+    @property
+    def shown_value(self) -> str:
+        """The value as the message shows it."""
+        return show(self.value) if self.shown is None else self.shown
+
+    def __str__(self) -> str:
+        if self.told is not None:
+            return self.told
+        return f"{self.name}={self.shown_value}" if self.has_value else self.name
+
+
+class Option(Key):
+    """A key in the words of the terminal, for advice: `--train.accumulate 4`."""
+
+    def __str__(self) -> str:
+        if self.told is not None:
+            return self.told
+        return f"{typed(self.name)} {self.value}" if self.has_value else typed(self.name)
+
+
+Words = str | Key | tuple["Words", ...]
+"""A part of a message: text, a key, or several parts."""
+
+
+def joined(between: str, words: Iterable[Words]) -> tuple[Words, ...]:
+    """Several parts, with a text between them."""
+    return tuple(part for each in words for part in (between, each))[1:]
+
+
+def typed(key: str) -> str:
+    """A key as it is typed: "--train.batch-size"."""
+    return "--" + key.replace("_", "-")
 
 
 class JaxddpError(Exception):
     """Base of the errors that the terminal shows as one line; the process ends with `exit_code`.
 
-    A message may hold what files, variables and other machines say: it is kept as `on_screen` shows it.
+    A message may hold what files, variables and other machines say: it is kept as `on_screen` shows it. It is pickled
+    as the line that it is, without its fields.
+
+    Attributes:
+        about: what it is about, the outermost first: a file, an object, a key.
+        problem: what is wrong, in parts.
+        advice: what to do, in parts.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str):
-        super().__init__(on_screen(" ".join(message.split())))
+    def __init__(self, *problem: Words, advice: Words = ()):
+        self.about: tuple[tuple[str | Key, ...], ...] = ()
+        self.problem, self.advice = _flat(problem), _flat(advice)
+        super().__init__(self._line())
+
+    @property
+    def key(self) -> str | None:
+        """The key that it is about, which is the first; None where it names none."""
+        return self._first.name if self._first else None
+
+    @property
+    def value(self) -> Any:
+        """What that key is given; None where the message says no value."""
+        return self._first.value if self._first and self._first.has_value else None
+
+    def within(self, where: Words | object) -> "JaxddpError":
+        """The same error, of something that is about `where`."""
+        error = type(self)(*self.problem, advice=self.advice)
+        error.about = (_flat(where), *self.about)
+        error.args = (error._line(),)
+        return error
+
+    def tell(self, words: Callable[[Key], str]) -> None:
+        """Say its keys in the `words` of a door; those that a door within has told stay as they are."""
+        self.change_keys(lambda key: replace(key, told=words(key)))
+
+    def to_json(self) -> str:
+        """What other processes are told of it; see `error_from`."""
+        return json.dumps([[*map(_plain, self.about)], _plain(self.problem), _plain(self.advice)])
+
+    def change_keys(self, change: Callable[[Key], Key]) -> None:
+        """Put others in the place of its keys, but for those that a door has told."""
+
+        def changed(parts: tuple[str | Key, ...]) -> tuple[str | Key, ...]:
+            return tuple(change(part) if isinstance(part, Key) and part.told is None else part for part in parts)
+
+        self.about = tuple(map(changed, self.about))
+        self.problem, self.advice = changed(self.problem), changed(self.advice)
+        self.args = (self._line(),)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The values of keys may be anything.
+        return type(self), self.args, {"__notes__": self.__notes__} if hasattr(self, "__notes__") else None
+
+    @property
+    def _first(self) -> Key | None:
+        parts = (part for each in (*self.about, self.problem, self.advice) for part in each)
+        return next((part for part in parts if isinstance(part, Key)), None)
+
+    def _line(self) -> str:
+        text = "".join([*(f"{_text(where)}: " for where in self.about), _text(self.problem)])
+        text += f"; {_text(self.advice)}" if self.advice else ""
+        return on_screen(" ".join(text.split()))
 
 
 class InputError(JaxddpError, ValueError):
@@ -55,9 +189,26 @@ class Answered(SystemExit):
     """A command line only asked for help, which was given."""
 
 
+def refused(name: str, value: object, advice: str) -> InputError:
+    """That an argument is of another kind: `k='5': give …`, or `model: an object of type int was given; give …`."""
+    shown = in_short(value)
+    if shown is None:
+        return InputError(Key(name), f": {kind_of(value)} was given", advice=advice)
+    return InputError(Key(name, value, shown), f": {advice}")
+
+
 def error_of(code: int, line: str) -> JaxddpError:
     """What another process raised, by the exit code that it told: another start may help, unless it was a mistake."""
     return (InputError if code == InputError.exit_code else Unreachable)(line)
+
+
+def error_from(code: int, told: str) -> JaxddpError:
+    """As `error_of`, of what `JaxddpError.to_json` says of it: its keys are known as such here, too."""
+    about, problem, advice = json.loads(told)
+    error = error_of(code, "")
+    error.about, error.problem, error.advice = tuple(map(_parts, about)), _parts(problem), _parts(advice)
+    error.args = (error._line(),)
+    return error
 
 
 def with_notes(line: str, error: BaseException) -> str:
@@ -67,12 +218,22 @@ def with_notes(line: str, error: BaseException) -> str:
 
 
 @contextmanager
-def about(where: object) -> Iterator[None]:
-    """An InputError or Unreachable of the block begins with `where`."""
+def about(*where: Words | object) -> Iterator[None]:
+    """An InputError or Unreachable of the block is about `where`, with which it begins."""
     try:
         yield
     except (InputError, Unreachable) as error:
-        raise type(error)(f"{where}: {error}") from error
+        raise error.within(where) from error
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """The keys of an error of the block are a file's: no door calls them what an option or an argument is called."""
+    try:
+        yield
+    except JaxddpError as error:
+        error.tell(str)
+        raise
 
 
 @contextmanager
@@ -89,3 +250,21 @@ def noted_on(error: BaseException | None) -> Iterator[None]:
         # What ended it may be raised once more as it is closed.
         if str(another) != str(error):
             error.add_note(f"{THEN}: {another}")
+
+
+def _flat(words: Any) -> tuple[str | Key, ...]:
+    if isinstance(words, tuple):
+        return tuple(part for each in words for part in _flat(each))
+    return (words if isinstance(words, Key) else str(words),)
+
+
+def _plain(parts: tuple[str | Key, ...]) -> list[Any]:
+    return [part if isinstance(part, str) else part.to_plain() for part in parts]
+
+
+def _parts(plain: list[Any]) -> tuple[str | Key, ...]:
+    return tuple(part if isinstance(part, str) else Key.of(*part) for part in plain)
+
+
+def _text(parts: tuple[str | Key, ...]) -> str:
+    return "".join(map(str, parts))

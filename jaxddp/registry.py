@@ -21,7 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Key
 from jaxddp.wording import choices
 
 Entry = TypeVar("Entry")
@@ -78,7 +78,7 @@ class Registry:
             raise self._unknown(name, {each for each in told if each is not None})
 
     def _unknown(self, name: str, known: Iterable[str]) -> InputError:
-        return InputError(f"{self.key}={name!r} is unknown; {choices(str(name), known)}")
+        return InputError(Key(self.key, name), " is unknown", advice=choices(str(name), known))
 
     def _folders(self) -> Iterable[str]:
         return importlib.import_module(self._package).__path__

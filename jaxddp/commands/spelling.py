@@ -6,7 +6,7 @@ from typing import Any
 
 import tyro
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, typed
 from jaxddp.keys import SHORT
 from jaxddp.overrides import keys_of
 
@@ -18,11 +18,6 @@ def options_of(command: type) -> dict[str, Any]:
     prefix."""
     keys = ((key.removeprefix("config."), hint) for key, hint in keys_of(command))
     return {key: hint for key, hint in keys if tyro.conf.Positional not in getattr(hint, "__metadata__", ())}
-
-
-def typed(key: str) -> str:
-    """As it is typed: "--train.batch-size"."""
-    return "--" + key.replace("_", "-")
 
 
 def is_flag(hint: Any) -> bool:

@@ -119,6 +119,7 @@ class Answer:
     name: str
     text: str
     error: str = ""
+    # As `JaxddpError.to_json` says it.
     code: Code = 2
 
 

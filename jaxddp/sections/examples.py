@@ -4,10 +4,9 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.errors import InputError, about
+from jaxddp.errors import InputError, Key, about
 from jaxddp.overrides import check_values, names_of
 from jaxddp.ranges import Count, HeldOut, Range, Seed, Share
-from jaxddp.wording import show
 
 Pixels = Annotated[int, Range(1, 10_000)]
 Padding = Annotated[int, Range(0, 10_000)]
@@ -139,15 +138,15 @@ class DataConfig:
         least, most = self.crop_area
         if not 0 < least <= most <= 1:
             raise InputError(
-                f"data.crop_area={show(self.crop_area)}: give the smallest share of the image, above 0, and then the "
-                "largest, at most 1"
+                Key("data.crop_area", self.crop_area),
+                ": give the smallest share of the image, above 0, and then the largest, at most 1",
             )
         return least, most
 
     def __post_init__(self) -> None:
         for key in ("grow_start", "grow_end"):
             if isinstance(value := getattr(self, key), str):
-                with about(f"data.{key}"):
+                with about(Key(f"data.{key}")):
                     object.__setattr__(self, key, Duration.parse(value))
         check_values(self, "data.")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.duration import Duration
-from jaxddp.errors import about
+from jaxddp.errors import Key, about
 from jaxddp.layers import Layers, assignments
 from jaxddp.overrides import names_of
 from jaxddp.ranges import Decay, Range
@@ -88,5 +88,5 @@ class ModelConfig:
     def thawed(self) -> dict[str, Duration]:
         """When each layer of `unfreeze` is trained from. Raises: InputError; it says nothing."""
         found = assignments(self.unfreeze, "model.unfreeze")
-        with about("model.unfreeze"):
+        with about(Key("model.unfreeze")):
             return {layer: Duration.parse(value) for layer, value in found.items()}

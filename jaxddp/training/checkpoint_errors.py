@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import jaxddp.files as files
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, Option
 from jaxddp.phases import committing
 
 UNFINISHED = ".orbax-checkpoint-tmp"
@@ -120,7 +120,7 @@ def reading(directory: Path) -> Iterator[None]:
     before = log.level
     log.setLevel(logging.ERROR)
     try:
-        with files.reading(directory, "check --workdir"):
+        with files.reading(directory, ("check ", Option("workdir"))):
             yield
     finally:
         log.setLevel(before)

@@ -15,7 +15,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_pol
 
 import jaxddp.files as files
 from jaxddp.engine.state import TrainState, first_difference, is_sound
-from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
+from jaxddp.errors import InputError, Key, NonFiniteError, Option, Preempted, noted_on
 from jaxddp.goal import Goal
 from jaxddp.peers import ALONE, Peers
 from jaxddp.phases import doing, phase
@@ -178,7 +178,8 @@ class Checkpoints:
                 name, there, here = differs
                 raise InputError(
                     f"{place}: a checkpoint of another architecture or optimizer: {name} is "
-                    f"{there} there and {here} here; use the config that wrote it, or another --workdir"
+                    f"{there} there and {here} here",
+                    advice=("use ", Key("the config"), " that wrote it, or another ", Option("workdir")),
                 )
             abstract = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like
