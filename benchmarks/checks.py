@@ -129,7 +129,7 @@ def self_test(network: Any, size: int) -> Figures:
     setup = setup_of(network, size)
     config = setup.recipe.config.replace(parallel={"self_test": "always"})
     run = make_run(setup.changed(config=config))
-    feed, test = next(run.chunks(0)).feed, run.self_test
+    feed, test = next(run.steps.chunks(0)).feed, run.checks.self_test
     assert test is not None
     seconds = []
     for _ in range(2):

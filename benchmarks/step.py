@@ -66,6 +66,7 @@ from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.loop import fit
+from jaxddp.training.run import Validation
 
 EXAMPLES, VALIDATED, CLASSES, SIZE, WIDTH = 4096, 256, 10, 32, 16
 LOOP_BATCH, LOCAL_BATCH = 128, 32
@@ -118,7 +119,7 @@ def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
         experiment = make_experiment(Path(folder), steps)
         setup = initialize(experiment)
         step, placed = setup.step(), list(setup.batches(0, steps))
-        alone = dataclasses.replace(make_run(setup), evaluator=None)
+        alone = dataclasses.replace(make_run(setup), validation=Validation())
 
         def loop() -> TrainState:
             return fit(dataclasses.replace(alone, state=copy(setup.state)))

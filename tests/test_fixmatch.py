@@ -291,11 +291,11 @@ def test_another_seed_of_a_setup_is_a_run_of_that_seed(whole):
 def test_the_self_test_masks_both_sources(whole, monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
     test = make_run(changed(made(devices=8), {"parallel": {"self_test": "always"}}, VAL))
-    assert test.self_test is not None
+    assert test.checks.self_test is not None
     # At weights by which there are pseudo-labels without training.
     state = test.state.replace(params=jax.tree.map(lambda leaf: 3 * leaf, test.state.params))
-    test.self_test(state, *next(test.chunks(0)).feed)
-    assert list(test.self_test._counting) == [0, 3, 6] and test.self_test._averaged is not None
+    test.checks.self_test(state, *next(test.steps.chunks(0)).feed)
+    assert list(test.checks.self_test._counting) == [0, 3, 6] and test.checks.self_test._averaged is not None
 
 
 def test_a_function_from_python_sees_the_second_source():

@@ -340,7 +340,7 @@ def test_the_order_of_examples_is_that_of_a_run_that_does_not_grow():
 def test_a_run_that_does_not_grow_has_no_side_and_says_nothing():
     setup = setup_of(grow_from=None)
     assert all(batch.side is None for batch in setup.batches(0, 3))
-    assert setup.feed.growth is make_run(setup).growing is None
+    assert setup.feed.growth is make_run(setup).steps.growing is None
     assert "image_size" not in step_row(StepRecord(1, 0.1, {"loss": 1.0}, None, 1.0, 0.0))
 
 
@@ -424,8 +424,8 @@ def test_the_self_test_sees_the_images_that_a_run_begins_with(tree):
     setup = setup_of(table=train_solutions(tree), **FILES)
     run = make_run(runs.changed(setup, {"parallel": {"self_test": "always"}, "train": {"duration": "6 steps"}}))
     for step in (0, 5):
-        run.self_test(run.state, *next(run.chunks(step)).feed)
-    assert run.self_test.operations > 0
+        run.checks.self_test(run.state, *next(run.steps.chunks(step)).feed)
+    assert run.checks.self_test.operations > 0
 
 
 # --- Evaluation's own size ---

@@ -216,7 +216,7 @@ def test_without_a_listener_that_wants_them_nothing_is_predicted():
     setup, _ = evaluations(recorder := Recorder(0), share=False)
     assert [record.predictions for record in recorder.evaluations] == [None, None]
     assert not [kind for (kind, _), *_ in setup.programs._kept if kind.startswith("classify")]
-    assert make_run(setup_of(linear_model(), sgd(0.1)), listeners=[Recorder(4)]).predictor is None
+    assert make_run(setup_of(linear_model(), sgd(0.1)), listeners=[Recorder(4)]).validation.predictor is None
 
 
 @pytest.mark.slow

@@ -341,7 +341,9 @@ class Failing:
 def failing_run(number: int, error: BaseException, *listeners: Any, val: Any = None) -> Any:
     setup = runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), val)
     run = make_run(setup, listeners=listeners)
-    return dataclasses.replace(run, program=Failing(run.program, number, error))
+    return dataclasses.replace(
+        run, steps=dataclasses.replace(run.steps, program=Failing(run.steps.program, number, error))
+    )
 
 
 def test_an_allocation_that_fails_later_is_one_line_with_its_step():

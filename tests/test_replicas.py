@@ -26,6 +26,7 @@ from jaxddp.mesh import Topology
 from jaxddp.setup.make_run import make_run
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.plan import Plan
+from jaxddp.training.run import Keeping
 
 FOUR = Topology.create(4)
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8", "uint16", "complex64")
@@ -221,8 +222,10 @@ def run_with_fault(tmp_path, step: int, **changes):
     setup = runs.setup_of(SmallNet(), sgd(0.05, momentum=0.9), TABLE, devices=4, data=AS_THEY_ARE)
     plan = {"log": {"every": "50 steps"}, "train": {"duration": "20 steps"}, "checkpoint": {"every": "8 steps"}}
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    run = dataclasses.replace(make_run(runs.changed(setup, plan | changes)), checkpoints=checkpoints)
-    run = dataclasses.replace(run, program=FlipsAt(run.program, step, setup.topology))
+    run = dataclasses.replace(make_run(runs.changed(setup, plan | changes)), keeping=Keeping(checkpoints))
+    run = dataclasses.replace(
+        run, steps=dataclasses.replace(run.steps, program=FlipsAt(run.steps.program, step, setup.topology))
+    )
     try:
         runs.fit(run)
     finally:
@@ -249,8 +252,11 @@ def test_switched_off_it_is_not_looked_for(tmp_path):
 
 def test_one_device_compares_nothing():
     setup = runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=1, data=AS_THEY_ARE)
-    assert make_run(setup).replicas is None
-    assert make_run(runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=AS_THEY_ARE)).replicas is not None
+    assert make_run(setup).checks.replicas is None
+    assert (
+        make_run(runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=AS_THEY_ARE)).checks.replicas
+        is not None
+    )
 
 
 def test_a_run_without_checkpoints_is_compared_where_it_is_due_alone(monkeypatch):

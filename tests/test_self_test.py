@@ -45,9 +45,9 @@ def run_of(model, devices: int = 4, changes=ALWAYS, **settings):
 def made_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTest:
     """The test after it was made of a new setup's first chunk."""
     run = run_of(model, devices, changes, **settings)
-    assert run.self_test is not None
-    run.self_test(run.state, *next(run.chunks(0)).feed)
-    return run.self_test
+    assert run.checks.self_test is not None
+    run.checks.self_test(run.state, *next(run.steps.chunks(0)).feed)
+    return run.checks.self_test
 
 
 def line(model=LINEAR, devices: int = 4, **settings) -> str:
@@ -315,7 +315,7 @@ def test_auto_does_not_trace_a_large_network(monkeypatch):
 
 
 def test_never_makes_no_test():
-    assert run_of(LINEAR, 4, {"parallel": {"self_test": "never"}}).self_test is None
+    assert run_of(LINEAR, 4, {"parallel": {"self_test": "never"}}).checks.self_test is None
 
 
 def test_a_network_that_cannot_evaluate_is_left_alone():
@@ -328,13 +328,13 @@ def test_a_network_that_cannot_evaluate_is_left_alone():
 
 
 def test_one_device_has_no_test():
-    assert run_of(LINEAR, 1).self_test is None
+    assert run_of(LINEAR, 1).checks.self_test is None
 
 
 def test_a_second_run_compiles_nothing():
     setup = runs.setup_of(LINEAR, sgd(0.1), TABLE, devices=2, batch_size=16)
     first, second = (make_run(runs.changed(setup.with_seed(seed), ALWAYS)) for seed in (1, 2))
-    assert first.self_test is second.self_test
+    assert first.checks.self_test is second.checks.self_test
 
 
 def test_a_run_is_tested_once(monkeypatch):

@@ -42,11 +42,12 @@ def run(arguments: list[str]) -> int:
         from jaxddp.experiment.rate_range import RateRange, find_rate, of_a_test, words_without
         from jaxddp.schedules.peak import batch_factor
         from jaxddp.setup.from_file import open_experiment
+        from jaxddp.setup.prepare import initialize
         from jaxddp.training.pictures import png, rate_figure
 
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)
     experiment = open_experiment(replace(file, config=of_a_test(file.config, rates)), rates.schedule)
-    test = find_rate(experiment, rates)
+    test = find_rate(initialize(experiment), rates)
     if not experiment.resources.topology.peers.is_first:
         return 0
     rate, steepest, diverged = test.suggestion()

@@ -12,11 +12,11 @@ import numpy as np
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError, NonFiniteError, Preempted
-from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.make_run import make_run
-from jaxddp.setup.prepare import initialize
+from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.events import StepRecord
 from jaxddp.training.loop import fit
+from jaxddp.training.run import Keeping
 
 _WORSE = 4
 """So many times its least is a loss that diverges."""
@@ -114,13 +114,13 @@ class RateTest:
         return Suggestion(min(steepest, math.inf if diverged is None else diverged / 10), steepest, diverged)
 
 
-def find_rate(experiment: Experiment, rates: RateRange) -> RateTest:
-    """Train an experiment from its beginning, until its loss diverges. Nothing is written.
+def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
+    """Train a setup, whose state is consumed, until its loss diverges. Nothing is written.
 
     Its config is `of_a_test`, and its optimizer follows the rates. All processes of a job must ask alike; the first
     has the losses. Raises: InputError.
     """
-    peers = experiment.resources.topology.peers
+    peers = setup.topology.peers
     peers.agree({"the rates to test": str(rates)})
     test = RateTest(rates)
 
@@ -128,9 +128,10 @@ def find_rate(experiment: Experiment, rates: RateRange) -> RateTest:
         # The first process alone has a listener, and all have to stop at one step.
         return peers.from_first("whether the loss diverges", lambda: str(test.diverged_at is not None)) == str(True)
 
-    run = make_run(initialize(experiment), listeners=[test])
+    run = make_run(setup, listeners=[test])
     try:
-        fit(dataclasses.replace(run, should_stop=stops, suspects=lambda state, step: ""))
+        checks = dataclasses.replace(run.checks, suspects=lambda state, step: "")
+        fit(dataclasses.replace(run, keeping=Keeping(should_stop=stops), checks=checks))
     except NonFiniteError:
         test.finite = False
     except Preempted:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import optax
 
 from jaxddp.augment.preprocess import Augmentation
@@ -29,7 +28,6 @@ class Recipe:
         metrics: measured beside the loss, by name.
         augmentation: of one image, after the config's.
         initialize: a transform of the fresh parameters.
-        weights: arrays by path, in place of fresh ones; see `jaxddp.recipe.fine_tuning`.
         learning_rate: what the optimizer follows, to be shown; None where that is unknown.
         schedule: multiplies the optimizer's updates, as a function of the step (0 first).
     """
@@ -44,7 +42,6 @@ class Recipe:
     augmentation: Augmentation | None = None
     parts: tuple[Part, ...] = ()
     initialize: Transform | None = None
-    weights: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
     learning_rate: optax.Schedule | None = None
     schedule: optax.Schedule | None = None
 

@@ -15,7 +15,7 @@ from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.suspects import suspects
 from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.listeners.slow_processes import SlowProcesses
-from jaxddp.training.run import Run
+from jaxddp.training.run import Checks, Run, Steps, Validation
 from jaxddp.workdir.identity import checksums
 from jaxddp.workdir.session import Session
 from jaxddp.workdir.signature import Signature
@@ -54,27 +54,28 @@ def make_run(
         program.check(setup.state, *feed)
     # Of the listeners, those of the first process count, and all have to predict.
     most = peers.from_first("predictions", lambda: str(max(map(_wanted_predictions, listeners), default=0)))
-    compared = topology.num_devices > 1 and plan.replicas.examples
-    run = Run(
-        *(plan, topology, setup.state, program, chunks, setup.division, evaluator),
-        predictor=setup.predictor(int(most)),
-        listeners=listeners,
-        learning_rate=setup.recipe.learning_rate,
-        suspects=functools.partial(suspects, objective=setup.objective, feed=setup.feed, key=setup.key),
-        self_test=setup.programs.self_test(setup.objective, experiment, resident=resident),
-        replicas=Replicas(topology) if compared else None,
-        config=config or {},
-        growing=setup.feed.growing(plan.total_steps),
-        class_names=setup.table.class_names,
-        judgement=judgement,
-        follow=setup.programs.follow(setup.recipe.parts, topology),
-        parts=setup.recipe.parts,
-    )
+    parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
+    follow = setup.programs.follow(parts, topology)
+    steps = Steps(program, chunks, setup.division, parts, follow, setup.recipe.learning_rate, growing)
+    checks = _checks(setup, resident=resident)
+    validation = Validation(evaluator, setup.predictor(int(most)), judgement)
+    told = {"listeners": listeners, "config": config or {}, "class_names": setup.table.class_names}
+    run = Run(plan, topology, setup.state, steps, checks, validation, **told)
     if session is None:
         return run
     if peers.is_first:
         Signature.of(setup.table, setup.data).write(session.directory, (config or {}).get(RUN_ID))
     return session.joined(run)
+
+
+def _checks(setup: RunSetup, *, resident: bool) -> Checks:
+    topology = setup.topology
+    compared = topology.num_devices > 1 and setup.plan.replicas.examples
+    return Checks(
+        self_test=setup.programs.self_test(setup.objective, setup.experiment, resident=resident),
+        replicas=Replicas(topology) if compared else None,
+        suspects=functools.partial(suspects, objective=setup.objective, feed=setup.feed, key=setup.key),
+    )
 
 
 def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[Measure]) -> Evaluator | None:

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from jaxddp.engine.parts.schedule_free_average import with_average
 from jaxddp.engine.shapes import by_path, trees_of
@@ -43,6 +44,7 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
     topology.peers.agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
     topology.connect()
     recipe, shapes = completed(recipe, layout, topology.peers)
+    weights: dict[str, np.ndarray] = {}
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
     elif (start := recipe.config.model.weights) is not None:
@@ -50,14 +52,13 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
         with doing(f"reading weights from {start}"):
             ids = tuple(source.class_ids)
             weights = initial_weights(place, recipe.model, shapes, source.num_classes, topology, new, ids)
-        recipe = dataclasses.replace(recipe, weights=weights)
     model, programs = for_platform(recipe.model, topology.platform), programs or Programs()
-    init = programs.init(model, recipe, shape, topology)
+    init = programs.init(model, recipe, shape, topology, weights)
     out_of_memory = named(lambda: "as the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
-    return RunSetup(dataclasses.replace(experiment, recipe=recipe), model, state, like, programs)
+    return RunSetup(dataclasses.replace(experiment, recipe=recipe), model, state, like, weights, programs)
 
 
 def completed(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
@@ -30,6 +31,7 @@ from jaxddp.engine.step import (
 )
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
+from jaxddp.recipe.layout import ImageShape
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.registry import METRICS
 from jaxddp.setup.experiment import Experiment
@@ -60,16 +62,21 @@ class Programs:
         return self._made("loss", (function,), lambda: example_loss(function, labels))
 
     def init(
-        self, model: Model, recipe: Recipe, image_shape: tuple[int, int, int], topology: Topology
+        self,
+        model: Model,
+        recipe: Recipe,
+        image_shape: ImageShape,
+        topology: Topology,
+        weights: Mapping[str, np.ndarray],
     ) -> Callable[[jax.Array], TrainState]:
-        """See `make_init`; of a key, with the recipe's weights."""
+        """See `make_init`; of a key, with weights by path in place of fresh ones."""
         parts, transform = recipe.parts, recipe.initialize
         init = self._made(
             f"init {image_shape}",
             (model, recipe.optimizer, parts, transform, topology),
             lambda: make_init(model, recipe.optimizer, image_shape, topology, parts=parts, transform=transform),
         )
-        return lambda key: init(key, topology.replicate(dict(recipe.weights)))
+        return lambda key: init(key, topology.replicate(dict(weights)))
 
     def train(self, objective: Objective, experiment: Experiment, *, resident: bool) -> Program:
         """The program of a run's steps, on placed batches or on images that are `resident` on the devices."""

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from jaxddp.augment.preprocess import Preprocess
@@ -52,6 +53,8 @@ class RunSetup:
     state: TrainState = field(repr=False)
     like: TrainState = field(repr=False)
     """What a state of it consists of: the shape and dtype of each array."""
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+    """By path, that it began with in place of fresh ones."""
     programs: Programs = field(default_factory=Programs, repr=False)
 
     @property
@@ -158,7 +161,8 @@ class RunSetup:
         self.topology.peers.agree({"seed": str(seed)})
         experiment = dataclasses.replace(self.experiment.changed(config=config), feed=self.feed.with_seed(seed))
         made = dataclasses.replace(self, experiment=experiment)
-        init = self.programs.init(self.model, made.recipe, self.layout.data.image_shape, self.topology)
+        shape = self.layout.data.image_shape
+        init = self.programs.init(self.model, made.recipe, shape, self.topology, self.weights)
         return dataclasses.replace(made, state=init(made.key))
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:

@@ -38,7 +38,8 @@ class Memory:
         Args:
             needed: what the program was prepared for.
         """
-        program, topology, division = self._run.program, self._run.topology, self._run.division
+        steps, topology = self._run.steps, self._run.topology
+        program, division = steps.program, steps.division
         needs = None if program.cost is None else Needs.of(program.cost, state.params, topology)
         self._fit = agreed_fit(division, Report.of(needs, topology, (state, feed)), topology.peers)
         with phase("compile"):
@@ -52,7 +53,7 @@ class Memory:
             return f"by step {self.step}" if self.step else "before the first step"
 
         def advice() -> Words:
-            fit = self._fit or Fit(self._run.division)
+            fit = self._fit or Fit(self._run.steps.division)
             return (f"{fit}; ", fit.advice())
 
         return named(when, advice)

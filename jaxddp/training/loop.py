@@ -2,27 +2,27 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxddp.engine.following import rate_factor
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import THEN, NonFiniteError, Preempted
+from jaxddp.errors import NonFiniteError, Preempted
 from jaxddp.goal import VAL, VAL_EMA, flat
 from jaxddp.measure.cost import Work
 from jaxddp.measure.profile import Profile
-from jaxddp.own_code import is_ctrl_c
 from jaxddp.phases import at_step, doing, phase
+from jaxddp.training.audience import Audience
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Used, reason_of, status_of
 from jaxddp.training.measuring import Measuring
-from jaxddp.training.run import Run
+from jaxddp.training.run import Chunk, Run
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 
 
@@ -53,45 +53,52 @@ def fit(run: Run) -> TrainState:
         ReplicaError: the devices hold different states. Nothing of them is saved.
         InputError: the step does not fit the devices, which is said before the first one, or their memory runs out
             later; or more images were substituted than the plan allows.
-        Preempted: `run.should_stop` said so; the state was saved.
+        Preempted: `run.keeping.should_stop` said so; the state was saved.
     """
     loop, state = _Loop(run), run.state
     plan, done, begin = run.plan, loop.step, time.perf_counter()
     try:
-        loop.start()
+        loop.audience.start(run.start())
         state = loop.begin(done, state)
         at_step(done)
         with phase("start", "opening the data"):
-            stream = run.chunks(done)
-        profile = run.profile if run.topology.peers.is_first else None
+            stream = run.steps.chunks(done)
+        profile = run.keeping.profile if run.topology.peers.is_first else None
         with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
             while done < plan.total_steps and not loop.judgement.stops:
-                with loop.clock.waiting_for_data():
-                    chunk = next(stream)
-                loop.test(state, *chunk.feed)
-                loop.compile(state, chunk.feed)
-                loop.memory.step = done + chunk.steps
-                with traced.step(done + 1, state), phase("dispatch"):
-                    state, sums = run.program(state, *chunk.feed)
-                loop.clock.dispatched(chunk.steps, sums.values)
-                loop.count(chunk.steps)
-                loop.sums.add(range(done + 1, done + chunk.steps + 1), sums)
+                chunk = loop.take(stream, state)  # 1
+                with traced.step(done + 1, state):
+                    state = loop.dispatch(done, chunk, state)  # 2
                 done += chunk.steps
                 at_step(done)
                 traced.done(done, state)
-                state = loop.end_step(done, state)
-        if run.checkpoints:
-            run.checkpoints.wait()
+                due = loop.due(done)
+                loop.report(done, state, due)  # 3
+                loop.keep(done, state, due)  # 4
+                measured = loop.validate(done, state, saved=due.save)  # 5
+                state = loop.judge(done, state, measured)  # 6
+        if run.keeping.checkpoints:
+            run.keeping.checkpoints.wait()
     except BaseException as error:
         status = status_of(error)
         seconds = time.perf_counter() - begin
-        loop.fail(loop.ended(status, seconds, reason_of(error), loop.used), error)
+        loop.audience.fail(loop.ended(status, seconds, reason_of(error), loop.used), error)
         raise
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.why_stopped())
     used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
-        loop.tell("end", loop.ended(status, time.perf_counter() - begin, reason, used))
+        loop.audience.tell("end", loop.ended(status, time.perf_counter() - begin, reason, used))
     return state
+
+
+class _Due(NamedTuple):
+    """What follows a chunk of steps."""
+
+    stop: bool
+    """The run was asked to."""
+    record: bool
+    save: bool
+    validate: bool
 
 
 class _Loop:
@@ -99,42 +106,18 @@ class _Loop:
 
     def __init__(self, run: Run):
         self.run, self.plan, self.peers = run, run.plan, run.topology.peers
-        self.clock = Clock(run.plan.batch_size, run.progress.get("epoch_seconds", 0.0))
-        self.skipped = SkippedSteps(run.plan.max_bad_steps, run.progress.get("skipped_in_a_row", 0), self.peers)
-        self.sums = EpochSums(run.progress.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
+        self.checkpoints, saved = run.keeping.checkpoints, run.keeping.progress
+        self.clock = Clock(run.plan.batch_size, saved.get("epoch_seconds", 0.0))
+        self.skipped = SkippedSteps(run.plan.max_bad_steps, saved.get("skipped_in_a_row", 0), self.peers)
+        self.sums = EpochSums(saved.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
         self.memory = Memory(run)
         self.work, self._recent = Work(), Work()
-        self.listeners: list[Any] = []
-        self.judgement = run.judgement.restored(run.progress.get("judgement"))
-        self.measure = Measuring(run, self.tell)
-        self.step, self.used, self.logged = int(run.state.step), UNKNOWN, run.progress.get("logged")
-        self._untested, self._told = run.self_test, False
-
-    def start(self) -> None:
-        """Only those that started hear of the rest."""
         # What one process prints and writes, all would print and write.
-        listeners = self.run.listeners if self.peers.is_first else ()
-        record = self.run.start()
-        with phase("listeners", "opening logs"):
-            for listener in listeners:
-                getattr(listener, "start", _ignore)(record)
-                self.listeners.append(listener)
-
-    def tell(self, moment: str, record: Any) -> None:
-        with phase("listeners"):
-            for listener in self.listeners:
-                getattr(listener, moment, _ignore)(record)
-
-    def fail(self, record: RunEnd, error: BaseException) -> None:
-        """Tell all listeners of the end; one that fails at it must not hide the reason of it."""
-        with phase("listeners"):
-            for listener in self.listeners:
-                try:
-                    getattr(listener, "end", _ignore)(record)
-                except BaseException as another:
-                    if is_ctrl_c(another):
-                        raise
-                    error.add_note(f"{THEN} {type(listener).__name__}.end failed: {another}")
+        self.audience = Audience(run.listeners if self.peers.is_first else ())
+        self.judgement = run.validation.judgement.restored(saved.get("judgement"))
+        self.measure = Measuring(run, self.audience.tell)
+        self.step, self.used, self.logged = int(run.state.step), UNKNOWN, saved.get("logged")
+        self._untested, self._told = run.checks.self_test, False
 
     def ended(self, status: Status, seconds: float, reason: str, used: Used) -> RunEnd:
         """How the run ended, as listeners are told."""
@@ -143,84 +126,97 @@ class _Loop:
 
     def why_stopped(self) -> str:
         """Why the run ends before its last step, and what goes on."""
-        best = None if self.run.checkpoints is None else self.run.checkpoints.best()
+        best = None if self.checkpoints is None else self.checkpoints.best()
         kept = "" if best in (None, self.judgement.step) else f"; the best checkpoint is step {best}"
         return f"{self.judgement.reason}{kept}; a larger stop_after or another duration goes on"
 
     def begin(self, step: int, state: TrainState) -> TrainState:
         """The state that the first step takes: of a resumed run, what follows from the validation of its checkpoint."""
-        measured = self.run.validated
+        measured, saved = self.run.keeping.validated, self.run.keeping.progress
         if measured is None:
-            state = self.validate(step, state, saved=True)
-        elif measured:
-            state = self.judge(step, state, measured)
-        if self.judgement.stops and self.run.progress.get("total_steps") not in (None, self.plan.total_steps):
+            measured = self.validate(step, state, saved=True)
+        state = self.judge(step, state, measured or None)
+        if self.judgement.stops and saved.get("total_steps") not in (None, self.plan.total_steps):
             self.judgement = self.judgement.patient()
         return state
 
-    def test(self, state: TrainState, *feed: Any) -> None:
-        """Before the first step of this run, which may be a resumed one."""
+    def take(self, stream: Iterator[Chunk], state: TrainState) -> Chunk:
+        """Point 1 of `fit`. The first chunk of this run, which may be a resumed one, is tested."""
+        with self.clock.waiting_for_data():
+            chunk = next(stream)
         test, self._untested = self._untested, None
         if test:
             with self.clock.paused(), phase("compile", "testing the averaged gradient"):
-                test(state, *feed)
+                test(state, *chunk.feed)
+        self.compile(state, chunk.feed)
+        return chunk
+
+    def dispatch(self, done: int, chunk: Chunk, state: TrainState) -> TrainState:
+        """Point 2, after `done` steps."""
+        self.memory.step = done + chunk.steps
+        with phase("dispatch"):
+            state, sums = self.run.steps.program(state, *chunk.feed)
+        self.clock.dispatched(chunk.steps, sums.values)
+        for work in (self.work, self._recent):
+            work.add(chunk.steps, self.run.steps.program.cost)
+        self.sums.add(range(done + 1, done + chunk.steps + 1), sums)
+        return state
 
     def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
         """What takes a chunk. Before the first one it has to fit, and so has what takes the largest images."""
-        growing, first = self.run.growing, not self.memory.is_known
+        growing, first = self.run.steps.growing, not self.memory.is_known
         for needed in (feed, growing.largest(feed)) if first and growing else (feed,):
-            if first or not self.run.program.is_ready(*needed):
+            if first or not self.run.steps.program.is_ready(*needed):
                 # What the devices still compute meanwhile is training time, and compiling is not.
                 with phase("device"):
                     jax.block_until_ready(state)
                 with self.clock.paused(), phase("compile", "compiling the step"):
-                    self.run.program.prepare(state, *needed)
+                    self.run.steps.program.prepare(state, *needed)
             if first:
                 self.memory.check(state, feed, needed)
 
-    def count(self, steps: int) -> None:
-        """Steps that the program has just taken."""
-        for work in (self.work, self._recent):
-            work.add(steps, self.run.program.cost)
+    def due(self, step: int) -> _Due:
+        stop, saves = self.run.keeping.should_stop(step), self.plan.saves(step)
+        validates = self.run.validation.evaluator is not None and self.plan.evaluates(step)
+        return _Due(stop, self.plan.logs(step) or saves or validates, saves or stop, validates)
 
-    def end_step(self, step: int, state: TrainState) -> TrainState:
-        """The state that the next step takes."""
-        stop = self.run.should_stop(step)
-        due, validates = self.plan.saves(step), self.run.evaluator is not None and self.plan.evaluates(step)
-        saves = due or stop
-        if self.plan.logs(step) or due or validates:
+    def report(self, step: int, state: TrainState, due: _Due) -> None:
+        """Point 3."""
+        if due.record:
             self.record(step, state)
-        elif stop:
+        elif due.stop:
             self.fetch(state)
-        if self.plan.compares(self.step, step) or (saves and self.run.checkpoints):
+
+    def keep(self, step: int, state: TrainState, due: _Due) -> None:
+        """Point 4."""
+        if self.plan.compares(self.step, step) or (due.save and self.checkpoints):
             self._compare(step, state)
         self.step = step
-        if saves:
+        if due.save:
             self._save(step, state)
-        if stop and (validates or not self.plan.last(step)):
+        if due.stop and (due.validate or not self.plan.last(step)):
             self._leave(step)
-        return self.validate(step, state, saved=saves)
 
     def _compare(self, step: int, state: TrainState) -> None:
-        if self.run.replicas:
+        if self.run.checks.replicas:
             with phase("device"):
                 jax.block_until_ready(state)
                 with self.clock.paused():
-                    self.run.replicas.check(step, state)
+                    self.run.checks.replicas.check(step, state)
 
     def _save(self, step: int, state: TrainState) -> None:
-        if self.run.checkpoints:
+        if self.checkpoints:
             told = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
             told["skipped_in_a_row"] = self.skipped.in_a_row
             told |= {"judgement": self.judgement.saved(), "total_steps": self.plan.total_steps}
             told["logged"] = self.logged
             with doing(f"saving step {step:,}"):
-                self.run.checkpoints.save(step, state, told)
+                self.checkpoints.save(step, state, told)
         self.clock.resume()
 
     def _leave(self, step: int) -> None:
-        if self.run.checkpoints:
-            self.run.checkpoints.wait()
+        if self.checkpoints:
+            self.checkpoints.wait()
         raise Preempted(f"asked to stop: saved step {step} of {self.plan.total_steps}; the same command resumes it")
 
     def fetch(self, state: TrainState) -> tuple[dict[str, float], float, float]:
@@ -228,7 +224,7 @@ class _Loop:
         try:
             metrics = self.sums.fetch()
         except TooManySkipped as error:
-            raise NonFiniteError(f"{error}. {self.run.suspects(state, error.step)}") from error
+            raise NonFiniteError(f"{error}. {self.run.checks.suspects(state, error.step)}") from error
         rates = self.clock.rates()
         self.used = self.run.usage(self.clock.rate(), self.work.mean())
         return metrics, *rates
@@ -239,22 +235,22 @@ class _Loop:
         if self.plan.epochs.due(step):
             ended = EpochMetrics(self.plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
         rate = None
-        if self.run.learning_rate is not None:
-            rate = float(self.run.learning_rate(step - 1)) * rate_factor(self.run.parts, state)
+        if self.run.steps.learning_rate is not None:
+            rate = float(self.run.steps.learning_rate(step - 1)) * rate_factor(self.run.steps.parts, state)
         epoch = self.plan.epoch(step)
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), Work()
-        side = None if self.run.growing is None else self.run.growing.side(step - 1)
+        side = None if self.run.steps.growing is None else self.run.steps.growing.side(step - 1)
         record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used, side)
         # At the first one listeners open their files, some after an import that takes seconds.
         with nullcontext() if self._told else self.clock.paused():
-            self.tell("step", record)
+            self.audience.tell("step", record)
         self._told, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
 
-    def validate(self, step: int, state: TrainState, *, saved: bool) -> TrainState:
-        """Where it is due. The metrics belong to the step's checkpoint, if there is one. Returns the state to go on."""
-        evaluator = self.run.evaluator
+    def validate(self, step: int, state: TrainState, *, saved: bool) -> Mapping[str, float | None] | None:
+        """Point 5: the `flat` metrics; None where no validation is due. They go beside the step's checkpoint."""
+        evaluator = self.run.validation.evaluator
         if evaluator is None or not self.plan.evaluates(step):
-            return state
+            return None
 
         def save() -> None:
             if not saved:
@@ -262,7 +258,7 @@ class _Loop:
                 self._save(step, state)
 
         def leave_if_asked() -> None:
-            if self.run.should_stop(step):
+            if self.run.keeping.should_stop(step):
                 save()
                 self._leave(step)
 
@@ -277,17 +273,15 @@ class _Loop:
             save()
         records[-1] = replace(records[-1], predictions=self.measure.predictions(state))
         for record in records:
-            self.tell("evaluation", record)
-        if self.run.checkpoints:
-            self.run.checkpoints.validations.put(step, metrics)
-        return self.judge(step, state, metrics)
+            self.audience.tell("evaluation", record)
+        if self.checkpoints:
+            self.checkpoints.validations.put(step, metrics)
+        return metrics
 
-    def judge(self, step: int, state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
-        """What follows from a validation: whether the run stops, and the state to go on."""
-        self.judgement, following = self.judgement.after(step, metrics), self.run.follow(state, metrics)
+    def judge(self, step: int, state: TrainState, metrics: Mapping[str, float | None] | None) -> TrainState:
+        """Point 6: whether the run stops, and the state to go on; the same where nothing was validated."""
+        if metrics is None:
+            return state
+        self.judgement, following = self.judgement.after(step, metrics), self.run.steps.follow(state, metrics)
         self.clock.resume()
         return following
-
-
-def _ignore(record: Any) -> None:
-    """For the moments that a listener has no method for."""

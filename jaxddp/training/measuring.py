@@ -28,14 +28,14 @@ class Measuring:
     """
 
     def __init__(self, run: Run, tell: Callable[[str, Any], None]):
-        self._run, self._tell, self._predictor = run, tell, run.predictor
+        self._run, self._tell, self._predictor = run, tell, run.validation.predictor
         self.last: Mapping[str, Mapping[str, float]] = {}
 
     def __call__(
         self, evaluator: Evaluator, step: int, state: TrainState, between: Callable[[], None]
     ) -> list[EvaluationRecord]:
         """The records of a validation after a step, one a split; for `between` see `Evaluator`."""
-        states = measured_states(state, self._run.parts)
+        states = measured_states(state, self._run.steps.parts)
         measured = {split: self._measured(evaluator, step, split, own, between) for split, own in states.items()}
         self.last = {split: means for split, (means, _) in measured.items()}
         return [record for _, record in measured.values()]

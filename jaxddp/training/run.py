@@ -46,57 +46,97 @@ class Growing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
-    """What is trained from where to where, what feeds it, and what it reports to.
+class Steps:
+    """How steps are taken, and what feeds them.
 
     Attributes:
-        state: replicated, where it begins; its step says how many are done. It is consumed.
         division: of each batch.
+        parts: of the step.
+        follow: tells each validation to these parts.
+        learning_rate: a schedule, 0 for the first step, to be shown.
+        growing: where images grow; None where all have one size.
+    """
+
+    program: Program
+    chunks: Chunks
+    division: Division
+    parts: Sequence[Part] = ()
+    follow: Follow = lambda state, metrics: state
+    learning_rate: Callable[[int], Any] | None = None
+    growing: Growing | None = None
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What sees that steps are right.
+
+    Attributes:
+        self_test: of the averaged gradient, before the first step; None tests nothing.
+        replicas: what compares the devices' states, as the plan says and before one is saved; None compares nothing.
+        suspects: says which examples of a step's batch have a loss that is not finite, of a state and the step; all
+            processes ask together.
+    """
+
+    self_test: SelfTest | None = None
+    replicas: Replicas | None = None
+    suspects: Callable[[TrainState, int], str] = lambda state, step: ""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What is measured, and what follows.
+
+    Attributes:
         evaluator: of the validation set; None validates nothing.
         predictor: of the validation images that the listeners want to show; None where they want none.
+        judgement: of no validation; how they are compared, and when they end the run.
+    """
+
+    evaluator: Evaluator | None = None
+    predictor: Predictor | None = None
+    judgement: Judgement = field(default_factory=Judgement)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What a run keeps, and what it was restored from.
+
+    Attributes:
         checkpoints: where states are saved; None saves nothing.
-        listeners: see `jaxddp.training.events.Listener`; the first process's alone.
-        learning_rate: a schedule, 0 for the first step, to be shown.
         should_stop: asked after every chunk and between batches of validation; all processes must answer alike.
         profile: where a trace of the steps goes that the plan names; None for none.
         progress: of the running epoch, as it was saved beside the state.
-        suspects: says which examples of a step's batch have a loss that is not finite, of a state and the step; all
-            processes ask together.
         validated: the `flat` metrics of the checkpoint that the state was restored from; None where it was not
             validated yet, and empty where the state was not restored.
-        judgement: of no validation; how they are compared, and when they end the run.
-        follow: tells each validation to the parts of the step.
-        parts: of the step.
-        self_test: of the averaged gradient, before the first step; None tests nothing.
-        replicas: what compares the devices' states, as the plan says and before one is saved; None compares nothing.
+    """
+
+    checkpoints: Checkpoints | None = None
+    should_stop: Callable[[int], bool] = lambda step: False
+    profile: Path | None = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    validated: Mapping[str, float | None] | None = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained from where to where, and what it reports to.
+
+    Attributes:
+        state: replicated, where it begins; its step says how many are done. It is consumed.
+        listeners: see `jaxddp.training.events.Listener`; the first process's alone.
         config, class_names: what config.json says of the run, and of its data, for the listeners.
-        growing: where images grow; None where all have one size.
     """
 
     plan: Plan
     topology: Topology
     state: TrainState
-    program: Program
-    chunks: Chunks
-    division: Division
-    evaluator: Evaluator | None = None
-    predictor: Predictor | None = None
-    checkpoints: Checkpoints | None = None
+    steps: Steps
+    checks: Checks = field(default_factory=Checks)
+    validation: Validation = field(default_factory=Validation)
+    keeping: Keeping = field(default_factory=Keeping)
     listeners: Sequence[Any] = ()
-    learning_rate: Callable[[int], Any] | None = None
-    should_stop: Callable[[int], bool] = lambda step: False
-    profile: Path | None = None
-    progress: Mapping[str, Any] = field(default_factory=dict)
-    suspects: Callable[[TrainState, int], str] = lambda state, step: ""
-    validated: Mapping[str, float | None] | None = field(default_factory=dict)
-    judgement: Judgement = field(default_factory=Judgement)
-    follow: Follow = lambda state, metrics: state
-    parts: Sequence[Part] = ()
-    self_test: SelfTest | None = None
-    replicas: Replicas | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
-    growing: Growing | None = None
 
     def usage(self, images_per_second: float | None, cost: Cost | None) -> Used:
         """How well the devices are used at a speed, by steps of that cost."""
@@ -111,7 +151,7 @@ class Run:
 
     def start(self) -> RunStart:
         """What the listeners are told first."""
-        done = int(self.state.step)
+        done, checkpoints = int(self.state.step), self.keeping.checkpoints
         return RunStart(
             start_step=done,
             total_steps=self.plan.total_steps,
@@ -121,9 +161,9 @@ class Run:
             processes=self.topology.process_count,
             device_kind=self.topology.device_kind,
             params=self.state.params,
-            traced=self.plan.traced(done) if self.plan.profile and self.profile else None,
-            workdir=self.checkpoints.directory.parent if self.checkpoints else None,
+            traced=self.plan.traced(done) if self.plan.profile and self.keeping.profile else None,
+            workdir=checkpoints.directory.parent if checkpoints else None,
             config=self.config,
             class_names=self.class_names,
-            logged=self.progress.get("logged"),
+            logged=self.keeping.progress.get("logged"),
         )

@@ -25,7 +25,7 @@ from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
-from jaxddp.training.run import Run
+from jaxddp.training.run import Keeping, Run
 from jaxddp.training.run_identity import RunIdentity
 from jaxddp.workdir.lock import LOCK_FILE, locked
 from jaxddp.workdir.presence import staying
@@ -66,6 +66,7 @@ class Session:
         Raises: InputError; the checkpoint is another's, or of another step, or the directory has gone.
         """
         self.check()
+        restored: dict[str, Any] = {}
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
             if (step := int(state.step)) != self.resume_step:
@@ -76,10 +77,10 @@ class Session:
             # As process 0 sees it: what it wrote last may not have come to every host.
             own = self.checkpoints.validations.of(self.resume_step)
             measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(own)))
-            run = replace(run, state=state, progress=progress, validated=measured or None)
+            run, restored = replace(run, state=state), {"progress": progress, "validated": measured or None}
         self.checkpoints.validations.resume(self.resume_step or 0)
         profile = self.directory / FOLDER
-        return replace(run, checkpoints=self.checkpoints, should_stop=self.should_stop, profile=profile)
+        return replace(run, keeping=Keeping(self.checkpoints, self.should_stop, profile, **restored))
 
 
 @contextmanager

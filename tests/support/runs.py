@@ -112,7 +112,7 @@ def train(
         own = Session(checkpoints.directory.parent, checkpoints, resume_step)
     run = make_run(made, own, listeners, evaluators)
     stop = should_stop or (lambda step: False)
-    return fit(dataclasses.replace(run, profile=profile, should_stop=stop))
+    return fit(dataclasses.replace(run, keeping=dataclasses.replace(run.keeping, profile=profile, should_stop=stop)))
 
 
 def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[str]) -> Path:
