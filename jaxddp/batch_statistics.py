@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import counted, nearest
 
 _GHOST = re.compile("ghost:([1-9][0-9]{0,7})")

@@ -1,89 +1,16 @@
 """Errors that a user can act on: one line that says where, what value, and what was expected."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from jaxddp.wording import in_short, kind_of, on_screen, show
+from jaxddp.message import Key, Words, flat, parts_of, plain, text_of
+from jaxddp.wording import in_short, kind_of, on_screen
 
 THEN = "then"
 """How the notes begin that the terminal shows behind an error: what else went wrong because of it."""
-_ABSENT = object()
-
-
-@dataclass(frozen=True)
-class Key:
-    """A key of a config, "train.batch_size", or the name of what is given, in a message: each door calls it in its own
-    words.
-
-    Attributes:
-        value: that it has, or might be given; none where the message says none.
-        shown: the value as the message shows it, where that is not its `repr`.
-        told: what a door calls it.
-    """
-
-    name: str
-    value: Any = _ABSENT
-    shown: str | None = None
-    told: str | None = None
-
-    @classmethod
-    def plain(cls, name: str, value: Any) -> "Key":
-        """With a value that is shown without quotes."""
-        return cls(name, value, str(value))
-
-    @classmethod
-    def of(cls, kind: str, name: str, *value: Any) -> "Key":
-        """The inverse of `to_plain`."""
-        return (Option if kind == "option" else Key)(name, *value)
-
-    def to_plain(self) -> list[Any]:
-        """As JSON holds it; a value that it does not hold is the text that is shown."""
-        kind = "option" if isinstance(self, Option) else "key"
-        if not self.has_value:
-            return [kind, self.name]
-        held = self.value is None or isinstance(self.value, str | int | float)
-        return [kind, self.name, self.value if held else self.shown_value, self.shown_value]
-
-    @property
-    def has_value(self) -> bool:
-        """Whether the message says a value of it."""
-        return self.value is not _ABSENT
-
-    @property
-    def shown_value(self) -> str:
-        """The value as the message shows it."""
-        return show(self.value) if self.shown is None else self.shown
-
-    def __str__(self) -> str:
-        if self.told is not None:
-            return self.told
-        return f"{self.name}={self.shown_value}" if self.has_value else self.name
-
-
-class Option(Key):
-    """A key in the words of the terminal, for advice: `--train.accumulate 4`."""
-
-    def __str__(self) -> str:
-        if self.told is not None:
-            return self.told
-        return f"{typed(self.name)} {self.value}" if self.has_value else typed(self.name)
-
-
-Words = str | Key | tuple["Words", ...]
-"""A part of a message: text, a key, or several parts."""
-
-
-def joined(between: str, words: Iterable[Words]) -> tuple[Words, ...]:
-    """Several parts, with a text between them."""
-    return tuple(part for each in words for part in (between, each))[1:]
-
-
-def typed(key: str) -> str:
-    """A key as it is typed: "--train.batch-size"."""
-    return "--" + key.replace("_", "-")
 
 
 class JaxddpError(Exception):
@@ -102,7 +29,7 @@ class JaxddpError(Exception):
 
     def __init__(self, *problem: Words, advice: Words = ()):
         self.about: tuple[tuple[str | Key, ...], ...] = ()
-        self.problem, self.advice = _flat(problem), _flat(advice)
+        self.problem, self.advice = flat(problem), flat(advice)
         super().__init__(self._line())
 
     @property
@@ -118,7 +45,7 @@ class JaxddpError(Exception):
     def within(self, where: Words | object) -> "JaxddpError":
         """The same error, of something that is about `where`."""
         error = type(self)(*self.problem, advice=self.advice)
-        error.about = (_flat(where), *self.about)
+        error.about = (flat(where), *self.about)
         error.args = (error._line(),)
         return error
 
@@ -128,7 +55,7 @@ class JaxddpError(Exception):
 
     def to_json(self) -> str:
         """What other processes are told of it; see `error_from`."""
-        return json.dumps([[*map(_plain, self.about)], _plain(self.problem), _plain(self.advice)])
+        return json.dumps([[*map(plain, self.about)], plain(self.problem), plain(self.advice)])
 
     def change_keys(self, change: Callable[[Key], Key]) -> None:
         """Put others in the place of its keys, but for those that a door has told."""
@@ -150,8 +77,8 @@ class JaxddpError(Exception):
         return next((part for part in parts if isinstance(part, Key)), None)
 
     def _line(self) -> str:
-        text = "".join([*(f"{_text(where)}: " for where in self.about), _text(self.problem)])
-        text += f"; {_text(self.advice)}" if self.advice else ""
+        text = "".join([*(f"{text_of(where)}: " for where in self.about), text_of(self.problem)])
+        text += f"; {text_of(self.advice)}" if self.advice else ""
         return on_screen(" ".join(text.split()))
 
 
@@ -206,7 +133,7 @@ def error_from(code: int, told: str) -> JaxddpError:
     """As `error_of`, of what `JaxddpError.to_json` says of it: its keys are known as such here, too."""
     about, problem, advice = json.loads(told)
     error = error_of(code, "")
-    error.about, error.problem, error.advice = tuple(map(_parts, about)), _parts(problem), _parts(advice)
+    error.about, error.problem, error.advice = tuple(map(parts_of, about)), parts_of(problem), parts_of(advice)
     error.args = (error._line(),)
     return error
 
@@ -250,21 +177,3 @@ def noted_on(error: BaseException | None) -> Iterator[None]:
         # What ended it may be raised once more as it is closed.
         if str(another) != str(error):
             error.add_note(f"{THEN}: {another}")
-
-
-def _flat(words: Any) -> tuple[str | Key, ...]:
-    if isinstance(words, tuple):
-        return tuple(part for each in words for part in _flat(each))
-    return (words if isinstance(words, Key) else str(words),)
-
-
-def _plain(parts: tuple[str | Key, ...]) -> list[Any]:
-    return [part if isinstance(part, str) else part.to_plain() for part in parts]
-
-
-def _parts(plain: list[Any]) -> tuple[str | Key, ...]:
-    return tuple(part if isinstance(part, str) else Key.of(*part) for part in plain)
-
-
-def _text(parts: tuple[str | Key, ...]) -> str:
-    return "".join(map(str, parts))

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxddp.errors import InputError, Unreachable, Words, refused
+from jaxddp.errors import InputError, Unreachable, refused
+from jaxddp.message import Words
 from jaxddp.wording import show
 
 _AWAY = frozenset(

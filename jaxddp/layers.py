@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from jaxddp.errors import InputError, Key, about
+from jaxddp.errors import InputError, about
+from jaxddp.message import Key
 from jaxddp.overrides import read_number
 from jaxddp.ranges import Factor, WeightDecay
 from jaxddp.wording import choices, show

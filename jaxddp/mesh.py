@@ -17,7 +17,8 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.peers import ALONE, Peers
 from jaxddp.wording import counted
 

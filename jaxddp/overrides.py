@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.errors import InputError, Key, about
+from jaxddp.errors import InputError, about
 from jaxddp.keys import near
+from jaxddp.message import Key
 from jaxddp.ranges import Range, real_number
 from jaxddp.wording import choices, nearest
 

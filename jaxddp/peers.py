@@ -4,7 +4,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import show
 
 Spent = tuple[int, Mapping[str, float]]

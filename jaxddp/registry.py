@@ -21,7 +21,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import choices
 
 Entry = TypeVar("Entry")

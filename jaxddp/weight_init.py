@@ -4,7 +4,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.ranges import Range, real_number
 from jaxddp.wording import choices, show
 

@@ -14,20 +14,10 @@ from jaxddp.cli import main
 from jaxddp.commands.told import line_of
 from jaxddp.config import Config
 from jaxddp.engine.gradients import Gradients
-from jaxddp.errors import (
-    InputError,
-    JaxddpError,
-    Key,
-    Option,
-    Preempted,
-    Unreachable,
-    about,
-    as_written,
-    error_from,
-    joined,
-)
+from jaxddp.errors import InputError, JaxddpError, Preempted, Unreachable, about, as_written, error_from
 from jaxddp.layers import Layers
 from jaxddp.mesh import Topology
+from jaxddp.message import Key, Option, joined
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.registry import MODELS
 from jaxddp.sections.optimizer import OptimizerConfig

@@ -13,7 +13,8 @@ from jaxddp.augment.mixing import Mixing, mix
 from jaxddp.augment.resize import resized
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.data.batch import Batch
-from jaxddp.errors import InputError, Key, Words
+from jaxddp.errors import InputError
+from jaxddp.message import Key, Words
 from jaxddp.registry import AUGMENTATIONS
 from jaxddp.wording import first_line, shaped
 

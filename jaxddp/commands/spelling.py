@@ -6,8 +6,9 @@ from typing import Any
 
 import tyro
 
-from jaxddp.errors import InputError, typed
+from jaxddp.errors import InputError
 from jaxddp.keys import SHORT
+from jaxddp.message import typed
 from jaxddp.overrides import keys_of
 
 _TRUTHS = {"true": True, "false": False}

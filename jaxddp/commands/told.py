@@ -5,8 +5,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxddp.errors import InputError, JaxddpError, Key, Option, typed
+from jaxddp.errors import InputError, JaxddpError
 from jaxddp.keys import SHORT
+from jaxddp.message import Key, typed
 from jaxddp.recipe_file import is_built_in, recipe_path
 
 _LONGEST = 80
@@ -33,9 +34,11 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _as_option(key: Key, options: dict[str, str]) -> str:
-    if isinstance(key, Option) or key.name not in options:
+    # Commands say some of their own options as they are typed.
+    option = options.get(key.name.removeprefix("--").replace("-", "_"))
+    if option is None:
         return str(key)
-    return f"{options[key.name]} {_as_word(key)}" if key.has_value else options[key.name]
+    return f"{option} {_as_word(key)}" if key.has_value else option
 
 
 def _as_word(key: Key) -> str:
@@ -47,16 +50,16 @@ def _as_word(key: Key) -> str:
 
 def _place(error: JaxddpError, arguments: Sequence[str]) -> str | None:
     """The line of the user's recipe file that says the key with which an error begins."""
-    first = (error.about[0] if error.about else error.problem)[:1]
+    (first, *_) = error.about[0] if error.about else error.problem
+    if not isinstance(first, Key) or first.told is not None:
+        return None
     names = [word for word in arguments[1:3] if not word.startswith("-")]
     try:
         path = recipe_path(names[-1] if arguments[:2] == ["data", "show"] else names[0])
         tree = None if path.suffix == ".json" or is_built_in(path) else ast.parse(path.read_bytes())
     except (InputError, IndexError, OSError, SyntaxError, ValueError):
         return None
-    if tree is None or not isinstance(first[0] if first else None, Key):
-        return None
-    lines = list(_lines(tree, str(error.key).split(".")))
+    lines = [] if tree is None else list(_lines(tree, first.name.split(".")))
     return f"{path}:{lines[-1]}" if lines else None
 
 

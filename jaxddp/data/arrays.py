@@ -17,7 +17,8 @@ from jaxddp.data.images.float_pixels import from_floats
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.subset import ClassSelection
 from jaxddp.data.substitutes import Substitutes
-from jaxddp.errors import InputError, Key, refused
+from jaxddp.errors import InputError, refused
+from jaxddp.message import Key
 from jaxddp.wording import counted, shaped, show
 
 # Images that do not lie in memory one after the other are copied, and then not all at once.

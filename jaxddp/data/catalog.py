@@ -14,7 +14,8 @@ from typing import Any
 import jaxddp.files as files
 from jaxddp.data.faults import check_apart
 from jaxddp.data.storage.home import is_address
-from jaxddp.errors import InputError, Option, about
+from jaxddp.errors import InputError, about
+from jaxddp.message import Option
 from jaxddp.wording import nearest, show
 
 CATALOG_VARIABLE = "JAXDDP_DATASETS"

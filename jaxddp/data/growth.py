@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from jaxddp.config import DataConfig
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 
 @dataclass(frozen=True)

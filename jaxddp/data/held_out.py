@@ -7,7 +7,8 @@ import numpy as np
 
 from jaxddp.data.source import Split
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import show
 
 

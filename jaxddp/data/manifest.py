@@ -20,7 +20,8 @@ from jaxddp.data.digests import Digests
 from jaxddp.data.source import SourceTable, Table
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import counted
 
 VERSION = 1

@@ -16,7 +16,8 @@ from jaxddp.data.manifest import Manifest, find_manifest, held_to_manifest
 from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage.home import nearest_beside, permitted
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError, Key, Option
+from jaxddp.errors import InputError
+from jaxddp.message import Key, Option
 from jaxddp.phases import doing
 from jaxddp.registry import FORMATS
 

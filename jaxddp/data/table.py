@@ -11,7 +11,8 @@ from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.stored_table import StoredTable
 from jaxddp.data.substitutes import Substitutes
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 
 class ExampleTable(StoredTable):

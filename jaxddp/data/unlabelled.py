@@ -10,7 +10,8 @@ from jaxddp.data.examples import labels_of
 from jaxddp.data.opening import open_images
 from jaxddp.data.order import permutation
 from jaxddp.data.source import SourceTable
-from jaxddp.errors import InputError, Key, about
+from jaxddp.errors import InputError, about
+from jaxddp.message import Key
 from jaxddp.wording import counted, show
 
 TRAIN = "train"

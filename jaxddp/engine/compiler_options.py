@@ -12,8 +12,9 @@ import jax
 import jaxddp.private_names as private_names
 from jaxddp.config import Config
 from jaxddp.engine.averaging import Averaging
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.wording import show
 
 KEY = "parallel.xla_options"

@@ -20,9 +20,10 @@ from jax.flatten_util import ravel_pytree
 import jaxddp.private_names as private_names
 from jaxddp.data.batch import Batch
 from jaxddp.engine.microbatches import zero_after
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
 from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS
+from jaxddp.message import Key
 
 SHARDS = 8
 

@@ -16,10 +16,11 @@ from typing import Any
 import jax
 
 from jaxddp.data.division import Division
-from jaxddp.errors import InputError, Key, Option, Words, joined
+from jaxddp.errors import InputError
 from jaxddp.measure.cost import Cost
 from jaxddp.measure.host_memory import HostMemory, host_memory
 from jaxddp.mesh import Topology
+from jaxddp.message import Key, Option, Words, joined
 from jaxddp.peers import Peers
 from jaxddp.wording import size
 

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 import jaxddp.files as files
-from jaxddp.errors import InputError, Key, noted_on
+from jaxddp.errors import InputError, noted_on
+from jaxddp.message import Key
 
 FOLDER = "profile"
 """In a work directory; JAX writes `plugins/profile/TIME/HOST.xplane.pb` there."""

@@ -17,7 +17,8 @@ from jax.typing import DTypeLike
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.max_pool import max_pool
 from jaxddp.models.resnet import Operation, for_flax

@@ -10,8 +10,9 @@ import optax
 from jaxddp.config import DataConfig
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError, Key, refused
+from jaxddp.errors import InputError, refused
 from jaxddp.hooks import check_called
+from jaxddp.message import Key
 from jaxddp.recipe.metrics import check_name
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.evaluation import Measure

@@ -12,7 +12,8 @@ from jaxddp.choices import check_read
 from jaxddp.config import Config
 from jaxddp.duration import Duration
 from jaxddp.engine.self_test import Mode
-from jaxddp.errors import InputError, JaxddpError, Key
+from jaxddp.errors import InputError, JaxddpError
+from jaxddp.message import Key
 from jaxddp.overrides import checked
 from jaxddp.own_code import telling
 from jaxddp.ranges import Range
@@ -98,7 +99,7 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, bes
         return config
     # The batches have the ratio, whoever reads them.
     for key in changes["objective"].keys() - {"unlabelled_ratio"}:
-        raise InputError(f"{key}={show(given[key])}: the objective is a function; give it what it needs there")
+        raise InputError(Key(key, given[key]), ": the objective is a function", advice="give it what it needs there")
     return Config().replace(seed=seed, **changes)
 
 
@@ -123,7 +124,7 @@ def told_to_loggers(project: str | None, name: str | None, config: Mapping[str, 
     for key, value in checked({} if config is None else config, dict, "log_config").items():
         word = f"{key}={value}"
         if not isinstance(value, str | int | float) or not str(key) or "," in word or "=" in str(key):
-            raise InputError(f"log_config: {show(word)}: give names of texts and numbers, without a comma")
+            raise InputError(Key("log_config"), f": {show(word)}: give names of texts and numbers, without a comma")
         words.append(word)
     return {"project": project, "name": name, "config": tuple(words)}
 
@@ -131,8 +132,8 @@ def told_to_loggers(project: str | None, name: str | None, config: Mapping[str, 
 def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
     """Raises `InputError` where there is no work directory for what is to be written there."""
     if workdir is None and (profile or log_to):
-        what = f"profile={profile!r}: a trace is" if profile else f"log_to={log_to!r}: what loggers keep is"
-        raise InputError(f"{what} written into the work directory; give workdir too")
+        what = (Key("profile", profile), ": a trace") if profile else (Key("log_to", log_to), ": what loggers keep")
+        raise InputError(what, " is written into the work directory", advice="give workdir too")
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from jaxddp.config import Config
 from jaxddp.duration import Duration
-from jaxddp.errors import InputError, Key, Words
+from jaxddp.errors import InputError
+from jaxddp.message import Key, Words
 
 
 def check_length(before: Config, after: Config) -> None:

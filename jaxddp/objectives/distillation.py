@@ -13,9 +13,10 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
-from jaxddp.errors import InputError, Key, about, refused
+from jaxddp.errors import InputError, about, refused
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.message import Key
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
 from jaxddp.ranges import Share

@@ -19,8 +19,9 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.message import Key
 from jaxddp.models.protocol import takes_example_keys
 from jaxddp.ranges import Factor, Share
 from jaxddp.registry import OBJECTIVES

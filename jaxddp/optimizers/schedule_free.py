@@ -7,7 +7,8 @@ from optax import contrib
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.optimizers.decay import add_decay
 from jaxddp.ranges import Decay, Share
 from jaxddp.registry import OPTIMIZERS

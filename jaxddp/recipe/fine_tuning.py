@@ -9,8 +9,9 @@ from jaxddp.config import Config
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.engine.shapes import parameter_names
 from jaxddp.engine.state import PARAMS
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
 from jaxddp.layers import Layers, begins, longest
+from jaxddp.message import Key
 from jaxddp.models.adapt import with_settled_norms
 from jaxddp.models.protocol import Model, name_of
 from jaxddp.optimizers.decay import is_kernel

@@ -8,8 +8,9 @@ import optax
 from jaxddp.config import Config, ShownImages
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.part import Part
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
 from jaxddp.hooks import check_called
+from jaxddp.message import Key
 from jaxddp.overrides import checked
 from jaxddp.training.events import MOMENTS
 from jaxddp.wording import kind_of

@@ -14,8 +14,9 @@ from jaxddp.data.growth import Growth
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.gradients import Gradients
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.schedules.warmup import Steps
 from jaxddp.training.plan import Plan
 

@@ -9,7 +9,8 @@ import numpy as np
 from jaxddp.config import Config
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import ExampleLoss, example_loss
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.registry import LOSSES
 from jaxddp.sections.training import BALANCED
 from jaxddp.wording import counted

@@ -11,8 +11,9 @@ from jaxddp.engine.objective import Metric, Objective, TrainObjective
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
 from jaxddp.recipe.given import Giver

@@ -12,7 +12,8 @@ from jaxddp.engine.parts.gradient_norm import GRADIENT_NORM
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE
 from jaxddp.engine.set_metrics import SetMetric, check_set_metric, is_set_metric
-from jaxddp.errors import InputError, Key, Words
+from jaxddp.errors import InputError
+from jaxddp.message import Key, Words
 from jaxddp.registry import METRICS
 from jaxddp.training.loggers import Dispensable
 from jaxddp.wording import kind_of

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import optax
 
 from jaxddp.config import Config
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.peak import at_batch_size
 from jaxddp.wording import counted

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.errors import InputError, Key, about
+from jaxddp.errors import InputError, about
+from jaxddp.message import Key
 from jaxddp.overrides import check_values, names_of
 from jaxddp.ranges import Count, HeldOut, Range, Seed, Share
 

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.duration import Duration
-from jaxddp.errors import Key, about
+from jaxddp.errors import about
 from jaxddp.layers import Layers, assignments
+from jaxddp.message import Key
 from jaxddp.overrides import names_of
 from jaxddp.ranges import Decay, Range
 from jaxddp.weight_init import WeightInit

@@ -5,8 +5,9 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.errors import Key, about
+from jaxddp.errors import about
 from jaxddp.layers import Groups, assignments
+from jaxddp.message import Key
 from jaxddp.overrides import names_of, read_number
 from jaxddp.ranges import Decay, Factor, HeldOut, Period, Positive, Range, Share, SomeShare, WeightDecay
 from jaxddp.sections.training import BatchSize

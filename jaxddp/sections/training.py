@@ -5,7 +5,8 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.overrides import checked
 from jaxddp.ranges import Decay, Factor, Period, Positive, Range, Share, real_number
 from jaxddp.sections.examples import RandAugment, RandMagnitude

@@ -17,8 +17,9 @@ from jaxddp.data.growth import Growth
 from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.objective import Objective, supervised
-from jaxddp.errors import InputError, Key, about
+from jaxddp.errors import InputError, about
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile

@@ -20,9 +20,10 @@ from jaxddp.data.order import EvalOrder, SampleOrder, Shard, unlabelled_seed
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.resident_steps import Images, place_images
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
 from jaxddp.measure.memory import named, told
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.phases import doing, moved
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted

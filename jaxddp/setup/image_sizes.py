@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from jaxddp.config import DataConfig
 from jaxddp.engine.shapes import trees_of
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.models.protocol import Model
 from jaxddp.peers import Peers
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData

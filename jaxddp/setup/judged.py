@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from jaxddp.engine.set_metrics import check_set_metric, is_set_metric
-from jaxddp.errors import InputError, Key, Words
+from jaxddp.errors import InputError
 from jaxddp.goal import VAL_EMA
+from jaxddp.message import Key, Words
 from jaxddp.recipe.layout import TrainingData
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.experiment import Experiment

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 import jaxddp.files as files
-from jaxddp.errors import InputError, Option
+from jaxddp.errors import InputError
+from jaxddp.message import Option
 from jaxddp.phases import committing
 
 UNFINISHED = ".orbax-checkpoint-tmp"

@@ -15,8 +15,9 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_pol
 
 import jaxddp.files as files
 from jaxddp.engine.state import TrainState, first_difference, is_sound
-from jaxddp.errors import InputError, Key, NonFiniteError, Option, Preempted, noted_on
+from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
 from jaxddp.goal import Goal
+from jaxddp.message import Key, Option
 from jaxddp.peers import ALONE, Peers
 from jaxddp.phases import doing, phase
 from jaxddp.ranges import Range, whole

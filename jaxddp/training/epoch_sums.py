@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.engine.parts.guard import SKIPPED
-from jaxddp.errors import InputError, Key, NonFiniteError, Words
+from jaxddp.errors import InputError, NonFiniteError
+from jaxddp.message import Key, Words
 from jaxddp.phases import phase
 from jaxddp.training.skipped_steps import SkippedSteps
 from jaxddp.wording import counted

@@ -2,7 +2,8 @@
 
 import importlib.util
 
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import not_installed
 
 

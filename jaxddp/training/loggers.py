@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config
-from jaxddp.errors import InputError, JaxddpError, Key
+from jaxddp.errors import InputError, JaxddpError
+from jaxddp.message import Key
 from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import JsonLines

@@ -6,7 +6,8 @@ from fractions import Fraction
 
 from jaxddp.config import Config
 from jaxddp.duration import Cadence, Duration
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 _MOST_STEPS = 2**31 - 1
 """The step is an int32 in the state."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE
-from jaxddp.errors import Key, NonFiniteError, Words
+from jaxddp.errors import NonFiniteError
+from jaxddp.message import Key, Words
 from jaxddp.peers import ALONE, Peers
 from jaxddp.wording import counted
 

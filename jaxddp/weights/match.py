@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
 from jaxddp.layers import NO_LAYERS, Layers
+from jaxddp.message import Key
 from jaxddp.models.published import Naming
 from jaxddp.weights.layout import from_published, to_published
 from jaxddp.wording import counted, nearest

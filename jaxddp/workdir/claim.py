@@ -14,7 +14,8 @@ from typing import Any
 import jaxddp.files as files
 from jaxddp.choices import NAMES, keys_of_choices, resolved
 from jaxddp.config import Config
-from jaxddp.errors import InputError, Key, Option
+from jaxddp.errors import InputError
+from jaxddp.message import Key, Option
 from jaxddp.overrides import flatten
 from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import jaxddp.files as files
-from jaxddp.errors import InputError, Option
+from jaxddp.errors import InputError
+from jaxddp.message import Option
 
 LOCK_FILE = ".lock"
 _LOOK_SECONDS = 0.1

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jaxddp.files as files
-from jaxddp.errors import InputError, Option
+from jaxddp.errors import InputError
 from jaxddp.goal import Goal
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
+from jaxddp.message import Option
 from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
 from jaxddp.training.checkpoints import Checkpoints

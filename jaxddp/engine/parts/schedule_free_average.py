@@ -11,7 +11,8 @@ from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.schedule_free_state import averaged, is_schedule_free
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 
 @dataclass(frozen=True)

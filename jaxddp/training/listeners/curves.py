@@ -5,7 +5,8 @@ from pathlib import Path
 
 import jaxddp.files as files
 from jaxddp.config import Config
-from jaxddp.errors import InputError, Key
+from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd
