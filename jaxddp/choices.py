@@ -86,7 +86,7 @@ def unread(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
     for kind in KINDS:
         name = attrgetter(kind.key)(config)
         for key, readers in kind.unread(name).items() if kind.hook not in hooks else ():
-            found[key] = ("read by ", Key.plain(kind.key, ", ".join(readers)), f", and not by {name}")
+            found[key] = ("read by ", Key(kind.key), f"={', '.join(readers)}, and not by {name}")
     return found
 
 

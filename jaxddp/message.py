@@ -99,6 +99,6 @@ def parts_of(plain: list[Any]) -> tuple[str | Key, ...]:
     return tuple(part if isinstance(part, str) else Key.of(*part) for part in plain)
 
 
-def text_of(parts: tuple[str | Key, ...]) -> str:
+def text_of(words: Words) -> str:
     """What they say."""
-    return "".join(map(str, parts))
+    return "".join(map(str, flat(words)))

@@ -470,7 +470,7 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, linear,
 
 def test_crops_that_are_drawn_while_decoding_are_refused(root, tmp_path, capfd):
     message = fails(train_words(root, tmp_path / "w", "--data.cache", "device", "--data.crop", "random_area"), capfd)
-    assert "--data.cache device with --data.crop random_area" in message and 'set data.crop to "whole"' in message
+    assert "--data.cache device with --data.crop random_area" in message and 'set --data.crop to "whole"' in message
 
 
 @pytest.mark.slow

@@ -123,12 +123,8 @@ def open_images(path: str, data: DataConfig) -> SourceTable:
 def _place(data: DataConfig) -> Place:
     if (data.path is None) == (data.name is None):
         raise InputError(
-            "data: give one of ",
-            Key("data.path"),
-            " (a folder, a URL or tfds:NAME) and ",
-            Key("data.name"),
-            " (in datasets.toml)",
-            advice=("now ", Key("data.path", data.path), ", ", Key("data.name", data.name)),
+            *("data: give one of ", Key("data.path"), " (a folder, a URL or tfds:NAME) and ", Key("data.name")),
+            *(" (in datasets.toml); now ", Key("data.path", data.path), ", ", Key("data.name", data.name)),
         )
     if data.name is None:
         return Place(data.path or "", data)

@@ -118,8 +118,8 @@ class Answer:
     number: Number
     name: str
     text: str
-    error: str = ""
     # As `JaxddpError.to_json` says it.
+    error: str = ""
     code: Code = 2
 
 

@@ -197,7 +197,7 @@ class ViT(nn.Module):
         raise InputError(
             f"vit: images of {height}x{width} pixels have {patches} patches, and the table of positions is for "
             f"{table.shape[1] - 1}",
-            advice=("give ", Key("data.image_size", side)),
+            advice=("give ", Key.plain("data.image_size", side)),
         )
 
 
@@ -217,7 +217,7 @@ def check_whole(size: tuple[int, ...], patch: int) -> None:
         near = " or ".join(str(side) for side in (below, below + patch) if side)
         raise InputError(
             f"vit: images of {height}x{width} pixels are not whole patches of {patch}",
-            advice=("give ", Key("data.image_size", near)),
+            advice=("give ", Key.plain("data.image_size", near)),
         )
 
 
