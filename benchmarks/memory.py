@@ -35,6 +35,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
 from jaxddp.mesh import Topology, simulate_cpu_devices
+from jaxddp.message import text_of
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make import make_recipe
@@ -189,7 +190,7 @@ def suggestions(fit: Fit, function: Any, setup: RunSetup, feed: tuple[Any, ...])
     """What the line of a step that does not fit suggests, and what it says that this needs, for all devices."""
     now = fit.division
     known = fit.compared(lambda then: needs_of_batch(then, now, function, setup.state, feed, setup.topology))
-    choices = re.findall(r"--train\.(accumulate|batch-size) (\d+)", known.advice())
+    choices = re.findall(r"--train\.(accumulate|batch-size) (\d+)", text_of(known.advice()))
     assert known.needs is not None
     found = []
     for key, value in choices:

@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 from jaxddp.errors import InputError
-from jaxddp.wording import counted, nearest, show
+from jaxddp.message import Key
+from jaxddp.wording import counted, nearest
 
 _GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
 
@@ -34,8 +35,8 @@ class BatchStatistics:
         meant = [f"ghost:{number}"] if _GHOST.fullmatch(f"ghost:{number}") else []
         near = "" if kind == "ghost" else nearest(str(text), [*named, *meant])
         raise InputError(
-            f"model.batch_norm={show(text)}: expected 'local', 'sync' or 'ghost:K' (K images are normalized together, "
-            f"1 to 99,999,999){near}"
+            Key("model.batch_norm", text),
+            f": expected 'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999){near}",
         )
 
     def check(self, batch_size: int, shares: int) -> None:
@@ -56,7 +57,9 @@ class BatchStatistics:
         near = ", ".join(str(size) for size in (below, below + whole) if size > 0)
         group = max(size for size in range(1, min(self.group, share) + 1) if share % size == 0)
         raise InputError(
-            f"model.batch_norm=ghost:{self.group} normalizes {counted(self.group, 'image')} together, and "
-            f"train.batch_size={batch_size} is computed in {counted(shares, 'part')} of {share}; a batch of {near}, "
-            f"or ghost:{group}, would do"
+            Key.plain("model.batch_norm", f"ghost:{self.group}"),
+            f" normalizes {counted(self.group, 'image')} together, and ",
+            Key("train.batch_size", batch_size),
+            f" is computed in {counted(shares, 'part')} of {share}",
+            advice=f"a batch of {near}, or ghost:{group}, would do",
         )

@@ -13,10 +13,10 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from jaxddp.errors import InputError
+from jaxddp.message import Key, Words, joined
 from jaxddp.overrides import plain
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.sections.usual import USUAL
-from jaxddp.wording import show
 
 Settings = TypeVar("Settings")
 
@@ -80,13 +80,13 @@ def given_way(config: Any, said: Collection[str], hooks: Collection[str] = ()) -
     return _with(config, {key: None for key in gone if attrgetter(key)(config) is not None})
 
 
-def unread(config: Any, hooks: Collection[str] = ()) -> dict[str, str]:
+def unread(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
     """The keys that the choices of a config do not read, and by whom each is."""
-    found: dict[str, str] = {}
+    found: dict[str, Words] = {}
     for kind in KINDS:
         name = attrgetter(kind.key)(config)
         for key, readers in kind.unread(name).items() if kind.hook not in hooks else ():
-            found[key] = f"read by {kind.key}={', '.join(readers)}, and not by {name}"
+            found[key] = ("read by ", Key(kind.key), f"={', '.join(readers)}, and not by {name}")
     return found
 
 
@@ -105,8 +105,8 @@ def check_read(config: Any, hooks: Collection[str] = (), mend: Callable[[Sequenc
         InputError: names all keys that are not read, with their values and who reads them.
     """
     values = {key: (attrgetter(key)(config), why) for key, why in unread(config, hooks).items()}
-    if said := {key: f"{key}={show(value)} is {why}" for key, (value, why) in values.items() if value is not None}:
-        raise InputError(f"{'; '.join(said.values())}; {mend([*said])}")
+    if said := {key: (Key(key, value), " is ", why) for key, (value, why) in values.items() if value is not None}:
+        raise InputError(*joined("; ", said.values()), advice=mend([*said]))
 
 
 def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:

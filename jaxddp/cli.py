@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except JaxddpError as error:
-        return _end(str(error), error.exit_code, error)
+        return _end(_told(error, arguments), error.exit_code, error)
     except BrokenPipeError as error:
         # As of `--help | head`. What is printed now, or at the exit, would raise once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -85,6 +85,14 @@ def _saying_what_lasts() -> Iterator[None]:
         return
     with shown_on(StatusLine()):
         yield
+
+
+def _told(error: JaxddpError, arguments: list[str]) -> str:
+    if error.key is None:
+        return str(error)
+    from jaxddp.commands.told import line_of
+
+    return line_of(error, arguments)
 
 
 def _end(line: str, code: int, error: BaseException) -> int:

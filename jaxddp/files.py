@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxddp.errors import InputError, Unreachable
-from jaxddp.wording import refusal, show
+from jaxddp.errors import InputError, Unreachable, refused
+from jaxddp.message import Words
+from jaxddp.wording import show
 
 _AWAY = frozenset(
     {
@@ -44,14 +45,14 @@ def readable_errors(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(where: Path | str, advice: str, *, missing: str | None = None) -> Iterator[None]:
+def reading(where: Path | str, advice: Words, *, missing: Words | None = None) -> Iterator[None]:
     """Turns an OSError in the block into an InputError about `where`, in the words of `missing` where that is why."""
     try:
         yield
     except OSError as error:
         if missing is not None and isinstance(error, FileNotFoundError):
-            raise InputError(f"{where}: {missing}") from None
-        raise InputError(f"{where}: cannot be read ({error.strerror}); {advice}") from None
+            raise InputError(f"{where}: ", missing) from None
+        raise InputError(f"{where}: cannot be read ({error.strerror})", advice=advice) from None
 
 
 def check_server(where: Path, error: OSError) -> None:
@@ -68,7 +69,7 @@ def check_path(path: Any, name: str) -> str | os.PathLike[str]:
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(refusal(name, path, "expected a path"))
+        raise refused(name, path, "expected a path")
     try:
         os.stat(text)
         reason = None

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.overrides import checked
 from jaxddp.ranges import Decay
-from jaxddp.wording import choices, show
+from jaxddp.wording import choices
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class Goal:
         """
         split, _, metric = name.partition(" ")
         if split not in _SPLITS or not metric or " " in metric:
-            raise InputError(f'checkpoint.best={show(name)}: give a split and a metric, "val top1" or "val_ema loss"')
+            raise InputError(Key("checkpoint.best", name), ': give a split and a metric, "val top1" or "val_ema loss"')
         lowest = metric in _LESS_IS_BETTER if side is None else _SIDES[side]
         return cls(metric if split == VAL else name, lowest, smoothing)
 
@@ -93,7 +94,7 @@ class Goal:
         """Raises `InputError` where the metric is none of those known, `flat` ones; says which there are."""
         names = [named(metric) for metric in known if metric != "count"]
         if self.name not in names:
-            raise InputError(f"checkpoint.best={self.name!r} is not measured; {choices(self.name, names)}")
+            raise InputError(Key("checkpoint.best", self.name), " is not measured", advice=choices(self.name, names))
 
 
 def flat(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -99,8 +99,6 @@ def one_line(path: Path, what: str) -> Iterator[None]:
     try:
         with _same_directory():
             yield
-    except InputError as error:
-        raise InputError(f"{path}: {what}{error}") from error
     except BaseException as error:
         if is_ctrl_c(error):
             raise
@@ -109,6 +107,8 @@ def one_line(path: Path, what: str) -> Iterator[None]:
         if isinstance(error, SyntaxError) and error.filename == str(path):
             lines = [error.lineno]
         where = f"{path}:{lines[-1]}" if lines else f"{path}"
+        if isinstance(error, InputError):
+            raise error.within(f"{where}: {what}".removesuffix(": ")) from error
         inside = place_of(error)
         # Of what a module beside it raises, both say something.
         further = f" (in {str(inside).removesuffix(': ')})" if inside and inside.file != path.absolute() else ""

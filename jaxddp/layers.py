@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about
+from jaxddp.message import Key
 from jaxddp.overrides import read_number
 from jaxddp.ranges import Factor, WeightDecay
 from jaxddp.wording import choices, show
@@ -34,7 +35,7 @@ class Layers:
         names = tuple(name.strip() for name in text.removeprefix(_OTHERS).split(",")) if text.strip() else ()
         if not all(names):
             form = "'conv1,layer1' or 'all but fc'"
-            raise InputError(f"{key}={show(text)}: expected how names of layers begin, as in {form}")
+            raise InputError(Key(key, text), f": expected how names of layers begin, as in {form}")
         return cls(names, others)
 
     def __bool__(self) -> bool:
@@ -55,7 +56,8 @@ class Layers:
         for prefix in self.prefixes:
             if not any(begins(prefix, name) for name in known):
                 tops = dict.fromkeys(name.partition("/")[0] for name in known)
-                raise InputError(f"{key}: no layer's name begins with {show(prefix)}; {choices(prefix, tops)}")
+                told = f": no layer's name begins with {show(prefix)}"
+                raise InputError(Key(key), told, advice=choices(prefix, tops))
 
 
 NO_LAYERS = Layers()
@@ -83,25 +85,29 @@ class Groups:
             layer, _, assigned = (part.strip() for part in word.partition(":"))
             what, equals, value = (part.strip() for part in assigned.partition("="))
             if not layer or what not in found or not equals or not value or "=" in layer:
-                raise InputError(f"{key}: {show(word)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true")
+                told = f": {show(word)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"
+                raise InputError(Key(key), told)
             found[what].append(f"{layer}={value}")
         given = {what: assignments(pairs, key) for what, pairs in found.items()}
         for layer, value in given["frozen"].items():
             if value != "true":
-                raise InputError(f"{key}: {layer}:frozen={show(value)}: expected true, or nothing of a trained layer")
+                told = f": {layer}:frozen={show(value)}: expected true, or nothing of a trained layer"
+                raise InputError(Key(key), told)
         rates, decays = given["rate"].items(), given["decay"].items()
-        return cls(
-            {layer: read_number(value, Factor, f"{key}: {layer}:rate") for layer, value in rates},
-            {layer: read_number(value, WeightDecay, f"{key}: {layer}:decay") for layer, value in decays},
-            tuple(given["frozen"]),
-        )
+        with about(Key(key)):
+            return cls(
+                {layer: read_number(value, Factor, f"{layer}:rate") for layer, value in rates},
+                {layer: read_number(value, WeightDecay, f"{layer}:decay") for layer, value in decays},
+                tuple(given["frozen"]),
+            )
 
     def check_apart(self, rates: Mapping[str, float], their_key: str, key: str) -> None:
         """Raises `InputError` where a layer has a rate elsewhere, too."""
         for layer, rate in self.rates.items():
             for other, its in rates.items():
                 if _words(other) == _words(layer):
-                    raise InputError(f"{key}: {layer}:rate={rate:g}, and {their_key} has {other}={its:g}; give one")
+                    told = (f": {layer}:rate={rate:g}, and ", Key(their_key), f" has {other}={its:g}")
+                    raise InputError(Key(key), told, advice="give one")
 
 
 def longest(values: Mapping[str, T], name: str, default: T) -> T:
@@ -123,9 +129,10 @@ def assignments(pairs: Iterable[str], key: str, of: str = "LAYER") -> dict[str, 
     for pair in pairs:
         layer, equals, value = (part.strip() for part in pair.partition("="))
         if not layer or not equals or not value:
-            raise InputError(f"{key}: {show(pair)}: expected {of}=VALUE")
+            raise InputError(Key(key), f": {show(pair)}: expected {of}=VALUE")
         if twice := [other for other in found if _words(other) == _words(layer)]:
-            raise InputError(f"{key}: {show(layer)} has two values, {found[twice[0]]} and {value}; give one")
+            told = f": {show(layer)} has two values, {found[twice[0]]} and {value}"
+            raise InputError(Key(key), told, advice="give one")
         found[layer] = value
     return found
 

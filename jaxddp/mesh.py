@@ -18,8 +18,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.peers import ALONE, Peers
-from jaxddp.wording import counted, show
+from jaxddp.wording import counted
 
 AXIS = "data"
 
@@ -52,11 +53,11 @@ class Topology:
             devices = _first(devices if devices is None else int(devices))
         several: list[Any] = list(devices) if isinstance(devices, Iterable) else [None]
         if not all(hasattr(device, "process_index") for device in several):
-            raise InputError(f"devices={show(devices)}: give a number of devices, a list of them, or None for all")
+            raise InputError(Key("devices", devices), ": give a number of devices, a list of them, or None for all")
         if not several:
-            raise InputError("devices=[]: give at least one device")
+            raise InputError(Key("devices", []), ": give at least one device")
         if twice := [device for device, count in Counter(several).items() if count > 1]:
-            raise InputError(f"devices: {twice[0]} is there twice; give each device once")
+            raise InputError(Key("devices"), f": {twice[0]} is there twice", advice="give each device once")
         ordered = sorted(several, key=lambda d: (d.process_index, d.id))
         counts = Counter(device.process_index for device in ordered)
         # What is only compiled may be for the devices of others.
@@ -140,7 +141,9 @@ class Topology:
             below = batch_size // self.num_devices * self.num_devices
             near = " or ".join(str(size) for size in (below, below + self.num_devices) if size > 0)
             raise InputError(
-                f"{key}={batch_size} cannot be divided among {counted(self.num_devices, 'device')}; {near} would do"
+                Key(key, batch_size),
+                f" cannot be divided among {counted(self.num_devices, 'device')}",
+                advice=f"{near} would do",
             )
 
     def slices(self, batch_size: int) -> list[tuple[Device, slice]]:
@@ -171,7 +174,7 @@ def _first(count: int | None) -> list[Device]:
         return everything
     if count < 1 or count > len(everything) or count % processes:
         shared = f", and a multiple of {processes} processes" if processes > 1 else ""
-        raise InputError(f"parallel.devices={count}: expected 1 to {len(everything)}{shared}")
+        raise InputError(Key("parallel.devices", count), f": expected 1 to {len(everything)}{shared}")
     mine: list[Device] = []
     for process in range(processes):
         mine += [device for device in everything if device.process_index == process][: count // processes]
@@ -186,8 +189,9 @@ def simulate_cpu_devices(count: int) -> None:
     except RuntimeError as error:
         if jax.local_device_count() != count:
             raise InputError(
-                f"parallel.cpu_devices={count}: JAX already runs with {counted(jax.local_device_count(), 'device')} "
-                "here; ask for them before the first computation"
+                Key("parallel.cpu_devices", count),
+                f": JAX already runs with {counted(jax.local_device_count(), 'device')} here",
+                advice="ask for them before the first computation",
             ) from error
 
 

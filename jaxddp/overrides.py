@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError, about
 from jaxddp.keys import near
+from jaxddp.message import Key
 from jaxddp.ranges import Range, real_number
-from jaxddp.wording import choices, nearest, show
+from jaxddp.wording import choices, nearest
 
 _LONGEST_TEXT = 4096
 """A path can be no longer."""
@@ -47,10 +48,11 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
         if key not in hints:
             elsewhere = [] if nearest(key, hints) else near(prefix + key, dict(keys_of(type(root))))
             meant = f"did you mean {' or '.join(map(repr, elsewhere))}? " if elsewhere else ""
-            raise InputError(f"unknown config key {prefix + key!r}; {meant}{choices(key, hints)}")
+            unknown = Key(prefix + key, told=repr(prefix + key))
+            raise InputError("unknown config key ", unknown, advice=f"{meant}{choices(key, hints)}")
         if is_tree(hints[key]):
             if not isinstance(value, dict):
-                raise InputError(f"{prefix}{key}={show(value)}: give a dict of its keys to change")
+                raise InputError(Key(prefix + key, value), ": give a dict of its keys to change")
             values[key] = replaced(getattr(node, key), value, f"{prefix}{key}.", root)
         else:
             values[key] = checked(value, hints[key], prefix + key)
@@ -107,7 +109,7 @@ def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
         value = checked(value, args[0], key, named)
         for bounds in args[1:]:
             if isinstance(bounds, Range) and value not in bounds:
-                raise InputError(f"{key}={show(value)}: expected {bounds}")
+                raise InputError(Key(key, value), f": expected {bounds}")
         return value
     if origin in (types.UnionType, typing.Union):
         return None if value is None else checked(value, args[0], key)
@@ -115,11 +117,11 @@ def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
         return value
     if origin is Literal and isinstance(value, str):
         near_one = nearest(value, map(str, args))
-        raise InputError(f"{key}={show(value)}: expected {_named(named)}{near_one}")
+        raise InputError(Key(key, value), f": expected {_named(named)}{near_one}")
     if origin is tuple and isinstance(value, list | tuple) and (args[-1] is ... or len(value) == len(args)):
         return tuple(checked(item, args[0], key) for item in value)
     if hint is Duration and isinstance(value, str):
-        with about(key):
+        with about(Key(key)):
             return Duration.parse(value)
     # NumPy's numbers too.
     if hint is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
@@ -128,10 +130,10 @@ def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
         with contextlib.suppress(OverflowError):
             return float(value)
     if hint is str and isinstance(value, str) and not (0 < len(value) <= _LONGEST_TEXT and "\0" not in value):
-        raise InputError(f"{key}={show(value)}: expected text of 1 to {_LONGEST_TEXT:,} characters")
+        raise InputError(Key(key, value), f": expected text of 1 to {_LONGEST_TEXT:,} characters")
     if origin is None and hint not in (int, float) and isinstance(value, hint):
         return value
-    raise InputError(f"{key}={show(value)}: expected {_named(named)}")
+    raise InputError(Key(key, value), f": expected {_named(named)}")
 
 
 def read_number(text: str, kind: Any, key: str) -> float:

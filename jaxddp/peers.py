@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import show
 
 Spent = tuple[int, Mapping[str, float]]
@@ -51,7 +52,8 @@ class Peers:
         digest = hashlib.sha256(told.encode()).hexdigest()
         if other := int(self.decide("digests", digest, _first_that_differs)):
             own = told if self.process_index in (0, other) else ""
-            raise InputError(self.decide("values", own, lambda all_of: _difference(all_of, other)))
+            name, told = json.loads(self.decide("values", own, lambda all_of: _difference(all_of, other)))
+            raise InputError(Key(name), told, advice="start every process with the same")
 
     def exchange(self, name: str, value: str) -> list[str]:
         """The values of all, in order of their processes. In a job of ours it needs no device.
@@ -88,10 +90,8 @@ def _first_that_differs(digests: list[str]) -> str:
 
 
 def _difference(told: list[str], process: int) -> str:
-    """What tells the values of a process from those of process 0."""
+    """What tells the values of a process from those of process 0: the name of one, and who has what."""
     own, theirs = (json.loads(told[each]) for each in (0, process))
     name = next(name for name in own | theirs if own.get(name) != theirs.get(name))
-    return (
-        f"{name} differs: process 0 has {show(own.get(name))}, process {process} has {show(theirs.get(name))}; "
-        "start every process with the same"
-    )
+    has = f"process 0 has {show(own.get(name))}, process {process} has {show(theirs.get(name))}"
+    return json.dumps([name, f" differs: {has}"])

@@ -25,7 +25,7 @@ from typing import Any
 
 import jaxddp.files as files
 from jaxddp.choices import NAMES, given_way
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, about, as_written
 from jaxddp.hooks import Hook, hooks_of, one_line
 from jaxddp.sections.config import Config
 from jaxddp.wording import choices, show
@@ -178,7 +178,7 @@ def _is_name(name_or_path: str | Path) -> bool:
     return Path(name_or_path).suffix not in (".py", ".json") and "/" not in str(name_or_path)
 
 
-def _is_built_in(path: Path) -> bool:
+def is_built_in(path: Path) -> bool:
     return path.absolute().parent == configs_folder().absolute()
 
 
@@ -193,13 +193,15 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
 
     Raises: InputError; it cannot be read.
     """
-    try:
-        content = json.loads(files.read(path))
-        return Config().replace(**{key: value for key, value in content.items() if key not in BESIDE_CONFIG}), content
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as a run's config ({error}); give a run's config.json") from None
+    with about(path), as_written():
+        try:
+            content = json.loads(files.read(path))
+            config = {key: value for key, value in content.items() if key not in BESIDE_CONFIG}
+            return Config().replace(**config), content
+        except InputError:
+            raise
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise InputError(f"cannot be read as a run's config ({error})", advice="give a run's config.json") from None
 
 
 def _of_run(path: Path) -> RecipeFile:
@@ -230,7 +232,7 @@ def _of_file(path: Path) -> RecipeFile:
         raise InputError(f"{reading.path}: loads itself; load the recipe that it begins with")
     token = _readings.set((*outer, reading))
     try:
-        with one_line(path, ""):
+        with one_line(path, ""), as_written():
             module = _run(path)
             if not callable(getattr(module, "get_config", None)):
                 raise InputError("defines no get_config(); define one that returns a jaxddp.config.Config")
@@ -253,7 +255,7 @@ def _run(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InputError("is no Python file; give one whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
-    if not _is_built_in(path):
+    if not is_built_in(path):
         _import_from(path.absolute().parent)
     # A dataclass, such as a Flax module, looks for its own module there.
     sys.modules[name] = module

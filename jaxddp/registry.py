@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import choices
 
 Entry = TypeVar("Entry")
@@ -78,7 +79,7 @@ class Registry:
             raise self._unknown(name, {each for each in told if each is not None})
 
     def _unknown(self, name: str, known: Iterable[str]) -> InputError:
-        return InputError(f"{self.key}={name!r} is unknown; {choices(str(name), known)}")
+        return InputError(Key(self.key, name), " is unknown", advice=choices(str(name), known))
 
     def _folders(self) -> Iterable[str]:
         return importlib.import_module(self._package).__path__

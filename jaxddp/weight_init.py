@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.ranges import Range, real_number
 from jaxddp.wording import choices, show
 
@@ -32,12 +33,14 @@ class WeightInit:
             return cls(text, _USUAL_DEVIATION)
         if (found := _FORM.fullmatch(text)) is None:
             known = (*_NAMES, *(f"{name}(0.02)" for name in _WITH_DEVIATION))
-            raise InputError(f"model.weight_init: unknown weight_init {show(text)}; {choices(text, known)}")
+            raise InputError(
+                Key("model.weight_init"), f": unknown weight_init {show(text)}", advice=choices(text, known)
+            )
         try:
             deviation = real_number(found[2])
         except ValueError:
             deviation = math.nan
         if deviation not in _DEVIATIONS:
             advice = f"expected a standard deviation, {_DEVIATIONS}, as in {found[1]}(0.02)"
-            raise InputError(f"model.weight_init={show(text)}: {advice}")
+            raise InputError(Key("model.weight_init", text), ": ", advice)
         return cls(found[1], deviation)

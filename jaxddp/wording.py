@@ -51,15 +51,9 @@ def as_text(cell: T) -> T | str:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
-def refusal(name: str, value: object, advice: str) -> str:
-    """What is said of an argument of the wrong kind: `k='5': give …`, or `model: a function was given; give …`.
-
-    Values are shown, long ones in part; of anything else its type is named.
-    """
-    if type(value) in _PLAIN:
-        return f"{name}={_cut(_shortened.repr(value))}: {advice}"
-    kind = f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
-    return f"{name}: {kind} was given; {advice}"
+def in_short(value: object) -> str | None:
+    """A value as it is written, a long one in part; None of anything that is no plain value."""
+    return _cut(_shortened.repr(value)) if type(value) in _PLAIN else None
 
 
 def kind_of(value: object) -> str:

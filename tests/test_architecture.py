@@ -32,7 +32,10 @@ class Room:
 
 
 HOUSE = (
-    Room(0, "cache_folder errors log_level log_lines own_code peers phases private_names ranges versions wording"),
+    Room(
+        0,
+        "cache_folder errors log_level log_lines message own_code peers phases private_names ranges versions wording",
+    ),
     Room(
         1,
         "batch_statistics choices config duration files goal hooks keys layers overrides recipe_file registry sections "

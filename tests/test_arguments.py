@@ -15,8 +15,6 @@ from support.shared import sgd
 import jaxddp
 from jaxddp import ArrayTable, InputError, prepare_training, train
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import JaxddpError, Preempted
-from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.peers import ALONE
 
 TABLE, VAL = random_table(16), random_table(12, seed=1)
@@ -465,41 +463,3 @@ def test_array_tables(named, value, expected):
 )  # fmt: skip
 def test_resnets(named, value, expected):
     assert line(jaxddp.resnet, **{"name": "resnet18", "num_classes": CLASSES, named: value}) == expected
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("raise --train.accumulate, or lower --train.batch-size", "raise accumulate, or lower batch_size_per_device"),
-        ("--train.accumulate 4 would need about 2 GB", "accumulate=4 would need about 2 GB"),
-        ("--train.batch-size 32 would need about 2 GB", "a global batch of 32 would need about 2 GB"),
-        ("lower --eval.batch-size", "lower batch_size_per_device"),
-        ("--parallel.self-test never trains all the same", "self_test='never' trains all the same"),
-        ("as many as train.max_bad_steps=10", "as many as max_bad_steps=10"),
-        ("start in another --workdir", "start in another workdir"),
-        ("train.duration differs: process 0 has", "epochs differs: process 0 has"),
-        ("(model.new_layers)", "(new_layers)"),
-        ("config.json: objects.metric half was None", "config.json: metric half was None"),
-        ("use the config that wrote it, or another --workdir", "use the model and optimizer that wrote it, or another "
-         "workdir"),
-        ("all of them, or raise parallel.start_timeout (process 0", "all of them, or raise start_timeout (process 0"),
-        # What is no key stays.
-        ("/runs/train.precision: cannot be read", "/runs/train.precision: cannot be read"),
-        ("runs/model.weights.safetensors: no such file", "runs/model.weights.safetensors: no such file"),
-        ("data.image_size=64: these images", "data.image_size=64: these images"),
-    ],
-)  # fmt: skip
-def test_words_of_a_config_become_arguments(message, expected):
-    with pytest.raises(JaxddpError) as error, words_of_arguments():
-        raise InputError(message)
-    assert str(error.value) == expected
-
-
-def test_an_error_keeps_its_kind_and_its_place():
-    @words_of_arguments()
-    def stopped():
-        raise Preempted("saved step 3 in --workdir")
-
-    with pytest.raises(Preempted, match="^saved step 3 in workdir$") as error:
-        stopped()
-    assert error.traceback[-1].name == "stopped"

@@ -83,7 +83,7 @@ def test_a_set_on_the_devices_is_judged_when_it_is_loaded(root: Path, tmp_path: 
         assert code == 0
     else:
         assert code == 2
-        assert "data.cache=device: 2 images" in capfd.readouterr().err.splitlines()[-1]
+        assert "--data.cache device: 2 images" in capfd.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What `model.batch_norm` says: read in one place, and refused in the same line at every door."""
 
 import re
+import shlex
 
 import pytest
 from hypothesis import given
@@ -44,6 +45,7 @@ def test_what_is_no_batch_norm_is_the_same_line_at_every_door(value, near, tmp_p
         return str(caught.value)
 
     expected = "expected 'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999)"
+    typed = f"--model.batch-norm {shlex.quote(value)}: {expected}{near}"
     expected = f"model.batch_norm={value!r}: {expected}{near}"
     assert line(lambda: Config().replace(model={"batch_norm": value})) == expected
     assert line(lambda: Config(model=ModelConfig(batch_norm=value))) == expected
@@ -51,10 +53,10 @@ def test_what_is_no_batch_norm_is_the_same_line_at_every_door(value, near, tmp_p
     assert line(lambda: jaxddp.resnet("resnet18", 5, batch_norm=value)) == expected.removeprefix("model.")
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.format(value))
-    assert line(lambda: load(recipe)) == f"{recipe}: {expected}"
+    assert line(lambda: load(recipe)) == f"{recipe}:5: {expected}"
     for command in ("train", "doctor"):
         assert main([command, "digits", "--data.path", str(tmp_path), "--model.batch-norm", value]) == 2
-        assert capfd.readouterr().err == f"jaxddp: {expected}\n"
+        assert capfd.readouterr().err == f"jaxddp: {typed}\n"
 
 
 @pytest.mark.parametrize(

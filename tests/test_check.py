@@ -485,7 +485,7 @@ def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, c
     [
         (["check", "{root}/nowhere"], "nowhere"),
         (["check", "{root}", "--train", "other.csv"], "other.csv"),
-        (["check", "{root}", "--threads", "0"], "--threads=0: expected 1 to 1,024"),
+        (["check", "{root}", "--threads", "0"], "--threads 0: expected 1 to 1,024"),
         (["check", "{root}", "--manifest", "{root}/gone/m.jsonl"], "gone/m.jsonl: cannot be written"),
         (["check", "{root}", "--manifest", "{root}"], "is a directory; give --manifest a file"),
         (["chekc", "{root}"], "data: unknown command 'chekc'; did you mean 'check'?"),

@@ -197,10 +197,10 @@ def test_all_that_nothing_reads_is_said_at_once_with_the_command_that_would_do(c
     )
     resnets = "resnet10, resnet101, resnet152, resnet18, resnet34, resnet50"
     for told in (
-        f"model.blur_pool=False is read by model.name={resnets}, and not by vit_ti16",
-        "objective.threshold=0.1 is read by objective.name=fixmatch, and not by supervised",
-        "optimizer.trust_coefficient=0.5 is read by optimizer.name=lars, and not by adamw",
-        "optimizer.step_at=(0.3, 0.6) is read by optimizer.schedule=step, and not by cosine",
+        f"--model.blur-pool False is read by --model={resnets}, and not by vit_ti16",
+        "--objective.threshold 0.1 is read by objective.name=fixmatch, and not by supervised",
+        "--optimizer.trust-coefficient 0.5 is read by optimizer.name=lars, and not by adamw",
+        "--optimizer.step-at 0.3 0.6 is read by optimizer.schedule=step, and not by cosine",
     ):
         assert told in line
 
@@ -212,7 +212,8 @@ def test_what_a_recipe_file_says_is_to_be_left_out_of_it(tmp_path, capfd):
     said = (
         "model.drop_path=0.5 is read by model.name=convnext_small, convnext_tiny, vit_b16, vit_s16, vit_ti16, and not"
     )
-    assert refused(f"train {recipe}", capfd) == f"jaxddp: {said} by resnet18; leave model.drop_path out of {recipe}"
+    said = f"jaxddp: {recipe}:3: {said} by resnet18; leave model.drop_path out of {recipe}"
+    assert refused(f"train {recipe}", capfd) == said
     line = refused(f"train {recipe} --model.width 4 --objective.threshold 0.5", capfd)
     assert line.endswith(f"; leave model.drop_path out of {recipe}; jaxddp train {recipe} --model.width 4 would do")
 

@@ -100,7 +100,7 @@ def test_a_config_whose_validation_crop_is_larger_than_its_image_is_refused_at_o
     root = write_tree(tmp_path / "tree", size=20)
     arguments = ["train", "digits", "--data.path", str(root), "--workdir", str(tmp_path / "w")]
     arguments += ["--data.image-size", "24", "--data.resize", "20"]
-    assert "data.resize=20: validation crops data.image_size=24 pixels" in fails(arguments, capfd)
+    assert "--data.resize 20: validation crops --data.image-size 24 pixels" in fails(arguments, capfd)
     assert not (tmp_path / "w").exists()
 
 
@@ -163,7 +163,7 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     shutil.copytree(finished, workdir)
     arguments = train_words(data, workdir, "--train.duration", "12 steps")
     message = fails([*arguments, "--optimizer.learning-rate", "0.3"], capfd)
-    assert "optimizer.learning_rate was 0.005 and is now 0.3" in message
+    assert "--optimizer.learning-rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
     assert "step 12" in message and "--resume never would lose" in message
     # As if written before that key was there.
@@ -171,7 +171,7 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     del config["optimizer"]["layer_decay"]
     (workdir / "config.json").write_text(json.dumps(config))
     message = fails([*arguments, "--optimizer.layer-decay", "0.5"], capfd)
-    assert "optimizer.layer_decay was 1.0 and is now 0.5" in message
+    assert "--optimizer.layer-decay was 1.0 and is now 0.5" in message
     # Neither how it is measured nor what is kept belongs to the recipe.
     more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", *PLAIN]
     assert main(train_words(data, workdir, "--train.duration", "14 steps", *more)) == 0
@@ -222,7 +222,7 @@ def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
 def test_a_checkpoint_of_another_architecture(finished, data, tmp_path, capfd):
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
     message = fails([*arguments, "--model.width", "8"], capfd)
-    assert "config.json: model.width was 4 and is now 8; a checkpoint is measured as it was trained" in message
+    assert "config.json: --model.width was 4 and is now 8; a checkpoint is measured as it was trained" in message
     # Where nothing says the run's settings, the arrays tell.
     shutil.copytree(finished / "checkpoints", tmp_path / "checkpoints")
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path), "--model.width", "8"]
@@ -253,24 +253,24 @@ def test_a_loss_that_is_not_finite_ends_with_code_1(data, tmp_path, capfd, bad_s
 BAD_OVERRIDES = {
     "batch not divisible": (
         ["--train.batch-size", "9"],
-        "batch_size=9 cannot be divided among 8 devices; 8 or 16",
+        "jaxddp: --train.batch-size 9 cannot be divided among 8 devices; 8 or 16",
     ),
     "batch too large": (["--train.batch-size", "48"], "batch size 48: the batch is larger than the data set of 39"),
     "groups that do not divide a device's slice": (
         ["--train.batch-size", "24", "--model.batch-norm", "ghost:2"],
-        "model.batch_norm=ghost:2 normalizes 2 images together, and train.batch_size=24 is computed in 8 parts of 3; a "
-        "batch of 16, 32, or ghost:1, would do",
+        "--model.batch-norm ghost:2 normalizes 2 images together, and --train.batch-size 24 is computed in 8 parts of "
+        "3; a batch of 16, 32, or ghost:1, would do",
     ),
-    "evaluation batch": (["--eval.batch-size", "3"], "eval.batch_size=3 cannot be divided among 8 devices; 8 would do"),
-    "more devices than there are": (["--parallel.devices", "9"], "parallel.devices=9: expected 1 to 8"),
+    "evaluation batch": (["--eval.batch-size", "3"], "--eval.batch-size 3 cannot be divided among 8 devices; 8 would"),
+    "more devices than there are": (["--parallel.devices", "9"], "--parallel.devices 9: expected 1 to 8"),
     "unknown optimizer": (["--optimizer.name", "momentun"], "did you mean 'momentum'?"),
     "unknown schedule": (["--optimizer.schedule", "cosin"], "did you mean 'cosine'?"),
-    "less than one step": (["--train.duration", "0 steps"], 'train.duration="0 steps" is less than one step'),
+    "less than one step": (["--train.duration", "0 steps"], "--train.duration '0 steps' is less than one step"),
     "a share of itself": (["--train.duration", "5%"], "of what?"),
     "warm-up longer than the run": (["--optimizer.warmup", "90 epochs"], "longer than the run"),
     "class that is not there": (["--data.classes", "0:6"], "0:6"),
-    "nothing kept": (["--checkpoint.keep", "0"], "checkpoint.keep=0"),
-    "negative seed": (["--seed", "-1"], "seed=-1: expected 0 to"),
+    "nothing kept": (["--checkpoint.keep", "0"], "--checkpoint.keep 0"),
+    "negative seed": (["--seed", "-1"], "--seed -1: expected 0 to"),
     "resume without a checkpoint": (["--resume", "must"], "no checkpoint to resume from"),
 }
 # fmt: on
@@ -443,10 +443,10 @@ def test_a_mistyped_option_is_answered_with_the_nearest(option, suggestion, capf
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--train.batch-size", "many"], "train.batch_size='many': expected a whole number, 1 to 16,777,216"),
-        (["--parallel.devices", "1.5"], "parallel.devices='1.5': expected a whole number, 1 to 100,000"),
-        (["--data.std", "0.2", "x"], "data.std='x': expected a number, 1e-06 to 1"),
-        (["--model.stem", "smal"], "--model.stem='smal': expected 'imagenet' or 'small', did you mean 'small'?"),
+        (["--train.batch-size", "many"], "--train.batch-size many: expected a whole number, 1 to 16,777,216"),
+        (["--parallel.devices", "1.5"], "--parallel.devices 1.5: expected a whole number, 1 to 100,000"),
+        (["--data.std", "0.2", "x"], "--data.std x: expected a number, 1e-06 to 1"),
+        (["--model.stem", "smal"], "--model.stem smal: expected 'imagenet' or 'small', did you mean 'small'?"),
         (["--data.augment.flip", "0"], "--data.augment.flip 0: expected True or False; see"),
         (["--data.augment.flip=maybe"], "--data.augment.flip maybe: expected True or False; see"),
         (
@@ -465,9 +465,9 @@ def test_a_mistyped_option_is_answered_with_the_nearest(option, suggestion, capf
             "Error parsing --train.duration: '\u0663 epochs': '\u0663' is not a number",
         ),
         (["--workdir", ""], "Error parsing --workdir: path='': expected a path; see"),
-        (["--data.std", "1e-300", "1", "1"], "data.std=1e-300: expected 1e-06 to 1"),
-        (["--data.std", "nan", "1", "1"], "data.std=nan: expected"),
-        (["--data.crop-area", "1", "0.1"], "data.crop_area=(1.0, 0.1): give the smallest share of the image, above 0"),
+        (["--data.std", "1e-300", "1", "1"], "--data.std 1e-300: expected 1e-06 to 1"),
+        (["--data.std", "nan", "1", "1"], "--data.std nan: expected"),
+        (["--data.crop-area", "1", "0.1"], "--data.crop-area 1.0 0.1: give the smallest share of the image, above 0"),
         (
             ["--train.duration", "5 epcohs"],
             "Error parsing --train.duration: '5 epcohs' is not a duration; write \"90 epochs\"",
@@ -545,5 +545,5 @@ def test_a_name_that_there_is_not_costs_no_import_of_jax():
     done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "jaxddp: model.name='efficientnet_b0' is unknown; there are: airbench, convnext_small"
+        "jaxddp: --model.name efficientnet_b0 is unknown; there are: airbench, convnext_small"
     )

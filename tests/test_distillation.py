@@ -254,7 +254,7 @@ def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
     more = ["--objective.teacher", moved, "--train.duration", "2 epochs"]
     assert main([str(word) for word in [*own, *more]]) == 0
     code, line = run([*own, *more, "--objective.temperature", 2, "--train.duration", "3 epochs"], capfd)
-    assert code == 2 and "objective.temperature was 4.0 and is now 2.0; a resumed run keeps its recipe" in line[0]
+    assert code == 2 and "--objective.temperature was 4.0 and is now 2.0; a resumed run keeps its recipe" in line[0]
 
 
 def test_reproducible_distillation_is_refused():

@@ -149,7 +149,7 @@ def test_a_loss_that_is_not_finite_ends_it_with_what_there_is(place, monkeypatch
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--steps", "5"), "jaxddp: --steps=5: expected 10 to 100,000"),
+        (("--steps", "5"), "jaxddp: --steps 5: expected 10 to 100,000"),
         (("--lowest", "2", "--highest", "1"), "jaxddp: --lowest 2 and --highest 1: give a lower and a higher rate"),
         (("--out", "no/x.png"), "jaxddp: no/x.png: cannot be written (No such file or directory); choose another"),
     ],

@@ -405,7 +405,7 @@ def test_from_the_terminal(tmp_path, capfd):
     # Before there is a work directory.
     assert main(["train", *words, *work, *fixmatch]) == 2
     assert capfd.readouterr().err.endswith(
-        "jaxddp: objective.name=fixmatch needs images without labels; give data.unlabelled\n"
+        "jaxddp: --objective.name fixmatch needs images without labels; give data.unlabelled\n"
     )
     assert not (tmp_path / "run").exists()
     words += ["--data.unlabelled", "train"]

@@ -436,7 +436,7 @@ def test_a_process_that_does_not_come_is_named():
 
 def test_of_the_most_processes_that_may_be_the_first_are_named_at_once():
     absent = Roll(Job("h:1", MOST_PROCESSES, 0), {}, "h").absent(60, "h")
-    assert absent.reason.startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
+    assert str(absent).startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
 
 
 @pytest.mark.parametrize("value", ["x", "-1", 20 * "9", "999999"])

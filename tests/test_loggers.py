@@ -160,7 +160,7 @@ def test_a_logger_whose_library_is_missing_is_one_line_before_anything_starts(
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda library: None)
     assert main([*words, "--workdir", str(tmp_path / "run"), "--log.to", f"jsonl,{name}"]) == 2
-    line = f"jaxddp: log.to={name}: the package {name} is not installed; pip install 'jaxddp[{name}]'"
+    line = f"jaxddp: --log.to {name}: the package {name} is not installed; pip install 'jaxddp[{name}]'"
     assert capfd.readouterr().err.splitlines()[-1] == line
     assert not (tmp_path / "run").exists()
 

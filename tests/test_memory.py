@@ -33,6 +33,7 @@ from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.host_memory import HostMemory
 from jaxddp.measure.memory import Fit, Needs, Report, bytes_on_a_device, named, ran_out
 from jaxddp.mesh import Topology
+from jaxddp.message import text_of
 from jaxddp.models.resnet import BASIC, Architecture
 from jaxddp.setup.make_run import make_run
 from jaxddp.training.device_memory import needs_of_batch
@@ -113,10 +114,10 @@ def test_what_is_suggested_on_a_cpu_follows_from_a_program_that_is_compiled_for_
     fit = Fit(whole, needs, 900, "there").compared(compiled)
     assert asked == [whole, Division(40, 1)] and fit.needs is not None and fit.needs.scratch == 180
     words = "--train.accumulate 2 would need about 852 B, or --train.batch-size 35 would need about 860 B"
-    assert fit.advice() == words
+    assert text_of(fit.advice()) == words
     # A network that takes no other batch, and an allocation that fails later: no number is said.
     for unknown in (Fit(whole, needs, 900).compared(lambda then: None), Fit(whole, needs, 1500)):
-        assert unknown.advice() == "raise --train.accumulate, or lower --train.batch-size"
+        assert text_of(unknown.advice()) == "raise --train.accumulate, or lower --train.batch-size"
 
 
 @given(NEEDS, DIVISIONS)
@@ -154,9 +155,11 @@ def test_the_line_says_where_nothing_would_do():
     expected = (
         "no accumulate and no batch would help, since even images 2 at a time would need about 93 GB; choose a smaller"
     )
-    assert expected in fit.advice()
+    assert expected in text_of(fit.advice())
     images = dataclasses.replace(needs, arguments=GB, images={"training": 89 * GB})
-    assert dataclasses.replace(fit, needs=images).advice().endswith("a smaller network, or set data.cache to none")
+    assert text_of(dataclasses.replace(fit, needs=images).advice()).endswith(
+        "a smaller network, or set data.cache to none"
+    )
 
 
 @given(NEEDS, DIVISIONS, SIZES)
@@ -164,14 +167,14 @@ def test_what_is_suggested_would_do_and_is_the_least_change_that_does(needs, div
     fit = Fit(division, needs, room, "there")
     assert fit.is_short == (needs.total > room)
     assume(fit.is_short)
-    words = fit.advice().split()
+    words = text_of(fit.advice()).split()
     suggested = {word: int(words[place + 1]) for place, word in enumerate(words) if word.startswith("--")}
     finer = [each for each in division.finer() if needs.at(division, each) <= (1 - 0.03) * room]
     assert suggested.get("--train.accumulate") == (finer[0].accumulate if finer else None)
     smaller = [dataclasses.replace(division, batch_size=size) for size in range(division.batch_size - 1, 0, -1)]
     does = [each.batch_size for each in smaller if each.is_even and needs.at(division, each) <= (1 - 0.03) * room]
     assert suggested.get("--train.batch-size") == (does[0] if does else None)
-    assert ("no accumulate and no batch would help" in fit.advice()) == (not suggested)
+    assert ("no accumulate and no batch would help" in text_of(fit.advice())) == (not suggested)
 
 
 @given(NEEDS, DIVISIONS)
@@ -179,7 +182,7 @@ def test_where_memory_ran_out_although_it_would_do_what_is_suggested_needs_a_ten
     fit = Fit(division, needs, needs.total, "there")
     assert not fit.is_short
     fit.check(uncompiled)
-    for each in (each for each in division.finer() if f"accumulate {each.accumulate} " in fit.advice()):
+    for each in (each for each in division.finer() if f"accumulate {each.accumulate} " in text_of(fit.advice())):
         assert needs.at(division, each) <= 0.9 * needs.total
 
 
@@ -522,7 +525,7 @@ def test_what_is_suggested_does_compile_to_less_than_there_is(share):
     needs, division = compiled_needs(1, 64)
     room = int(share * needs.total)
     fit = Fit(division, needs, room, "there").compared(lambda then: compiled_needs(1, then.batch_size)[0])
-    words = fit.advice().split()
+    words = text_of(fit.advice()).split()
     accumulate, batch_size = (int(words[words.index(f"--train.{key}") + 1]) for key in ("accumulate", "batch-size"))
     assert accumulate == {0.95: 2, 0.7: 2, 0.45: 4}[share]
     for found, _ in (compiled_needs(accumulate, 64), compiled_needs(1, batch_size)):

@@ -232,7 +232,7 @@ def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
     common = ["train", str(tmp_path / "mine.py"), "--data.path", str(tmp_path), "--workdir", str(run)]
     bad = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1"]
     assert main([*common, "--loss.name", "nll", *bad]) == 2
-    assert "loss.name=nll does not take several labels of an image" in capfd.readouterr().err.splitlines()[-1]
+    assert "--loss.name nll does not take several labels of an image" in capfd.readouterr().err.splitlines()[-1]
     assert main([*common, *bad, "--log.to", "jsonl", "confusion"]) == 2
     wanted = (
         "log.to: confusion: its metric: confusion takes one label an image, and the data have several; leave it out"

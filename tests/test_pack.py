@@ -127,8 +127,8 @@ def test_faults_have_their_line(tables, packed: Path, tmp_path: Path, capfd):
     with pytest.raises(InputError, match="exists already; remove it"):
         pack(tables, packed, Packing())
     for option, expected in (
-        ("quality", "--quality=0: expected 1 to 100"),
-        ("short-side", "--short_side=0: expected 1"),
+        ("quality", "--quality 0: expected 1 to 100"),
+        ("short-side", "--short-side 0: expected 1"),
     ):
         assert main(["data", "pack", "nowhere", "--out", str(tmp_path / "copy"), f"--{option}", "0"]) == 2
         assert expected in capfd.readouterr().err.splitlines()[-1]

@@ -450,7 +450,7 @@ def test_other_images_are_refused(run, images, message):
         (["{run}", "{val}", "--out", "{val}", "--format", "csv"], "{val}: is what is to be predicted; give another"),
         (["{run}", "{val}", "--out", "{run}", "--format", "csv"], "{run}: is a folder; give the name of a file"),
         (["{run}", "{val}", "--out", "no/where/a.csv"], "no/where/a.csv: cannot be written"),
-        (["{run}", "{val}", "--out", "a.csv", "--top", "0"], "--top=0: expected 1 to 100,000"),
+        (["{run}", "{val}", "--out", "a.csv", "--top", "0"], "--top 0: expected 1 to 100,000"),
     ],
 )
 def test_a_mistake_gets_its_line(workdir, pictures, arguments, line, tmp_path, monkeypatch, capfd):

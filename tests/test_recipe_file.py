@@ -219,7 +219,9 @@ def test_what_a_hook_may_not_be_is_one_line(source, message, folder, data, capfd
 def test_weights_of_classes_beside_a_loss_of_ones_own_are_refused(folder, data, capfd):
     write(folder, source=WHOLE)
     line = refused(["train", "mine.py", "--data.path", data, "--loss.class-weights", "balanced"], capfd)
-    assert "loss.class_weights=balanced: " in line and "get_loss gives a loss, which has its own weights; leave" in line
+    assert (
+        "--loss.class-weights balanced: " in line and "get_loss gives a loss, which has its own weights; leave" in line
+    )
 
 
 @pytest.mark.slow

@@ -459,7 +459,7 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, linear,
     with pytest.raises(KeyboardInterrupt):
         train_config(config, tmp_path / "device", listeners=[Kill()])
     message = fails(train_words(root, tmp_path / "device"), capfd)
-    assert "data.cache was 'device' and is now 'none'" in message
+    assert "--data.cache was 'device' and is now 'none'" in message
     assert main(train_words(root, tmp_path / "device", "--resume", "must", *device)) == 0
     assert "resuming at step 3 | writing to " in capfd.readouterr().out
     ours, theirs = metrics(tmp_path / "device"), metrics(tmp_path / "streamed")
@@ -470,7 +470,7 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, linear,
 
 def test_crops_that_are_drawn_while_decoding_are_refused(root, tmp_path, capfd):
     message = fails(train_words(root, tmp_path / "w", "--data.cache", "device", "--data.crop", "random_area"), capfd)
-    assert 'data.cache="device" with data.crop="random_area"' in message and 'set data.crop to "whole"' in message
+    assert "--data.cache device with --data.crop random_area" in message and 'set --data.crop to "whole"' in message
 
 
 @pytest.mark.slow
@@ -498,7 +498,7 @@ def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(linear, tmp_pat
         patch.setattr(Topology, "free_memory", lambda _: 150_000)
         message = fails(train_words(root, tmp_path / "w", *device), capfd)
         needed = "197 kB of training and 197 kB of validation images on each device needed, 150 kB free there; lower"
-        assert f'data.cache="device": {needed}' in message
+        assert f"--data.cache device: {needed}" in message
         patch.setattr(Topology, "free_memory", lambda _: 300_000)
         # Each of them would fit.
         assert needed.replace("150", "300") in fails(train_words(root, tmp_path / "w", *device), capfd)

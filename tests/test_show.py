@@ -152,7 +152,7 @@ def test_mistyped_commands(arguments: list[str], expected: str, capfd):
 
 
 def test_bad_figures(tmp_path: Path, capfd):
-    for option, expected in (("step", "--step=0: expected 1 to"), ("count", "--count=0: expected 1 to")):
+    for option, expected in (("step", "--step 0: expected 1 to"), ("count", "--count 0: expected 1 to")):
         assert main(["data", "show", "digits", "--out", str(tmp_path / "show.png"), f"--{option}", "0"]) == 2
         assert expected in capfd.readouterr().err.splitlines()[-1]
 

@@ -362,10 +362,10 @@ def test_the_rate_that_is_logged_follows_the_plateau(stopped):
 @pytest.mark.slow
 def test_what_a_terminal_cannot_mean_is_one_line(terminal, capfd):
     cases = {
-        "train.stop_after=2: nothing is validated": ["--train.stop-after", "2", "--eval.every", "0 steps"],
-        "optimizer.schedule='plateau' follows": ["--optimizer.schedule", "plateau", "--eval.every", "0 steps"],
-        "checkpoint.best='val_ema loss' is not measured": ["--checkpoint.best", "val_ema loss"],
-        "checkpoint.best='loss': give a split": ["--checkpoint.best", "loss"],
+        "--train.stop-after 2: nothing is validated": ["--train.stop-after", "2", "--eval.every", "0 steps"],
+        "--optimizer.schedule plateau follows": ["--optimizer.schedule", "plateau", "--eval.every", "0 steps"],
+        "--checkpoint.best 'val_ema loss' is not measured": ["--checkpoint.best", "val_ema loss"],
+        "--checkpoint.best loss: give a split": ["--checkpoint.best", "loss"],
     }
     for message, words in cases.items():
         assert message in fails(["train", *terminal[:-1], "/nowhere/run", *words], capfd)
@@ -375,7 +375,7 @@ def test_what_a_terminal_cannot_mean_is_one_line(terminal, capfd):
 def test_what_a_resumed_run_may_change(stopped, capfd):
     words, workdir = stopped
     goal, other = Validations(workdir / "checkpoints", None).goal, ["--checkpoint.best", "val loss"]
-    assert "train.ema was 0.9 and is now 0.5" in fails(["train", *words, *other, "--train.ema", "0.5"], capfd)
+    assert "--train.ema was 0.9 and is now 0.5" in fails(["train", *words, *other, "--train.ema", "0.5"], capfd)
     assert Validations(workdir / "checkpoints", None).goal == goal
     # By another metric another checkpoint is the best.
     assert main(["train", *words, "--checkpoint.best", "val top1", "--train.stop-min-gain", "1"]) == 0

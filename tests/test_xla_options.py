@@ -152,4 +152,4 @@ def test_a_config_s_options_are_those_of_its_run(tmp_path):
 def test_the_terminal_refuses_an_option_before_it_opens_the_data(tmp_path, capsys):
     words = ["train", "digits", "--data.path", str(tmp_path / "missing"), "--workdir", str(tmp_path / "run"), *SMALL]
     words += ["--parallel.xla-options", "xla_backend_optimization_level=1", "xla_no_such=1", "--seed", "1"]
-    assert "parallel.xla_options: this jaxlib refuses 'xla_no_such=1'" in fails(words, capsys)
+    assert "--parallel.xla-options: this jaxlib refuses 'xla_no_such=1'" in fails(words, capsys)

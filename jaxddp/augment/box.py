@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 
 class Box(NamedTuple):
@@ -32,4 +33,6 @@ def check_side(key: str, pixels: int, image: jax.Array) -> None:
     """Raises `InputError` where `data.augment.KEY` is more than the shorter side of an image, [H, W, C]."""
     side = min(image.shape[:2])
     if pixels > side:
-        raise InputError(f"data.augment.{key}={pixels}: expected 0 to {side}, pixels, at most the image's side")
+        raise InputError(
+            Key(f"data.augment.{key}", pixels), f": expected 0 to {side}, pixels, at most the image's side"
+        )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxddp.augment.box import centered
 from jaxddp.config import AugmentConfig
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 
 class Mixing(NamedTuple):
@@ -31,8 +32,11 @@ def check_mixing(augment: AugmentConfig, batch_size: int, parts: int) -> None:
     if alpha and share % 2:
         near = " or ".join(str(size * parts) for size in (share - 1, share + 1) if size)
         raise InputError(
-            f"data.augment.{key}={alpha} mixes pairs of images that are computed together, and train.batch_size="
-            f"{batch_size} makes {parts} parts of {share}, an odd number; a batch of {near} would do"
+            Key(f"data.augment.{key}", alpha),
+            " mixes pairs of images that are computed together, and ",
+            Key("train.batch_size", batch_size),
+            f" makes {parts} parts of {share}, an odd number",
+            advice=f"a batch of {near} would do",
         )
 
 

@@ -14,6 +14,7 @@ from jaxddp.augment.resize import resized
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.data.batch import Batch
 from jaxddp.errors import InputError
+from jaxddp.message import Key, Words
 from jaxddp.registry import AUGMENTATIONS
 from jaxddp.wording import first_line, shaped
 
@@ -103,7 +104,7 @@ class Preprocess:
         for place, name in enumerate(names):
             stream = jax.random.fold_in(jax.random.fold_in(key, _THEN), zlib.crc32(name.encode()))
             own = jax.random.fold_in(stream, names[:place].count(name))
-            image = _checked(f"data.augment.then: {name}", AUGMENTATIONS.get(name)(self.augment), own, image)
+            image = _checked((Key("data.augment.then"), f": {name}"), AUGMENTATIONS.get(name)(self.augment), own, image)
         if self.extra is not None:
             image = _checked("augmentation", self.extra, jax.random.fold_in(key, _EXTRA), image)
         return image
@@ -134,12 +135,13 @@ def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]
     """Trace the augmentation of one image, (H, W, C), so that errors in it are found before a run is compiled."""
     augment = preprocess.augment
     if augment.alternate_flip and (augment.flip or "flip" in augment.then):
-        raise InputError("data.augment: flip and alternate_flip are both set; set one of them to false")
+        both = "flip and alternate_flip are both set"
+        raise InputError(Key("data.augment"), f": {both}", advice="set one of them to false")
     image = jax.ShapeDtypeStruct(image_shape, dtype)
     jax.eval_shape(lambda image: preprocess.augmented(jax.random.key(0), image), image)
 
 
-def _checked(origin: str, function: Augmentation, key: jax.Array, image: jax.Array) -> jax.Array:
+def _checked(origin: Words, function: Augmentation, key: jax.Array, image: jax.Array) -> jax.Array:
     try:
         found = jnp.asarray(function(key, image))
     except InputError:
@@ -147,11 +149,12 @@ def _checked(origin: str, function: Augmentation, key: jax.Array, image: jax.Arr
     except Exception as error:
         what = first_line(error)
         raise InputError(
-            f"{origin}: failed on an image {jax.typeof(image)} ({type(error).__name__}: {what}); "
-            "give a function (key, image) -> image that JAX can trace"
+            *(origin, f": failed on an image {jax.typeof(image)} ({type(error).__name__}: {what})"),
+            advice="give a function (key, image) -> image that JAX can trace",
         ) from error
     if (found.shape, found.dtype) != (image.shape, image.dtype):
         raise InputError(
-            f"{origin}: made {jax.typeof(found)} of an image {jax.typeof(image)}; return one of this shape and dtype"
+            *(origin, f": made {jax.typeof(found)} of an image {jax.typeof(image)}"),
+            advice="return one of this shape and dtype",
         )
     return found

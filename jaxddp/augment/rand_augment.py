@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from jaxddp.config import AugmentConfig
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.registry import AUGMENTATIONS
 
 OPERATIONS = (
@@ -63,17 +64,25 @@ def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], j
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
         if image.shape[-1] not in (1, 3):
             raise InputError(
-                f"data.augment.rand_augment={layers}: its colours are defined for 1 or 3 channels, and the "
-                f"images have {image.shape[-1]}; give 0"
+                Key("data.augment.rand_augment", layers),
+                f": its colours are defined for 1 or 3 channels, and the images have {image.shape[-1]}",
+                advice="give 0",
             )
         if image.dtype == jnp.uint16:
             raise InputError(
-                f"data.augment.rand_augment={layers}: takes pixels of 8 bits, and the images have 16; give 0"
+                Key("data.augment.rand_augment", layers),
+                ": takes pixels of 8 bits, and the images have 16",
+                advice="give 0",
             )
         if image.dtype != jnp.uint8:
             raise InputError(
-                f"rand_augment takes uint8 pixels, and the images are {image.dtype} here; "
-                "set data.augment.rand_augment in place of naming it in data.augment.then"
+                f"rand_augment takes uint8 pixels, and the images are {image.dtype} here",
+                advice=(
+                    "set ",
+                    Key("data.augment.rand_augment"),
+                    " in place of naming it in ",
+                    Key("data.augment.then"),
+                ),
             )
         return rand_augment(key, image, layers, magnitude)
 

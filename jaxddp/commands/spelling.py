@@ -8,6 +8,7 @@ import tyro
 
 from jaxddp.errors import InputError
 from jaxddp.keys import SHORT
+from jaxddp.message import typed
 from jaxddp.overrides import keys_of
 
 _TRUTHS = {"true": True, "false": False}
@@ -18,11 +19,6 @@ def options_of(command: type) -> dict[str, Any]:
     prefix."""
     keys = ((key.removeprefix("config."), hint) for key, hint in keys_of(command))
     return {key: hint for key, hint in keys if tyro.conf.Positional not in getattr(hint, "__metadata__", ())}
-
-
-def typed(key: str) -> str:
-    """As it is typed: "--train.batch-size"."""
-    return "--" + key.replace("_", "-")
 
 
 def is_flag(hint: Any) -> bool:

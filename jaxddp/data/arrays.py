@@ -17,8 +17,9 @@ from jaxddp.data.images.float_pixels import from_floats
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.subset import ClassSelection
 from jaxddp.data.substitutes import Substitutes
-from jaxddp.errors import InputError
-from jaxddp.wording import counted, refusal, shaped, show
+from jaxddp.errors import InputError, refused
+from jaxddp.message import Key
+from jaxddp.wording import counted, shaped, show
 
 # Images that do not lie in memory one after the other are copied, and then not all at once.
 _HASHED_AT_ONCE = 1024
@@ -115,24 +116,32 @@ class ArrayTable:
             wanted = getattr(data, key)
             if wanted not in (own, getattr(DataConfig(), key)):
                 raise InputError(
-                    f"data.{key}={wanted}: these images have {own} and, in memory, keep them; leave data.{key} out"
+                    Key(f"data.{key}", wanted),
+                    f": these images have {own} and, in memory, keep them",
+                    advice=("leave ", Key(f"data.{key}"), " out"),
                 )
         if height != width:
             raise InputError(f"these images are {height}x{width}, in memory; make them square, or put them into files")
         if (height, width) != (data.image_size, data.image_size):
             raise InputError(
-                f"data.image_size={data.image_size}: these images are {height}x{width} and, in memory, stay so; set "
-                f"data.image_size {height}"
+                Key("data.image_size", data.image_size),
+                f": these images are {height}x{width} and, in memory, stay so",
+                advice=("set ", Key("data.image_size"), f" {height}"),
             )
         if data.crop != "whole":
-            raise InputError(f"data.crop={data.crop}: these images are in memory, whole; set data.crop whole")
+            raise InputError(
+                Key.plain("data.crop", data.crop),
+                ": these images are in memory, whole",
+                advice=("set ", Key("data.crop"), " whole"),
+            )
 
     def check_evaluation(self, data: DataConfig) -> None:
         height, width, _ = self.pixel_shape
         if data.eval_size is not None and (height, width) != (data.eval_size, data.eval_size):
             raise InputError(
-                f"data.eval_size={data.eval_size}: these images are {height}x{width} and, in memory, stay so; leave "
-                "data.eval_size out"
+                Key("data.eval_size", data.eval_size),
+                f": these images are {height}x{width} and, in memory, stay so",
+                advice=("leave ", Key("data.eval_size"), " out"),
             )
 
     def check_resident(self, data: DataConfig) -> None: ...
@@ -186,10 +195,10 @@ def _array(name: str, values: Any) -> np.ndarray:
 def check_class_names(names: Any) -> None:
     """Raises `InputError` where class names are not several texts, or two that differ look alike."""
     if not isinstance(names, Collection) or isinstance(names, str | set | frozenset):
-        raise InputError(refusal("class_names", names, "give a list of the classes' names"))
+        raise refused("class_names", names, "give a list of the classes' names")
     for name in names:
         if not isinstance(name, str):
-            raise InputError(refusal("class_names", names, f"give text for each class, and not {show(name)}"))
+            raise refused("class_names", names, f"give text for each class, and not {show(name)}")
     check_apart(names, lambda name: "class_names")
 
 

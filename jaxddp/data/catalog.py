@@ -15,6 +15,7 @@ import jaxddp.files as files
 from jaxddp.data.faults import check_apart
 from jaxddp.data.storage.home import is_address
 from jaxddp.errors import InputError, about
+from jaxddp.message import Option
 from jaxddp.wording import nearest, show
 
 CATALOG_VARIABLE = "JAXDDP_DATASETS"
@@ -74,7 +75,10 @@ def _place() -> Path:
 
 
 def _read(catalog: Path) -> str:
-    missing = f"no such file; write it, name another in {CATALOG_VARIABLE}, or give --data.path instead of a name"
+    missing = (
+        *(f"no such file; write it, name another in {CATALOG_VARIABLE}, or give ", Option("data.path")),
+        " instead of a name",
+    )
     try:
         with files.reading(catalog, "give a readable TOML file", missing=missing):
             return files.read(catalog).decode("utf-8-sig")

@@ -13,6 +13,7 @@ from fractions import Fraction
 
 from jaxddp.config import DataConfig
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,24 @@ class Growth:
             return None
         if first >= last:
             raise InputError(
-                f"data.grow_from={first}: images grow to {last} pixels; give fewer, or leave data.grow_from out"
+                Key("data.grow_from", first),
+                f": images grow to {last} pixels",
+                advice=("give fewer, or leave ", Key("data.grow_from"), " out"),
             )
         if data.grow_by > last - first:
             raise InputError(
-                f"data.grow_by={data.grow_by}: from {first} pixels to {last} are only {last - first}; give at most that"
+                Key("data.grow_by", data.grow_by),
+                f": from {first} pixels to {last} are only {last - first}",
+                advice="give at most that",
             )
         sizes = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}
         start, end = (duration.examples(**sizes) for duration in (data.grow_start, data.grow_end))
         if start > end:
             raise InputError(
-                f'data.grow_start="{data.grow_start}" comes after data.grow_end="{data.grow_end}"; give an earlier one'
+                Key("data.grow_start", data.grow_start, f'"{data.grow_start}"'),
+                " comes after ",
+                Key("data.grow_end", data.grow_end, f'"{data.grow_end}"'),
+                advice="give an earlier one",
             )
         return cls(first, last, data.grow_by, start, end, batch_size)
 

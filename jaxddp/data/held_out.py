@@ -8,6 +8,7 @@ import numpy as np
 from jaxddp.data.source import Split
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import show
 
 
@@ -27,8 +28,10 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
     if len(lone):
         example = table.name(int(np.flatnonzero(labels == lone[0])[0]))
         raise InputError(
-            f"{where}: class {show(table.class_ids[lone[0]])} has one example, {example}, and data.val_share={share:g} "
-            "holds out at least one of each class and leaves one to train; add examples, or leave the class out"
+            f"{where}: class {show(table.class_ids[lone[0]])} has one example, {example}, and ",
+            Key("data.val_share", share, f"{share:g}"),
+            " holds out at least one of each class and leaves one to train",
+            advice="add examples, or leave the class out",
         )
     # An example without a label is of no class; it stays where it is missed.
     held = np.zeros(len(table), bool)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import counted
 
 
@@ -65,8 +66,8 @@ class LabelSets:
             names = ", ".join(class_names[label] for label in self.members[several[0]])
             raise InputError(
                 f"{self.file}:{self.line[several[0]]}: several labels ({names}), and packing takes one a row "
-                f"({len(several)} of {len(self.members)} rows have several); leave one in each, or set data.classes to "
-                "some that no row shares"
+                f"({len(several)} of {len(self.members)} rows have several)",
+                advice=("leave one in each, or set ", Key("data.classes"), " to some that no row shares"),
             )
 
 

@@ -21,6 +21,7 @@ from jaxddp.data.source import SourceTable, Table
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import counted
 
 VERSION = 1
@@ -46,7 +47,7 @@ class Manifest:
     def read(cls, file: Path) -> "Manifest":
         """Raises `InputError`: the file is missing, or not of `data check`; names the line."""
         manifest, number = cls(file), 1
-        missing = "no such file; give data.manifest what `jaxddp data check` wrote"
+        missing = ("no such file; give ", Key("data.manifest"), " what `jaxddp data check` wrote")
         with files.reading(file, _AGAIN, missing=missing), files.open_regular(file, buffering=-1) as lines:
             try:
                 if json.loads(next(lines, b"{}"))["manifest"] != VERSION:
@@ -94,7 +95,9 @@ def find_manifest(address: str, wanted: str | None) -> Path:
     if found is None:
         places = " or ".join(dict.fromkeys(map(str, folders)))
         raise InputError(
-            f"data.verify=manifest: no {name} in {places}; run `jaxddp data check {address}`, or give data.manifest"
+            Key.plain("data.verify", "manifest"),
+            f": no {name} in {places}",
+            advice=(f"run `jaxddp data check {address}`, or give ", Key("data.manifest")),
         )
     return found
 

@@ -17,6 +17,7 @@ from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage.home import nearest_beside, permitted
 from jaxddp.data.table import ExampleTable
 from jaxddp.errors import InputError
+from jaxddp.message import Key, Option
 from jaxddp.phases import doing
 from jaxddp.registry import FORMATS
 
@@ -79,13 +80,15 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceT
     if known.divided(place):
         if data.val_share is not None:
             raise InputError(
-                f"data.val_share={data.val_share:g}: {where} is read with a validation split of its own; leave "
-                "data.val_share out, which is for folders, CSV and Parquet without one"
+                Key("data.val_share", data.val_share, f"{data.val_share:g}"),
+                f": {where} is read with a validation split of its own",
+                advice=("leave ", Key("data.val_share"), " out, which is for folders, CSV and Parquet without one"),
             )
         return _each_split(known, place, str(where))
     if data.val_share is None:
         raise InputError(
-            f"{where}: has no validation split; give data.val_share, such as 0.1 to hold out a tenth of each class"
+            f"{where}: has no validation split",
+            advice=("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class"),
         )
     return {**held_out(cast(ExampleTable, known.open(place, "train")), data.val_share, str(where))}
 
@@ -120,8 +123,8 @@ def open_images(path: str, data: DataConfig) -> SourceTable:
 def _place(data: DataConfig) -> Place:
     if (data.path is None) == (data.name is None):
         raise InputError(
-            "data: give one of data.path (a folder, a URL or tfds:NAME) and data.name (in datasets.toml); "
-            f"now data.path={data.path!r}, data.name={data.name!r}"
+            *("data: give one of ", Key("data.path"), " (a folder, a URL or tfds:NAME) and ", Key("data.name")),
+            *(" (in datasets.toml); now ", Key("data.path", data.path), ", ", Key("data.name", data.name)),
         )
     if data.name is None:
         return Place(data.path or "", data)
@@ -136,7 +139,8 @@ def _format_of(place: Place) -> Format:
     if best is Match.NONE:
         if place.local is not None and not place.local.exists():
             raise InputError(
-                f"{place.local}: no such directory or file{nearest_beside(place.local)}; check --data.path"
+                f"{place.local}: no such directory or file{nearest_beside(place.local)}",
+                advice=("check ", Option("data.path")),
             )
         forms = "; ".join(FORMATS.get(name).description for name in matches)
         raise InputError(f"{place.local or place.address}: holds no data set of a known format; give one of: {forms}")

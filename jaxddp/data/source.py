@@ -15,8 +15,8 @@ from jaxddp.data.examples import Examples, Record, labels_of
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.subset import ClassSelection
 from jaxddp.data.substitutes import Substitutes
-from jaxddp.errors import InputError
-from jaxddp.wording import counted, refusal
+from jaxddp.errors import InputError, refused
+from jaxddp.wording import counted
 
 Split = Literal["train", "val"]
 """The parts of a data set: what is trained on, and what is validated on."""
@@ -145,10 +145,10 @@ def check_source(source: Any, name: str) -> Source:
     missing = [member for member in _MEMBERS if not hasattr(source, member)]
     if len(missing) == len(_MEMBERS) or isinstance(source, type):
         advice = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
-        raise InputError(refusal(name, source, advice))
+        raise refused(name, source, advice)
     if missing:
         advice = f"it has no {missing[0]}, which a source has; see jaxddp.data.source.Source"
-        raise InputError(refusal(name, source, advice))
+        raise refused(name, source, advice)
     return source
 
 

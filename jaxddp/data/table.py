@@ -12,6 +12,7 @@ from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.stored_table import StoredTable
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 
 class ExampleTable(StoredTable):
@@ -30,16 +31,24 @@ class ExampleTable(StoredTable):
         if data.image_size > data.resize:
             key = "image_size" if data.eval_size is None else "eval_size"
             raise InputError(
-                f"data.resize={data.resize}: validation crops data.{key}={data.image_size} pixels from images of "
-                f"this short side; set data.resize to {data.image_size} or more (8/7 of it is usual)"
+                Key("data.resize", data.resize),
+                ": validation crops ",
+                Key(f"data.{key}", data.image_size),
+                " pixels from images of this short side",
+                advice=("set ", Key("data.resize"), f" to {data.image_size} or more (8/7 of it is usual)"),
             )
 
     def check_resident(self, data: DataConfig) -> None:
         if data.crop == "random_area":
             raise InputError(
-                'data.cache="device" with data.crop="random_area": crops of random area are drawn while decoding, anew '
-                'in every epoch; set data.crop to "whole" (data.augment.pad crops on the device), or data.cache to '
-                '"none"'
+                Key("data.cache", "device", '"device"'),
+                " with ",
+                Key("data.crop", "random_area", '"random_area"'),
+                ": crops of random area are drawn while decoding, anew in every epoch",
+                advice=(
+                    *("set ", Key("data.crop"), ' to "whole" (', Key("data.augment.pad"), " crops on the device), or "),
+                    *(Key("data.cache"), ' to "none"'),
+                ),
             )
 
     def substitutes(self, data: DataConfig) -> Substitutes | None:

@@ -11,6 +11,7 @@ from jaxddp.data.opening import open_images
 from jaxddp.data.order import permutation
 from jaxddp.data.source import SourceTable
 from jaxddp.errors import InputError, about
+from jaxddp.message import Key
 from jaxddp.wording import counted, show
 
 TRAIN = "train"
@@ -26,7 +27,7 @@ def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[Sourc
     """
     unlabelled = None
     if data.unlabelled is not None:
-        with about("data.unlabelled"):
+        with about(Key("data.unlabelled")):
             images = train if data.unlabelled == TRAIN else open_images(data.unlabelled, data)
             if images is not train and data.verify == "manifest":
                 _log.warning("data.verify=manifest: the images of data.unlabelled are held against no manifest")
@@ -46,14 +47,15 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
     """
     labels = labels_of(table)
     if labels.several:
-        raise InputError("data.labels_per_class takes one label an image, and the training data have several")
+        raise InputError(Key("data.labels_per_class"), " takes one label an image, and the training data have several")
     counts = labels.counts
     if (least := int(counts.min())) < per_class:
         name = show(labels.ids[int(counts.argmin())])
-        advice = f"give at most {least}" if least else "leave it out, by data.classes"
+        advice = f"give at most {least}" if least else ("leave it out, by ", Key("data.classes"))
         raise InputError(
-            f"data.labels_per_class={per_class}: there {'is' if least == 1 else 'are'} {counted(least, 'example')} "
-            f"of class {name}; {advice}"
+            Key("data.labels_per_class", per_class),
+            f": there {'is' if least == 1 else 'are'} {counted(least, 'example')} of class {name}",
+            advice=advice,
         )
     by_class = np.argsort(labels.values, kind="stable")[-counts.sum() :]
     ends = np.cumsum(counts)

@@ -14,6 +14,7 @@ from jaxddp.config import Config
 from jaxddp.engine.averaging import Averaging
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.wording import show
 
 KEY = "parallel.xla_options"
@@ -39,14 +40,16 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.startswith(_PREFIX):
-            raise InputError(f"{KEY}: {show(word)}; give NAME=VALUE, a name that begins with {_PREFIX}")
+            raise InputError(Key(KEY), f": {show(word)}", advice=f"give NAME=VALUE, a name that begins with {_PREFIX}")
         # In XLA_FLAGS booleans are lower case, for a single program they are not.
         value = _BOOLEANS.get(value, value)
         if name in options:
-            raise InputError(f"{KEY}: {name} is given twice, as {show(options[name])} and {show(value)}; give one")
+            twice = f"{show(options[name])} and {show(value)}"
+            raise InputError(Key(KEY), f": {name} is given twice, as {twice}", advice="give one")
         reason = _refusal(name, value)
         if reason is not None:
-            raise InputError(f"{KEY}: this jaxlib refuses {show(word)} ({reason}); correct it, or leave it out")
+            told = f": this jaxlib refuses {show(word)} ({reason})"
+            raise InputError(Key(KEY), told, advice="correct it, or leave it out")
         options[name] = value
     return options
 

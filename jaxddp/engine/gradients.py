@@ -19,6 +19,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import AXIS, Topology, varying
+from jaxddp.message import Key
 from jaxddp.models.frozen import kept, trained, whole
 
 StepLoss = Callable[..., tuple[jax.Array, tuple[MetricSums, Any]]]
@@ -91,9 +92,14 @@ class Gradients:
             below = batch_size // parts * parts
             near = " or ".join(str(size) for size in (below, below + parts) if size > 0)
             devices = f"{topology.num_devices} device{'s' * (topology.num_devices > 1)}"
-            shares = f"the {SHARDS} shards of parallel.reproducible" if self.reproducible else devices
-            each = f" with train.accumulate={self.accumulate} microbatches each" if self.accumulate > 1 else ""
-            raise InputError(f"train.batch_size={batch_size} cannot be divided among {shares}{each}; {near} would do")
+            shares = (f"the {SHARDS} shards of ", Key("parallel.reproducible")) if self.reproducible else devices
+            each = (" with ", Key("train.accumulate", self.accumulate), " microbatches each")
+            raise InputError(
+                Key("train.batch_size", batch_size),
+                " cannot be divided among ",
+                *(shares, each if self.accumulate > 1 else ""),
+                advice=f"{near} would do",
+            )
 
     def of_batch(
         self,
@@ -173,17 +179,24 @@ class Gradients:
 
 
 def _check_reproducible(config: Config, topology: Topology) -> None:
-    key, advice = "parallel.reproducible", f"use 1, 2, 4 or {SHARDS} devices"
+    key = Key("parallel.reproducible")
     if SHARDS % topology.num_devices:
-        raise InputError(f"{key}: {topology.num_devices} devices cannot share {SHARDS} shards evenly; {advice}")
+        raise InputError(
+            key,
+            f": {topology.num_devices} devices cannot share {SHARDS} shards evenly",
+            advice=f"use 1, 2, 4 or {SHARDS} devices",
+        )
     if config.model.batch_norm == "sync":
         raise InputError(
-            f"{key}: model.batch_norm=sync normalizes over devices, and each of {SHARDS} shards is "
-            "normalized by itself; set it to local or ghost:K"
+            *(key, ": "),
+            Key.plain("model.batch_norm", "sync"),
+            f" normalizes over devices, and each of {SHARDS} shards is normalized by itself",
+            advice="set it to local or ghost:K",
         )
     for name, value in (
         ("train.gradient_precision", config.train.gradient_precision),
         ("parallel.buckets", config.parallel.buckets),
     ):
         if value is not None:
-            raise InputError(f"{key}: {name}={value} has no place in a sum of fixed order; leave it out")
+            told = (": ", Key.plain(name, value), " has no place in a sum of fixed order")
+            raise InputError(key, told, advice="leave it out")

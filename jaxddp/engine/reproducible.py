@@ -23,6 +23,7 @@ from jaxddp.engine.microbatches import zero_after
 from jaxddp.errors import InputError
 from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS
+from jaxddp.message import Key
 
 SHARDS = 8
 
@@ -64,8 +65,10 @@ def _traced(take: Callable[..., T], *like: Any) -> Callable[..., T]:
     for operation in operations_in(traced):
         if _is_collective(operation):
             raise InputError(
-                f"parallel.reproducible: the network or the loss asks other devices ({operation.primitive.name}), and "
-                f"each of {SHARDS} shards is computed by itself; take it out, such as a batch norm with axis_name"
+                Key("parallel.reproducible"),
+                f": the network or the loss asks other devices ({operation.primitive.name}), and "
+                f"each of {SHARDS} shards is computed by itself",
+                advice="take it out, such as a batch norm with axis_name",
             )
     evaluate = jaxpr_as_fun(traced)
     return lambda *arrays: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(arrays)))

@@ -25,6 +25,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.errors import GradientError
 from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.message import Option
 
 EXAMPLES_PER_DEVICE, MOST_DEVICES = 2, 8
 """So many examples, of so many devices at most: one device computes all of them."""
@@ -38,7 +39,7 @@ _TENSOR_FLOAT = 0.02
 """For float32 on a GPU, which multiplies mantissas as long as those of float16."""
 _CANCELLED = 0.002
 """Up to so much of a gradient, what remains of a difference of squares in float32 may be rounding."""
-_AGAIN = "--parallel.self-test never trains all the same"
+_AGAIN = (Option("parallel.self_test", "never"), " trains all the same")
 _log = logging.getLogger("jaxddp.training")
 
 
@@ -106,7 +107,7 @@ class SelfTest:
         line = "" if found.agrees(self._tolerance) else found.line(self._topology.num_devices, self._tolerance)
         peers = self._topology.peers
         if line := next(filter(None, peers.exchange("self-test", line)), ""):
-            raise GradientError(f"self-test before the first step: {line}; {_AGAIN}")
+            raise GradientError(f"self-test before the first step: {line}", advice=_AGAIN)
         if not found.proves and peers.is_first:
             _log.warning(f"self-test: the gradient of the first examples is {found.norm:g}, which proves nothing")
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxddp.errors import InputError, Unreachable, error_of
+from jaxddp.errors import InputError, Unreachable, error_from
 from jaxddp.peers import Peers
 
 
@@ -28,10 +28,10 @@ class DevicePeers(Peers):
             try:
                 answer = decide(texts)
             except (InputError, Unreachable) as caught:
-                error, code = str(caught), caught.exit_code
+                error, code = caught.to_json(), caught.exit_code
         answer, error, code = json.loads(_gathered(json.dumps([answer, error, code]))[0])
         if error is not None:
-            raise error_of(code, error)
+            raise error_from(code, error)
         return answer
 
 

@@ -55,17 +55,19 @@ class Host:
         os.environ.pop(INHERITED_SOCKET, None)
         own = listen(self._job.host, self._job.port) if passed_on is None else inherited(passed_on)
         server = await asyncio.start_server(serving(self._serve), sock=own, backlog=WAITING)
+        absent = None
         try:
             async with asyncio.timeout(timeout):
                 await self._decided.wait()
         except TimeoutError:
-            self._problem = self._roll.absent(timeout, own.getsockname()[0])
+            absent = self._roll.absent(timeout, own.getsockname()[0])
+            self._problem = Refusal(str(absent), absent.exit_code)
         if self._problem is not None:
             server.close()
             for connection, _ in self._members.values():
                 connection.send(self._problem)
             await asyncio.gather(*(connection.close() for connection, _ in self._members.values()))
-            raise error_of(self._problem.code, self._problem.reason)
+            raise absent or error_of(self._problem.code, self._problem.reason)
         self.jax_address = free_address(own)
         connections = {process: connection for process, (connection, _) in self._members.items()}
         self.watch = Watch(0, connections, self._roll.hosts, waits, end)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxddp.errors import InputError, Unreachable, about, error_of
+from jaxddp.errors import InputError, Unreachable, about, error_from
 from jaxddp.job.environment import Job
 from jaxddp.job.host import Host
 from jaxddp.job.member import Member
@@ -182,10 +182,10 @@ def _made(number: int, name: str, make: Callable[[], str]) -> Answer:
     try:
         return Answer(number, name, make())
     except (InputError, Unreachable) as error:
-        return Answer(number, name, "", str(error), error.exit_code)
+        return Answer(number, name, "", error.to_json(), error.exit_code)
 
 
 def _text(answer: Answer) -> str:
     if answer.error:
-        raise error_of(answer.code, answer.error)
+        raise error_from(answer.code, answer.error)
     return answer.text

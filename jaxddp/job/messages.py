@@ -118,6 +118,7 @@ class Answer:
     number: Number
     name: str
     text: str
+    # As `JaxddpError.to_json` says it.
     error: str = ""
     code: Code = 2
 

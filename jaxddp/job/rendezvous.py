@@ -7,6 +7,7 @@ from jaxddp.errors import Unreachable
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import expected_proof, same
 from jaxddp.job.messages import Challenge, Hello, Refusal
+from jaxddp.message import Key
 from jaxddp.wording import plural, show
 
 _MOST_NAMED = 8
@@ -82,15 +83,17 @@ class Roll:
             f"process {process} came again while the job there ends; start it once more", Unreachable.exit_code
         )
 
-    def absent(self, timeout: float, listening: str) -> Refusal:
+    def absent(self, timeout: float, listening: str) -> Unreachable:
         """Who did not join in time."""
         absent = self._job.num_processes - len(self.hosts)
         first = (str(process) for process in range(self._job.num_processes) if process not in self.hosts)
         who = f"{plural(absent, 'process')} {', '.join(islice(first, _MOST_NAMED))}"
         more = f" and {absent - _MOST_NAMED:,} more" if absent > _MOST_NAMED else ""
         others = f"; turned away {self._turned_away}, of another job or with another {KEY}" if self._turned_away else ""
-        return Refusal(
-            f"{who}{more} of {self._job.num_processes} did not join in {timeout:g} s; start all of them, or raise "
-            f"parallel.start_timeout (process 0 listens on {listening}{others})",
-            Unreachable.exit_code,
+        return Unreachable(
+            f"{who}{more} of {self._job.num_processes} did not join in {timeout:g} s",
+            advice=(
+                *("start all of them, or raise ", Key("parallel.start_timeout")),
+                f" (process 0 listens on {listening}{others})",
+            ),
         )

@@ -20,6 +20,7 @@ from jaxddp.errors import InputError
 from jaxddp.measure.cost import Cost
 from jaxddp.measure.host_memory import HostMemory, host_memory
 from jaxddp.mesh import Topology
+from jaxddp.message import Key, Option, Words, joined
 from jaxddp.peers import Peers
 from jaxddp.wording import size
 
@@ -176,7 +177,7 @@ class Fit:
             compiled: what a smaller batch needs, in as many microbatches; None where that cannot be told.
         """
         if self.is_short:
-            raise InputError(f"{self}; {self.compared(compiled).advice()}")
+            raise InputError(f"{self}", advice=self.compared(compiled).advice())
 
     def compared(self, compiled: Callable[[Division], Needs | None]) -> "Fit":
         """With the scratch of the step, which the batch tells that would do if there were none."""
@@ -195,27 +196,29 @@ class Fit:
             return "what memory the step needs is not known"
         return f"the step needs {self.needs}" + (f", and {self.there}" if self.there else "")
 
-    def advice(self) -> str:
+    def advice(self) -> Words:
         """Which `accumulate` or batch would do: on paper, and where memory ran out although it would, a smaller one."""
         needs, now = self.needs, self.division
         if needs is None or needs.scratch is None:
-            return "raise --train.accumulate, or lower --train.batch-size"
+            return ("raise ", Option("train.accumulate"), ", or lower ", Option("train.batch_size"))
         finer = next((then for then in now.finer() if needs.at(now, then) <= self._limit), None)
         smaller = now.largest(lambda then: needs.at(now, then) <= self._limit)
 
         def need(then: Division) -> str:
             return f"would need about {size(needs.at(now, then))}"
 
-        choices = []
+        choices: list[Words] = []
         if finer is not None:
-            choices.append(f"--train.accumulate {finer.accumulate} {need(finer)}")
+            choices.append((Option("train.accumulate", finer.accumulate), f" {need(finer)}"))
         if smaller is not None:
-            choices.append(f"--train.batch-size {smaller.batch_size} {need(smaller)}")
+            choices.append((Option("train.batch_size", smaller.batch_size), f" {need(smaller)}"))
         if not choices:
             least = replace(now, accumulate=1).least
             alone = f"even images {now.together} at a time {need(least)}"
             choices.append(f"no accumulate and no batch would help, since {alone}; choose a smaller network")
-        return ", or ".join([*choices, *(["set data.cache to none"] if needs.images else [])])
+        if needs.images:
+            choices.append(("set ", Key("data.cache"), " to none"))
+        return joined(", or ", choices)
 
     @property
     def _limit(self) -> float:
@@ -241,7 +244,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 @contextmanager
-def named(when: Callable[[], str], advice: Callable[[], str]) -> Iterator[None]:
+def named(when: Callable[[], str], advice: Callable[[], Words]) -> Iterator[None]:
     """An allocation that fails in the block becomes an `InputError`: when it was, XLA's own words, and what to do."""
     try:
         yield
@@ -250,7 +253,7 @@ def named(when: Callable[[], str], advice: Callable[[], str]) -> Iterator[None]:
             raise
         # On a GPU many lines follow the first.
         reason = str(error).splitlines()[0].partition(": ")[2][:_LONGEST_REASON].rstrip(".")
-        raise InputError(f"memory ran out {when()} ({reason}): {advice()}") from error
+        raise InputError(f"memory ran out {when()} ({reason}): ", advice()) from error
 
 
 def bytes_on_a_device(tree: Any) -> int:

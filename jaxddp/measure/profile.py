@@ -9,6 +9,7 @@ import jax
 
 import jaxddp.files as files
 from jaxddp.errors import InputError, noted_on
+from jaxddp.message import Key
 
 FOLDER = "profile"
 """In a work directory; JAX writes `plugins/profile/TIME/HOST.xplane.pb` there."""
@@ -62,7 +63,8 @@ class Profile:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
             raise InputError(
-                f"{self._directory}: the trace cannot be written ({error}); free some space there, or drop log.profile"
+                f"{self._directory}: the trace cannot be written ({error})",
+                advice=("free some space there, or drop ", Key("log.profile")),
             ) from error
 
     def __enter__(self) -> "Profile":

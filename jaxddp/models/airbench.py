@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.max_pool import max_pool
 from jaxddp.models.resnet import Operation, for_flax
@@ -42,7 +43,10 @@ def parameter_groups(params: Any) -> Any:
             return "whitening" if kind == "kernel" else "whitening bias"
         found = {"conv": "convolution", "norm": "norm", "head": "head"}.get(module.rstrip("_0123456789"))
         if found is None:
-            raise InputError(f"{module}/{kind} is no parameter of the network airbench; set model.name to airbench")
+            raise InputError(
+                f"{module}/{kind} is no parameter of the network airbench",
+                advice=("set ", Key("model.name"), " to airbench"),
+            )
         return found
 
     return jax.tree_util.tree_map_with_path(group, params)
@@ -88,7 +92,9 @@ class Airbench(nn.Module):
         """Normalized images [B, H, W, C], H and W from 9, -> logits [B, num_classes], in float32 at least."""
         if min(images.shape[1:3]) < _LEAST_SIDE:
             size = "x".join(map(str, images.shape[1:3]))
-            raise InputError(f"airbench: images of {size} pixels; give data.image_size={_LEAST_SIDE} or more")
+            raise InputError(
+                f"airbench: images of {size} pixels", advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more")
+            )
         x = _gelu(self.whitened(images.astype(self.dtype)))
         for group, features in enumerate((self.width, 4 * self.width, 4 * self.width), start=1):
             x = self.conv(features, f"conv{group}_1")(x)

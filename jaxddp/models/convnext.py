@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.models.drop_path import added, branch_factors
 from jaxddp.models.gelu import gelu
 from jaxddp.models.published import Naming, depth_of, naming
@@ -151,7 +152,9 @@ class ConvNeXt(nn.Module):
         """
         if min(images.shape[1:3]) < _LEAST_SIDE:
             size = "x".join(map(str, images.shape[1:3]))
-            raise InputError(f"convnext: images of {size} pixels; give data.image_size={_LEAST_SIDE} or more")
+            raise InputError(
+                f"convnext: images of {size} pixels", advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more")
+            )
         factors = None
         if train and self.drop_path:
             factors = branch_factors(self.drop_path, sum(self.stage_sizes), 1, example_keys)

@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.models.drop_path import added, branch_factors
 from jaxddp.models.gelu import gelu
 from jaxddp.models.published import Naming, depth_of, naming
@@ -195,7 +196,8 @@ class ViT(nn.Module):
         side = round((table.shape[1] - 1) ** 0.5) * self.size.patch
         raise InputError(
             f"vit: images of {height}x{width} pixels have {patches} patches, and the table of positions is for "
-            f"{table.shape[1] - 1}; give data.image_size={side}"
+            f"{table.shape[1] - 1}",
+            advice=("give ", Key.plain("data.image_size", side)),
         )
 
 
@@ -214,7 +216,8 @@ def check_whole(size: tuple[int, ...], patch: int) -> None:
         below = min(size) // patch * patch
         near = " or ".join(str(side) for side in (below, below + patch) if side)
         raise InputError(
-            f"vit: images of {height}x{width} pixels are not whole patches of {patch}; give data.image_size={near}"
+            f"vit: images of {height}x{width} pixels are not whole patches of {patch}",
+            advice=("give ", Key.plain("data.image_size", near)),
         )
 
 

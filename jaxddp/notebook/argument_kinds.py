@@ -10,25 +10,29 @@ import optax
 from jaxddp.config import DataConfig
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, refused
 from jaxddp.hooks import check_called
+from jaxddp.message import Key
 from jaxddp.recipe.metrics import check_name
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.evaluation import Measure
-from jaxddp.wording import first_line, refusal, show
+from jaxddp.wording import first_line
 
 
 def check_data(data: Any) -> DataConfig | None:
     """The argument `data`. Raises: InputError; it is something else."""
     if data is not None and not isinstance(data, DataConfig):
-        raise InputError(refusal("data", data, "give a jaxddp.DataConfig, such as DataConfig(image_size=64)"))
+        raise refused("data", data, "give a jaxddp.DataConfig, such as DataConfig(image_size=64)")
     if data is not None and data.labels_per_class is not None:
-        advice = "from Python, give the table that jaxddp.data.unlabelled.few_labels makes"
-        raise InputError(f"data.labels_per_class={data.labels_per_class}: {advice}")
+        advice = ": from Python, give the table that jaxddp.data.unlabelled.few_labels makes"
+        raise InputError(Key("data.labels_per_class", data.labels_per_class), advice)
     if data is not None and data.unlabelled is not None:
-        raise InputError(f"data.unlabelled={show(data.unlabelled)}: from Python, give a table as unlabelled")
+        raise InputError(Key("data.unlabelled", data.unlabelled), ": from Python, give a table as unlabelled")
     if data is not None and data.verify == "manifest":
-        raise InputError("data.verify=manifest: from Python, give the table that open_data(PATH, manifest=FILE) opens")
+        raise InputError(
+            Key.plain("data.verify", "manifest"),
+            ": from Python, give the table that open_data(PATH, manifest=FILE) opens",
+        )
     return data
 
 
@@ -36,7 +40,7 @@ def check_function(function: Any, name: str, of: str, arguments: str = "") -> An
     """An argument that is a function `of` something, or None. Raises: InputError; it is something else, or cannot be
     called with these arguments, where they are given."""
     if function is not None and (isinstance(function, type) or not callable(function)):
-        raise InputError(refusal(name, function, f"give a function of {of}"))
+        raise refused(name, function, f"give a function of {of}")
     if function is not None and arguments:
         check_called(function, name, _name(function), arguments)
     return function
@@ -47,7 +51,7 @@ def check_unlabelled(source: Any) -> Source | None:
     if source is None:
         return None
     if not hasattr(check_source(source, "unlabelled"), "without_labels"):
-        raise InputError(refusal("unlabelled", source, "it has no without_labels; see jaxddp.data.source.Table"))
+        raise refused("unlabelled", source, "it has no without_labels; see jaxddp.data.source.Table")
     return source.without_labels()
 
 
@@ -79,7 +83,7 @@ def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
         InputError: these are no functions, or nothing is evaluated; when called: it returned no dict of numbers.
     """
     if isinstance(evaluators, str) or not isinstance(evaluators, Sequence):
-        raise InputError(refusal("evaluators", evaluators, "give a list of functions of the state"))
+        raise refused("evaluators", evaluators, "give a list of functions of the state")
     for evaluator in evaluators:
         if check_function(evaluator, "evaluators", "the state", "state") is None:
             raise InputError("evaluators=[None]: give functions of the state")
@@ -103,7 +107,7 @@ def _with_numbers(evaluator: Measure) -> Measure:
             try:
                 numbers[name] = float(value)
             except (TypeError, ValueError):
-                raise InputError(refusal(f"{where} returned {name}", value, "return a number")) from None
+                raise refused(f"{where} returned {name}", value, "return a number") from None
         return numbers
 
     return measure

@@ -3,8 +3,6 @@
 What prepares and trains speaks of a config's keys, as the terminal does; a notebook's user has written arguments.
 """
 
-import functools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from jaxddp.config import Config
 from jaxddp.duration import Duration
 from jaxddp.engine.self_test import Mode
 from jaxddp.errors import InputError, JaxddpError
+from jaxddp.message import Key
 from jaxddp.overrides import checked
 from jaxddp.own_code import telling
 from jaxddp.ranges import Range
@@ -67,14 +66,13 @@ _NAMES = {
     "data.unlabelled": "unlabelled",
     "fingerprint.train": "table.fingerprint",
     "fingerprint.unlabelled": "unlabelled.fingerprint",
+    "workdir": "workdir",
+    "the config": "the model and optimizer",
 }
 """What a key of a config is called among the arguments."""
 
-_WORDS = (
-    (re.compile(r"(?<![\w/.'-])objects\.(?=\w)"), ""),
-    (re.compile(r"--workdir\b"), "workdir"),
-    (re.compile(r"\buse the config that wrote it"), "use the model and optimizer that wrote it"),
-)
+_OBJECTS = "objects."
+"""How config.json names what came as an argument."""
 
 
 def options_of(section: str) -> tuple[str, ...]:
@@ -101,7 +99,7 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, bes
         return config
     # The batches have the ratio, whoever reads them.
     for key in changes["objective"].keys() - {"unlabelled_ratio"}:
-        raise InputError(f"{key}={show(given[key])}: the objective is a function; give it what it needs there")
+        raise InputError(Key(key, given[key]), ": the objective is a function", advice="give it what it needs there")
     return Config().replace(seed=seed, **changes)
 
 
@@ -126,7 +124,7 @@ def told_to_loggers(project: str | None, name: str | None, config: Mapping[str, 
     for key, value in checked({} if config is None else config, dict, "log_config").items():
         word = f"{key}={value}"
         if not isinstance(value, str | int | float) or not str(key) or "," in word or "=" in str(key):
-            raise InputError(f"log_config: {show(word)}: give names of texts and numbers, without a comma")
+            raise InputError(Key("log_config"), f": {show(word)}: give names of texts and numbers, without a comma")
         words.append(word)
     return {"project": project, "name": name, "config": tuple(words)}
 
@@ -134,8 +132,8 @@ def told_to_loggers(project: str | None, name: str | None, config: Mapping[str, 
 def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
     """Raises `InputError` where there is no work directory for what is to be written there."""
     if workdir is None and (profile or log_to):
-        what = f"profile={profile!r}: a trace is" if profile else f"log_to={log_to!r}: what loggers keep is"
-        raise InputError(f"{what} written into the work directory; give workdir too")
+        what = (Key("profile", profile), ": a trace") if profile else (Key("log_to", log_to), ": what loggers keep")
+        raise InputError(what, " is written into the work directory", advice="give workdir too")
 
 
 @contextmanager
@@ -148,31 +146,16 @@ def words_of_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
         with telling():
             yield
     except JaxddpError as error:
-        error.args = (in_arguments(str(error), names),)
+        error.tell(lambda key: as_argument(key, names))
         raise
 
 
-def in_arguments(message: str, names: Mapping[str, str] = _NAMES) -> str:
+def as_argument(key: Key, names: Mapping[str, str] = _NAMES) -> str:
     """`train.accumulate=4` or `--train.accumulate 4` is `accumulate=4`; a batch of so many is a global one."""
-    message = _pattern(*names).sub(lambda found: _argument(found, names), message)
-    for words, others in _WORDS:
-        message = words.sub(others, message)
-    return message
-
-
-@functools.cache
-def _pattern(*keys: str) -> re.Pattern[str]:
-    """`--train.batch-size 8`, `train.batch_size=8` or `train.batch_size`, but no part of a path."""
-    key = "|".join(re.escape(name).replace("_", "[_-]") for name in keys)
-    return re.compile(
-        rf"(?<![\w/.'-])(?:--(?P<option>{key})(?: (?P<value>[\w.]+))?|(?P<key>{key})(?P<equals>=\d+)?)(?![\w/-]|\.\w)"
-    )
-
-
-def _argument(found: re.Match[str], names: Mapping[str, str]) -> str:
-    key = (found["option"] or found["key"]).replace("-", "_")
-    value = found["value"] or (found["equals"] or "").removeprefix("=")
-    if value and key.endswith(".batch_size"):
-        return f"a global batch of {value}"
-    shown = value if value.replace(".", "").isdecimal() else repr(value)
-    return f"{names[key]}={shown}" if value else names[key]
+    own = key.name.removeprefix(_OBJECTS)
+    name = own if own != key.name else names.get(key.name)
+    if name is None:
+        return str(key)
+    if key.has_value and key.name.endswith(".batch_size"):
+        return f"a global batch of {key.shown_value}"
+    return f"{name}={key.shown_value}" if key.has_value else name

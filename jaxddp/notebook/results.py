@@ -14,6 +14,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.errors import InputError
 from jaxddp.inference.exported_weights import write_weights
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.message import Key
 from jaxddp.metrics.top_k import TopK
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked
@@ -52,7 +53,7 @@ def topk_accuracy(
     wanted = [checked(each, int, "k") for each in several]
     for each in wanted:
         if not 1 <= each <= table.num_classes:
-            raise InputError(f"k={each}: expected 1 to {table.num_classes}, the number of classes")
+            raise InputError(Key("k", each), f": expected 1 to {table.num_classes}, the number of classes")
     measured = setup.evaluator(table, metrics={f"top{each}": TopK(each) for each in wanted})(state)
     return {each: measured[f"top{each}"] for each in wanted}
 

@@ -1,7 +1,9 @@
 """A setup whose run gets another length than it was prepared for."""
 
 from jaxddp.config import Config
+from jaxddp.duration import Duration
 from jaxddp.errors import InputError
+from jaxddp.message import Key, Words
 
 
 def check_length(before: Config, after: Config) -> None:
@@ -10,15 +12,18 @@ def check_length(before: Config, after: Config) -> None:
         return
     if before.train.lookahead is not None:
         raise InputError(
-            f"train.lookahead: a run of {before.train.duration} ends on the slow weights, and this one is of "
-            f"{after.train.duration}; give prepare_training its length"
+            Key("train.lookahead"),
+            f": a run of {before.train.duration} ends on the slow weights, and this one is of {after.train.duration}",
+            advice="give prepare_training its length",
         )
-    shares = {f"model.unfreeze: {layer}": duration for layer, duration in before.model.thawed.items()}
+    thawed = before.model.thawed.items()
+    shares: list[tuple[Words, Duration]] = [((Key("model.unfreeze"), f": {layer}="), each) for layer, each in thawed]
     if before.data.grow_from is not None:
-        shares |= {"data.grow_start": before.data.grow_start, "data.grow_end": before.data.grow_end}
-    for key, duration in shares.items():
+        shares += [((Key(f"data.{key}"), "="), getattr(before.data, key)) for key in ("grow_start", "grow_end")]
+    for key, duration in shares:
         if duration.unit == "%":
             raise InputError(
-                f"{key}={duration} is of a run of {before.train.duration}, and this one is of "
-                f"{after.train.duration}; give prepare_training its length, or say epochs or steps"
+                key,
+                f"{duration} is of a run of {before.train.duration}, and this one is of {after.train.duration}",
+                advice="give prepare_training its length, or say epochs or steps",
             )

@@ -13,9 +13,10 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
-from jaxddp.errors import InputError, about
+from jaxddp.errors import InputError, about, refused
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.message import Key
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
 from jaxddp.ranges import Share
@@ -24,11 +25,11 @@ from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.training import Temperature
 from jaxddp.setup.image_sizes import refusal_of
 from jaxddp.setup.resources import Resources
-from jaxddp.wording import refusal
 from jaxddp.workdir.identity import checksum
 from jaxddp.workdir.signature import Signature
 
-_KEY = "objective.teacher"
+_KEY = Key("objective.teacher")
+_OWN = (_KEY, ": ")
 
 
 @dataclass(frozen=True)
@@ -74,32 +75,40 @@ class Distillation:
         """
         if config.parallel.reproducible:
             raise InputError(
-                "parallel.reproducible: distillation gives other bits on other numbers of devices; leave one of them "
-                "out"
+                Key("parallel.reproducible"),
+                ": distillation gives other bits on other numbers of devices",
+                advice="leave one of them out",
             )
         signature, topology = Signature.of(resources.train, config.data), resources.topology
         if signature.multi_label:
-            raise InputError("objective.name=distillation takes one label an image, and the training data have several")
+            raise InputError(
+                Key.plain("objective.name", "distillation"),
+                " takes one label an image, and the training data have several",
+            )
         teacher, own = self.teacher, self.teacher.signature
         if own.class_ids != signature.class_ids:
-            raise InputError(f"{_KEY}: {teacher.directory} was trained on other classes; give a run on this data set's")
+            raise InputError(
+                *(_OWN, f"{teacher.directory} was trained on other classes"),
+                advice="give a run on this data set's",
+            )
         if own.image_shape != signature.image_shape:
             raise InputError(
-                f"{_KEY}: {teacher.directory} was trained on images of {own.image_shape}, and this run has "
-                f"{signature.image_shape}; give them one size"
+                *(_OWN, f"{teacher.directory} was trained on images of {own.image_shape}, and this run has "),
+                f"{signature.image_shape}",
+                advice="give them one size",
             )
         trees = teacher.state.params, teacher.state.model_state
         for shape in layout.shapes:
             if why := refusal_of(teacher.model, trees, own.image_shape, shape):
                 raise InputError(
-                    f"{_KEY}: {teacher.directory} does not take the images of {shape} that are trained on ({why}); "
-                    "give a teacher that does"
+                    *(_OWN, f"{teacher.directory} does not take the images of {shape} that are trained on ({why})"),
+                    advice="give a teacher that does",
                 )
         if teacher.topology.mesh != topology.mesh:
             there, here = teacher.topology.num_devices, topology.num_devices
             raise InputError(
-                f"{_KEY}: it lies on {there} device{'s' * (there > 1)}, and this run on {here}; load it with the same "
-                "devices="
+                *(_OWN, f"it lies on {there} device{'s' * (there > 1)}, and this run on {here}"),
+                advice="load it with the same devices=",
             )
         return {"teacher": checksum(trees)}
 
@@ -158,7 +167,7 @@ def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: f
     Raises: InputError; an argument is of another kind, or out of range.
     """
     if not isinstance(teacher, TrainedRun):
-        raise InputError(refusal("teacher", teacher, "give what jaxddp.load_run returns"))
+        raise refused("teacher", teacher, "give what jaxddp.load_run returns")
     kinds = get_type_hints(DistillationSettings, include_extras=True)
     own = {"temperature": temperature, "teacher_share": teacher_share}
     return Distillation(lambda: teacher, **{name: checked(value, kinds[name], name) for name, value in own.items()})
@@ -169,7 +178,7 @@ def distillation_of(config: Config, topology: Topology) -> Distillation:
     """Of the best checkpoint of the run that `objective.teacher` names. Raises: InputError; it names none."""
     own = settings_of(config.objective, DistillationSettings)
     if (place := own.teacher) is None:
-        raise InputError(f"{_KEY}: distillation has no teacher; give a run's work directory")
+        raise InputError(_OWN, "distillation has no teacher", advice="give a run's work directory")
 
     def restore() -> TrainedRun:
         return restore_run(place, "best", topology, precision=config.train.precision)

@@ -21,6 +21,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
 from jaxddp.errors import InputError
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.message import Key
 from jaxddp.models.protocol import takes_example_keys
 from jaxddp.ranges import Factor, Share
 from jaxddp.registry import OBJECTIVES
@@ -30,7 +31,8 @@ from jaxddp.sections.training import Ratio
 MEASURED = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
 """What is measured beside the loss: its two parts, and the share of unlabelled images that had a pseudo-label."""
 
-_NEEDED = "objective.name=fixmatch needs images without labels; give data.unlabelled"
+_NAMED = Key.plain("objective.name", "fixmatch")
+_NEEDED = (_NAMED, " needs images without labels; give ", Key("data.unlabelled"))
 # One stream of random numbers per view, of the run's key.
 _WEAK, _STRONG = 0x7765616B, 0x7374726F
 
@@ -63,11 +65,16 @@ class FixMatch:
         """Raises: InputError; the loss is normalized by weights within the batch, or a metric has one of our names."""
         if supervised.loss.form == "weighted":
             raise InputError(
-                "objective.name=fixmatch adds up means over examples, and this loss is divided by weights of the "
-                "batch; give a loss of each example"
+                _NAMED,
+                " adds up means over examples, and this loss is divided by weights of the batch",
+                advice="give a loss of each example",
             )
         if taken := [name for name in supervised.metrics if name in MEASURED]:
-            raise InputError(f"objective.name=fixmatch measures {taken[0]} itself; give the metric another name")
+            raise InputError(
+                _NAMED,
+                f" measures {taken[0]} itself",
+                advice="give the metric another name",
+            )
         return _Minimized(supervised, self.settings)
 
     def check(self, supervised: Objective, image: jax.ShapeDtypeStruct, *, unlabelled: bool) -> None:
@@ -75,12 +82,16 @@ class FixMatch:
         if not unlabelled:
             raise InputError(_NEEDED)
         if supervised.loss.labels.several:
-            raise InputError("objective.name=fixmatch takes one label an image, and the training data have several")
+            raise InputError(
+                _NAMED,
+                " takes one label an image, and the training data have several",
+            )
         minimized = _Minimized(supervised, self.settings)
         try:
             check_augmentation(minimized.strong(image.shape), image.shape, image.dtype)
         except InputError as error:
-            raise InputError(str(error).replace("data.augment.rand", "objective.strong_rand")) from error
+            error.change_keys(_of_strong_view)
+            raise
         self(supervised)
 
 
@@ -154,6 +165,11 @@ class _Minimized:
         *metrics, last = others
         values = [jnp.stack([total, examples]), *metrics, *map(jnp.stack, rows), last]
         return MetricSums(jnp.stack(values), (*sums.names, *MEASURED))
+
+
+def _of_strong_view(key: Key) -> Key:
+    """Its settings have keys of their own."""
+    return replace(key, name=key.name.replace("data.augment.rand", "objective.strong_rand"))
 
 
 def _shape(batch: Batch) -> tuple[int, ...]:

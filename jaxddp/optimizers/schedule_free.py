@@ -8,6 +8,7 @@ from optax import contrib
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.optimizers.decay import add_decay
 from jaxddp.ranges import Decay, Share
 from jaxddp.registry import OPTIMIZERS
@@ -35,11 +36,16 @@ def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
     settings, own = config.optimizer, settings_of(config.optimizer, ScheduleFreeSettings)
     if settings.schedule != "constant":
         raise InputError(
-            f"optimizer.schedule={settings.schedule!r}: schedule_free averages in place of a rate that falls; set it "
-            "to constant, which has a warm-up too"
+            Key("optimizer.schedule", settings.schedule),
+            ": schedule_free averages in place of a rate that falls",
+            advice="set it to constant, which has a warm-up too",
         )
     if not own.momentum:
-        raise InputError("optimizer.momentum=0.0: schedule_free divides by it; give a number above 0, such as 0.9")
+        raise InputError(
+            Key("optimizer.momentum", 0.0),
+            ": schedule_free divides by it",
+            advice="give a number above 0, such as 0.9",
+        )
     step = optax.chain(
         optax.scale_by_rms(decay=own.beta2, eps=own.epsilon, eps_in_sqrt=False, bias_correction=True),
         add_decay(config),

@@ -11,6 +11,7 @@ from jaxddp.engine.shapes import parameter_names
 from jaxddp.engine.state import PARAMS
 from jaxddp.errors import InputError
 from jaxddp.layers import Layers, begins, longest
+from jaxddp.message import Key
 from jaxddp.models.adapt import with_settled_norms
 from jaxddp.models.protocol import Model, name_of
 from jaxddp.optimizers.decay import is_kernel
@@ -66,19 +67,22 @@ def _trained(config: Config, shapes: Shapes) -> list[str]:
     for key, layers in keys.items():
         Layers(tuple(layers)).check(names, key)
     trained = [name for name in names if name not in config.frozen]
-    by = f"model.freeze={config.model.freeze}" if config.model.freeze else "optimizer.groups"
+    by = Key.plain("model.freeze", config.model.freeze) if config.model.freeze else Key("optimizer.groups")
     if not trained:
-        raise InputError(f"{by}: no layer is left to train; leave one out")
+        raise InputError(by, ": no layer is left to train", advice="leave one out")
     for key, layers in keys.items():
         for layer in layers:
             if not any(begins(layer, name) for name in trained):
                 frozen = [name for name in names if begins(layer, name) and name in config.model.frozen]
-                raise InputError(f"{key}: {layer!r} is frozen for good by {by if frozen else 'optimizer.groups'}")
+                for_good = f": {layer!r} is frozen for good by "
+                raise InputError(Key(key), for_good, by if frozen else Key("optimizer.groups"))
     for layer, decay in groups.decays.items():
         its = [name for name in trained if begins(layer, name)]
         if not any(is_kernel(name, len(shapes[PARAMS + name])) for name in its):
             raise InputError(
-                f"optimizer.groups: {layer}:decay={decay:g}: batch norm and biases are never decayed; leave it out"
+                Key("optimizer.groups"),
+                f": {layer}:decay={decay:g}: batch norm and biases are never decayed",
+                advice="leave it out",
             )
     return trained
 
@@ -88,7 +92,8 @@ def _decay(model: Model, names: Iterable[str], decay: float) -> dict[str, float]
     module: Any = getattr(model, "module", model)
     if not hasattr(module, "depth_of"):
         raise InputError(
-            f"optimizer.layer_decay={decay}: {name_of(module)} does not say how deep its layers lie; give it "
-            "depth and depth_of(path), or leave this out and set optimizer.rate_factors"
+            Key("optimizer.layer_decay", decay),
+            f": {name_of(module)} does not say how deep its layers lie",
+            advice=("give it depth and depth_of(path), or leave this out and set ", Key("optimizer.rate_factors")),
         )
     return {name: decay ** (module.depth - 1 - module.depth_of(PARAMS + name)) for name in names}

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from jaxddp.errors import InputError, about
+from jaxddp.errors import InputError, about, refused
 from jaxddp.hooks import Hook, check_called
-from jaxddp.wording import kind_of, refusal
+from jaxddp.wording import kind_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Given:
     def refused(self, advice: str) -> InputError:
         """That it is of another kind."""
         if self.hook is None:
-            return InputError(refusal(self.where, self.value, advice))
+            return refused(self.where, self.value, advice)
         return InputError(f"{self.where}: {kind_of(self.value)} was given; {advice}")
 
     @contextmanager

@@ -10,6 +10,7 @@ from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.part import Part
 from jaxddp.errors import InputError
 from jaxddp.hooks import check_called
+from jaxddp.message import Key
 from jaxddp.overrides import checked
 from jaxddp.training.events import MOMENTS
 from jaxddp.wording import kind_of
@@ -29,7 +30,9 @@ def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.Gradien
     check_called(optimizer.update, where, "update", "updates, state, params", more=True)
     for layer, decay in config.optimizer.own.decays.items():
         raise InputError(
-            f"optimizer.groups: {layer}:decay={decay:g}: {where} gives an object, which has its own decay; leave it out"
+            Key("optimizer.groups"),
+            f": {layer}:decay={decay:g}: {where} gives an object, which has its own decay",
+            advice="leave it out",
         )
     return optimizer
 

@@ -16,6 +16,7 @@ from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.gradients import Gradients
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.schedules.warmup import Steps
 from jaxddp.training.plan import Plan
 
@@ -101,8 +102,9 @@ def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | Non
     height, width, _ = image_shape
     if height != width:
         raise InputError(
-            f"data.grow_from={config.data.grow_from}: these images are {height}x{width}, and square ones grow; leave "
-            "data.grow_from out"
+            Key("data.grow_from", config.data.grow_from),
+            f": these images are {height}x{width}, and square ones grow",
+            advice=("leave ", Key("data.grow_from"), " out"),
         )
     return Growth.of(config.data, width, **plan.sizes)
 

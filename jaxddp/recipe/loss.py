@@ -10,6 +10,7 @@ from jaxddp.config import Config
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import ExampleLoss, example_loss
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.registry import LOSSES
 from jaxddp.sections.training import BALANCED
 from jaxddp.wording import counted
@@ -44,14 +45,16 @@ def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None
         missing = np.flatnonzero(class_counts == 0)
         if len(missing):
             raise InputError(
-                f"{_KEY}={BALANCED}: class {missing[0]} of {len(class_counts)} has no training images; give the "
-                "weights, or leave it out with data.classes"
+                Key.plain(_KEY, BALANCED),
+                f": class {missing[0]} of {len(class_counts)} has no training images",
+                advice=("give the weights, or leave it out with ", Key("data.classes")),
             )
         return class_counts.sum() / (len(class_counts) * class_counts)
     if len(given) != len(class_counts):
         raise InputError(
-            f"{_KEY}: {counted(len(given), 'weight')} for {counted(len(class_counts), 'class')}; give one for each, "
-            "in order"
+            Key(_KEY),
+            f": {counted(len(given), 'weight')} for {counted(len(class_counts), 'class')}",
+            advice="give one for each, in order",
         )
     return np.array(given)
 
@@ -60,7 +63,9 @@ def _made(config: Config, weights: np.ndarray | None, labels: LabelKind) -> Exam
     make: Any = LOSSES.get(config.loss.name)
     if weights is not None:
         if "class_weights" not in inspect.signature(make).parameters:
-            raise InputError(f"{_KEY}: loss.name={config.loss.name} takes no weights; leave them out")
+            raise InputError(
+                Key(_KEY), ": ", Key.plain("loss.name", config.loss.name), " takes no weights", advice="leave them out"
+            )
         make = functools.partial(make, class_weights=tuple(weights.tolist()))
     try:
         return example_loss(make(config), labels)
@@ -68,6 +73,7 @@ def _made(config: Config, weights: np.ndarray | None, labels: LabelKind) -> Exam
         if not labels.several:
             raise
         raise InputError(
-            f"loss.name={config.loss.name} does not take several labels of an image, which the training data have; set "
-            "loss.name to bce, or leave one label in each row"
+            Key.plain("loss.name", config.loss.name),
+            " does not take several labels of an image, which the training data have",
+            advice=("set ", Key("loss.name"), " to bce, or leave one label in each row"),
         ) from error

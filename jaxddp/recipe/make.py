@@ -13,6 +13,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
 from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
 from jaxddp.recipe.given import Giver
@@ -78,8 +79,9 @@ def losses_of(config: Config, data: TrainingData, give: Giver) -> tuple[ExampleL
         return configured_losses(config, data.labels, data.class_counts)
     if config.loss.class_weights is not None:
         raise InputError(
-            f"loss.class_weights={config.loss.class_weights}: {given.where} gives a loss, which has its own weights; "
-            "leave it out"
+            Key.plain("loss.class_weights", config.loss.class_weights),
+            f": {given.where} gives a loss, which has its own weights",
+            advice="leave it out",
         )
     with given.told():
         loss = example_loss(given.value, data.labels)

@@ -13,6 +13,7 @@ from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE
 from jaxddp.engine.set_metrics import SetMetric, check_set_metric, is_set_metric
 from jaxddp.errors import InputError
+from jaxddp.message import Key, Words
 from jaxddp.registry import METRICS
 from jaxddp.training.loggers import Dispensable
 from jaxddp.wording import kind_of
@@ -33,7 +34,7 @@ def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Metric | 
     named = {name: METRICS.get(name) for name in config.eval.metrics}
     for name in named:
         others = ", ".join(other for other in METRICS.names() if _takes(METRICS.get(other), labels))
-        _check_takes(name, "eval.metrics", f"name some of {others}", labels)
+        _check_takes(name, Key("eval.metrics"), f"name some of {others}", labels)
     return {name: metric for name, metric in named.items() if labels.num_classes >= getattr(metric, "min_classes", 1)}
 
 
@@ -69,15 +70,16 @@ def with_given(
 def check_wanted(listeners: Iterable[Any], labels: LabelKind) -> None:
     """Raises `InputError` where the data do not have the labels of a metric that a listener wants."""
     for listener in listeners:
-        where = f"log.to: {listener.name}" if isinstance(listener, Dispensable) else type(listener).__name__
+        logger = isinstance(listener, Dispensable)
+        where = (Key("log.to"), f": {listener.name}") if logger else type(listener).__name__
         for name in getattr(listener, "wants_metrics", ()):
-            _check_takes(name, f"{where}: its metric", "leave it out", labels)
+            _check_takes(name, (where, ": its metric"), "leave it out", labels)
 
 
-def _check_takes(name: str, where: str, advice: str, labels: LabelKind) -> None:
+def _check_takes(name: str, where: Words, advice: str, labels: LabelKind) -> None:
     if not _takes(METRICS.get(name), labels):
         there, wanted = ("several", "one label") if labels.several else ("one", "several labels")
-        raise InputError(f"{where}: {name} takes {wanted} an image, and the data have {there}; {advice}")
+        raise InputError(where, f": {name} takes {wanted} an image, and the data have {there}", advice=advice)
 
 
 def _takes(metric: Any, labels: LabelKind) -> bool:

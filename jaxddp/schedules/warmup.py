@@ -6,6 +6,7 @@ import optax
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.peak import at_batch_size
 from jaxddp.wording import counted
@@ -33,8 +34,9 @@ def make_schedule(config: Config, steps: Steps) -> optax.Schedule:
     total, warmup = steps
     if warmup > total:
         raise InputError(
-            f'optimizer.warmup="{config.optimizer.warmup}" is {counted(warmup, "step")}, longer than the run of '
-            f'{total}; shorten it, or give it in percent ("5%")'
+            Key("optimizer.warmup", config.optimizer.warmup, f'"{config.optimizer.warmup}"'),
+            f" is {counted(warmup, 'step')}, longer than the run of {total}",
+            advice='shorten it, or give it in percent ("5%")',
         )
     config = at_batch_size(config)
     after = SCHEDULES.get(config.optimizer.schedule)(config, steps)

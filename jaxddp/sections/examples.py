@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.overrides import check_values, names_of
 from jaxddp.ranges import Count, HeldOut, Range, Seed, Share
-from jaxddp.wording import show
 
 Pixels = Annotated[int, Range(1, 10_000)]
 Padding = Annotated[int, Range(0, 10_000)]
@@ -139,8 +139,8 @@ class DataConfig:
         least, most = self.crop_area
         if not 0 < least <= most <= 1:
             raise InputError(
-                f"data.crop_area={show(self.crop_area)}: give the smallest share of the image, above 0, and then the "
-                "largest, at most 1"
+                Key("data.crop_area", self.crop_area),
+                ": give the smallest share of the image, above 0, and then the largest, at most 1",
             )
         return least, most
 

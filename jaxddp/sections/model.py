@@ -8,6 +8,7 @@ from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.duration import Duration
 from jaxddp.errors import about
 from jaxddp.layers import Layers, assignments
+from jaxddp.message import Key
 from jaxddp.overrides import names_of
 from jaxddp.ranges import Decay, Range
 from jaxddp.weight_init import WeightInit
@@ -88,5 +89,5 @@ class ModelConfig:
     def thawed(self) -> dict[str, Duration]:
         """When each layer of `unfreeze` is trained from. Raises: InputError; it says nothing."""
         found = assignments(self.unfreeze, "model.unfreeze")
-        with about("model.unfreeze"):
+        with about(Key("model.unfreeze")):
             return {layer: Duration.parse(value) for layer, value in found.items()}

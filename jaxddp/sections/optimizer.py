@@ -5,7 +5,9 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
+from jaxddp.errors import about
 from jaxddp.layers import Groups, assignments
+from jaxddp.message import Key
 from jaxddp.overrides import names_of, read_number
 from jaxddp.ranges import Decay, Factor, HeldOut, Period, Positive, Range, Share, SomeShare, WeightDecay
 from jaxddp.sections.training import BatchSize
@@ -75,7 +77,8 @@ class OptimizerConfig:
     def factors(self) -> dict[str, float]:
         """What `rate_factors` says. Raises: InputError; it says nothing."""
         found = assignments(self.rate_factors, "optimizer.rate_factors")
-        return {layer: read_number(value, Factor, f"optimizer.rate_factors: {layer}") for layer, value in found.items()}
+        with about(Key("optimizer.rate_factors")):
+            return {layer: read_number(value, Factor, layer) for layer, value in found.items()}
 
     @cached_property
     def own(self) -> Groups:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.overrides import checked
 from jaxddp.ranges import Decay, Factor, Period, Positive, Range, Share, real_number
 from jaxddp.sections.examples import RandAugment, RandMagnitude
@@ -107,4 +108,5 @@ def _number(word: str, key: str) -> float:
     try:
         return real_number(word)
     except ValueError:
-        raise InputError(f"{key}: {show(word)} is no number; give {BALANCED!r}, or a number for each class") from None
+        told = f": {show(word)} is no number"
+        raise InputError(Key(key), told, advice=f"give {BALANCED!r}, or a number for each class") from None

@@ -19,6 +19,7 @@ from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.objective import Objective, supervised
 from jaxddp.errors import InputError, about
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
@@ -81,7 +82,7 @@ def make_feed(recipe: Recipe, resources: Resources, growth: Growth | None = None
     if others is None or not reads:
         return feed
     check_pixels(others, source, config.data, "unlabelled data")
-    with about(f"data.unlabelled with objective.unlabelled_ratio={ratio}"):
+    with about(Key("data.unlabelled"), " with ", Key("objective.unlabelled_ratio", ratio)):
         order = SampleOrder(len(others), config.train.batch_size * ratio, unlabelled_seed(config.seed))
         return dataclasses.replace(feed, unlabelled=_feed_of(others, order, config, topology, growth))
 
@@ -97,7 +98,9 @@ def make_order(source: Source, config: Config) -> SampleOrder:
     if config.data.sampling == "balanced":
         labels = labels_of(source)
         if labels.several:
-            raise InputError("data.sampling=balanced takes one label an image, and the training data have several")
+            raise InputError(
+                Key.plain("data.sampling", "balanced"), " takes one label an image, and the training data have several"
+            )
         return BalancedOrder.of(labels.values, config.train.batch_size, config.seed)
     return SampleOrder(len(source), config.train.batch_size, config.seed)
 
@@ -106,8 +109,11 @@ def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> 
     """Raises `InputError` where mean and std do not fit images [H, W, C]."""
     if not (len(data.mean) == len(data.std) == 1 or len(data.mean) == len(data.std) >= image_shape[-1]):
         raise InputError(
-            f"data.mean has {counted(len(data.mean), 'value')}, data.std {len(data.std)}, and images of {image_shape} "
-            f"have {image_shape[-1]} channels; give a value for each channel, or one for all"
+            Key("data.mean"),
+            f" has {counted(len(data.mean), 'value')}, ",
+            Key("data.std"),
+            f" {len(data.std)}, and images of {image_shape} have {image_shape[-1]} channels",
+            advice="give a value for each channel, or one for all",
         )
 
 

@@ -23,6 +23,7 @@ from jaxddp.engine.resident_steps import Images, place_images
 from jaxddp.errors import InputError
 from jaxddp.measure.memory import named, told
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.phases import doing, moved
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted
@@ -35,7 +36,7 @@ LONGEST_CHUNK = 32
 TRAINING, VALIDATION, UNLABELLED = "training", "validation", "unlabelled"
 """What images are on the devices for."""
 
-_SMALLER = "lower data.image_size or data.limit, or set data.cache to none"
+_SMALLER = ("lower ", Key("data.image_size"), " or ", Key("data.limit"), ", or set ", Key("data.cache"), " to none")
 _LOAD_BATCH = 256
 _PLACED_AHEAD = 2
 
@@ -216,7 +217,9 @@ class Feed:
         free = self.topology.free_memory()
         if free is not None and sum(needed.values()) > free:
             raise InputError(
-                f'data.cache="device": {told(needed)} on each device needed, {size(free)} free there; {_SMALLER}'
+                Key("data.cache", "device", '"device"'),
+                f": {told(needed)} on each device needed, {size(free)} free there",
+                advice=_SMALLER,
             )
 
     def _decoded(self, use: str, source: Source) -> jax.Array:
@@ -238,7 +241,9 @@ class Feed:
 
         images = place_images(counted(), num_rows, shape, self.topology, image_dtype(source, self.data))
         everywhere = sum(map(int, self.topology.peers.exchange(f"substituted {use} images", str(substituted))))
-        check_substituted(everywhere, max_substituted(self.data.max_bad_images, len(source)), "data.cache=device")
+        check_substituted(
+            everywhere, max_substituted(self.data.max_bad_images, len(source)), Key.plain("data.cache", "device")
+        )
         return images
 
 

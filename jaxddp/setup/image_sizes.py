@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxddp.config import DataConfig
 from jaxddp.engine.shapes import trees_of
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.models.protocol import Model
 from jaxddp.peers import Peers
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
@@ -41,8 +42,10 @@ def _check_takes(model: Model, made_for: ImageShape, shape: ImageShape, key: str
         return
     if why := refusal_of(model, trees_of(model, made_for), made_for, shape):
         raise InputError(
-            f"data.{key}={getattr(data, key)}: the network that is made for {made_for[0]}x{made_for[1]} pixels does "
-            f"not take {shape[0]}x{shape[1]} ({why}); leave data.{key} out, or choose another network"
+            Key(f"data.{key}", getattr(data, key)),
+            f": the network that is made for {made_for[0]}x{made_for[1]} pixels does "
+            f"not take {shape[0]}x{shape[1]} ({why})",
+            advice=("leave ", Key(f"data.{key}"), " out, or choose another network"),
         )
 
 

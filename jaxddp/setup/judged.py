@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from jaxddp.engine.set_metrics import check_set_metric, is_set_metric
 from jaxddp.errors import InputError
 from jaxddp.goal import VAL_EMA
+from jaxddp.message import Key, Words
 from jaxddp.recipe.layout import TrainingData
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.experiment import Experiment
@@ -24,12 +25,12 @@ def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> Judg
     judgement = Judgement(config.checkpoint.goal, config.train.stop_after, config.train.stop_min_gain)
     if needs := _needed(experiment):
         if config.train.stop_after is not None:
-            raise InputError(f"train.stop_after={config.train.stop_after}: nothing is validated; {needs}")
+            raise InputError(Key("train.stop_after", config.train.stop_after), ": nothing is validated", advice=needs)
         for part in recipe.parts:
             if part.follows:
                 told = config.optimizer.schedule == part.name
-                what = f"optimizer.schedule={part.name!r}" if told else f"the part {part.name!r}"
-                raise InputError(f"{what} follows validations, and nothing is validated; {needs}")
+                what = Key("optimizer.schedule", part.name) if told else f"the part {part.name!r}"
+                raise InputError(what, " follows validations, and nothing is validated", advice=needs)
     if not measures_more:
         judgement.check(_measured(recipe, experiment.layout.data))
     return judgement
@@ -46,9 +47,11 @@ def _measured(recipe: Recipe, data: TrainingData) -> Iterator[str]:
         yield from (f"{VAL_EMA} {name}" for name in names)
 
 
-def _needed(experiment: Experiment) -> str:
+def _needed(experiment: Experiment) -> Words:
     """What to do so that something is validated; empty where it is."""
     if experiment.resources.val is None:
         return "give val too"
+    if experiment.layout.plan.evaluate.examples:
+        return ""
     every = experiment.config.eval.every
-    return "" if experiment.layout.plan.evaluate.examples else f'eval.every="{every}" switches it off'
+    return (Key("eval.every", every, f'"{every}"'), " switches it off")

@@ -7,15 +7,14 @@ from typing import Any
 import jax
 
 from jaxddp.engine.state import TrainState, first_difference
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, refused
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.wording import refusal
 
 
 def check_setup(setup: Any) -> None:
     """Raises `InputError` where `setup` comes from somewhere else."""
     if not isinstance(setup, RunSetup):
-        raise InputError(refusal("setup", setup, "give what prepare_training returned"))
+        raise refused("setup", setup, "give what prepare_training returned")
 
 
 def check_state(state: Any, setup: RunSetup) -> None:
@@ -51,7 +50,7 @@ def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
 def _check_arrays(state: Any, setup: RunSetup, part: Callable[[TrainState], Any]) -> None:
     if not isinstance(state, TrainState):
         advice = "give a TrainState, the first of the two that train returns"
-        raise InputError(refusal("state", state, advice))
+        raise refused("state", state, advice)
     if differs := first_difference(part(state), part(setup.like)):
         name, found, here = differs
         raise InputError(f"state: {name} is {found}, and {here} in this setup; give a state of its model and optimizer")

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
+from jaxddp.message import Option
 from jaxddp.phases import committing
 
 UNFINISHED = ".orbax-checkpoint-tmp"
@@ -120,7 +121,7 @@ def reading(directory: Path) -> Iterator[None]:
     before = log.level
     log.setLevel(logging.ERROR)
     try:
-        with files.reading(directory, "check --workdir"):
+        with files.reading(directory, ("check ", Option("workdir"))):
             yield
     finally:
         log.setLevel(before)

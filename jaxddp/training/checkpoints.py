@@ -17,6 +17,7 @@ import jaxddp.files as files
 from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
 from jaxddp.goal import Goal
+from jaxddp.message import Key, Option
 from jaxddp.peers import ALONE, Peers
 from jaxddp.phases import doing, phase
 from jaxddp.ranges import Range, whole
@@ -178,7 +179,8 @@ class Checkpoints:
                 name, there, here = differs
                 raise InputError(
                     f"{place}: a checkpoint of another architecture or optimizer: {name} is "
-                    f"{there} there and {here} here; use the config that wrote it, or another --workdir"
+                    f"{there} there and {here} here",
+                    advice=("use ", Key("the config"), " that wrote it, or another ", Option("workdir")),
                 )
             abstract = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like

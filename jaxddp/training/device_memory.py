@@ -11,6 +11,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, Needs, Report, agreed_fit, named
 from jaxddp.mesh import Topology
+from jaxddp.message import Option, Words
 from jaxddp.phases import phase
 from jaxddp.training.run import Run
 
@@ -51,17 +52,17 @@ class Memory:
             # The devices compute behind the host: what failed may be an earlier step.
             return f"by step {self.step}" if self.step else "before the first step"
 
-        def advice() -> str:
+        def advice() -> Words:
             fit = self._fit or Fit(self._run.steps.division)
-            return f"{fit}; {fit.advice()}"
+            return (f"{fit}; ", fit.advice())
 
         return named(when, advice)
 
     def of_validation(self, step: int) -> AbstractContextManager[None]:
         """The same around the validation after a step, whose batch is another one."""
 
-        def advice() -> str:
-            return f"{self._fit}; lower --eval.batch-size" if self._fit else "lower --eval.batch-size"
+        def advice() -> Words:
+            return (f"{self._fit}; " if self._fit else "", "lower ", Option("eval.batch_size"))
 
         return named(lambda: f"in the validation after step {step}", advice)
 

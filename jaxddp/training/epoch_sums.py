@@ -9,6 +9,7 @@ import numpy as np
 from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.errors import InputError, NonFiniteError
+from jaxddp.message import Key, Words
 from jaxddp.phases import phase
 from jaxddp.training.skipped_steps import SkippedSteps
 from jaxddp.wording import counted
@@ -99,10 +100,12 @@ class EpochSums:
         return means
 
 
-def check_substituted(count: int, limit: int, where: str) -> None:
+def check_substituted(count: int, limit: int, where: Words) -> None:
     """Raises `InputError` where more images of an epoch were substituted than may be."""
     if count > limit:
         raise InputError(
-            f"{where}: {counted(count, 'image')} of this epoch {'was' if count == 1 else 'were'} substituted, and "
-            f"data.max_bad_images allows {limit}; find them with `jaxddp data check`, or raise data.max_bad_images"
+            *(where, f": {counted(count, 'image')} of this epoch {'was' if count == 1 else 'were'} substituted, and "),
+            Key("data.max_bad_images"),
+            f" allows {limit}",
+            advice=("find them with `jaxddp data check`, or raise ", Key("data.max_bad_images")),
         )

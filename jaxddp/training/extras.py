@@ -3,10 +3,11 @@
 import importlib.util
 
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.wording import not_installed
 
 
 def need(library: str, logger: str) -> None:
     """See that a logger's library is there, without importing it. Raises: InputError; says how to install it."""
     if importlib.util.find_spec(library) is None:
-        raise InputError(f"log.to={logger}: the package {not_installed(library, logger)}")
+        raise InputError(Key.plain("log.to", logger), f": the package {not_installed(library, logger)}")

@@ -7,10 +7,10 @@ from typing import Any
 
 from jaxddp.config import Config
 from jaxddp.errors import InputError, JaxddpError
+from jaxddp.message import Key
 from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.wording import show
 
 _LONGEST_REASON = 300
 _TRACKERS, _OF_TRACKERS = ("wandb", "mlflow"), ("project", "name", "config")
@@ -28,7 +28,11 @@ def make_loggers(config: Config, workdir: Path) -> list[Listener]:
     for key in _OF_TRACKERS:
         if getattr(config.log, key) and not {*_TRACKERS} & {*config.log.to}:
             told = f"only {' and '.join(_TRACKERS)} read it"
-            raise InputError(f"log.{key}={show(getattr(config.log, key))}: {told}; name one in log.to, or leave it out")
+            raise InputError(
+                Key(f"log.{key}", getattr(config.log, key)),
+                f": {told}",
+                advice=("name one in ", Key("log.to"), ", or leave it out"),
+            )
     loggers = {name: LOGGERS.get(name)(config, workdir) for name in config.log.to}
     # A run resumes by metrics.jsonl.
     return [each if isinstance(each, JsonLines) else Dispensable(name, each) for name, each in loggers.items()]

@@ -224,7 +224,7 @@ class _Loop:
         try:
             metrics = self.sums.fetch()
         except TooManySkipped as error:
-            raise NonFiniteError(f"{error}. {self.run.checks.suspects(state, error.step)}") from error
+            raise NonFiniteError(error.problem, f". {self.run.checks.suspects(state, error.step)}") from error
         rates = self.clock.rates()
         self.used = self.run.usage(self.clock.rate(), self.work.mean())
         return metrics, *rates

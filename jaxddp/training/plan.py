@@ -7,6 +7,7 @@ from fractions import Fraction
 from jaxddp.config import Config
 from jaxddp.duration import Cadence, Duration
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 _MOST_STEPS = 2**31 - 1
 """The step is an int32 in the state."""
@@ -42,9 +43,17 @@ class Plan:
         sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size}
         total = config.train.duration.steps(**sizes)
         if total < 1:
-            raise InputError(f'train.duration="{config.train.duration}" is less than one step; give at least "1 step"')
+            raise InputError(
+                Key("train.duration", config.train.duration, f'"{config.train.duration}"'),
+                " is less than one step",
+                advice='give at least "1 step"',
+            )
         if total > _MOST_STEPS:
-            raise InputError(f'train.duration="{config.train.duration}" is {total:,} steps; at most {_MOST_STEPS:,}')
+            raise InputError(
+                Key("train.duration", config.train.duration, f'"{config.train.duration}"'),
+                f" is {total:,} steps",
+                advice=f"at most {_MOST_STEPS:,}",
+            )
 
         def cadence(every: Duration) -> Cadence:
             return Cadence(every.examples(**sizes, total_steps=total), config.train.batch_size)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE
 from jaxddp.errors import NonFiniteError
+from jaxddp.message import Key, Words
 from jaxddp.peers import ALONE, Peers
 from jaxddp.wording import counted
 
@@ -16,8 +17,8 @@ _log = logging.getLogger("jaxddp.training")
 class TooManySkipped(NonFiniteError):
     """So many steps in a row were skipped; `step` is the last of them, whose parameters are those of the first."""
 
-    def __init__(self, message: str, step: int):
-        super().__init__(message)
+    def __init__(self, *problem: Words, step: int):
+        super().__init__(*problem)
         self.step = step
 
 
@@ -52,10 +53,10 @@ class SkippedSteps:
         if self._limit is not None and self.in_a_row >= self._limit:
             begin = f" in a row, from step {step - self.in_a_row + 1}," if self.in_a_row > 1 else ""
             count = f"{counted(self.in_a_row, 'step')}{begin}"
-            bound = f"as many as train.max_bad_steps={self._limit}" if self._limit else "and train.max_bad_steps=0"
+            bound = "as many as " if self._limit else "and "
             raise TooManySkipped(
-                f"step {step}: {count} had no finite gradient, {bound}. Lower the learning rate, or lengthen its "
-                "warm-up",
-                step,
+                *(f"step {step}: {count} had no finite gradient, {bound}", Key("train.max_bad_steps", self._limit)),
+                ". Lower the learning rate, or lengthen its warm-up",
+                step=step,
             )
         return finite

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxddp.errors import InputError
 from jaxddp.layers import NO_LAYERS, Layers
+from jaxddp.message import Key
 from jaxddp.models.published import Naming
 from jaxddp.weights.layout import from_published, to_published
 from jaxddp.wording import counted, nearest
@@ -59,7 +60,11 @@ def match(
     unfit = [path for path in unfit if path not in new]
     head = _head(shapes, [path for path in shapes if path not in new] if new_head else unfit, num_classes)
     if faults := [path for path in unfit if path not in head]:
-        raise InputError(_told(faults, names, shapes, state_dict))
+        advice = (
+            *("give weights of this network for such images, say of which network they are (", Key("model.name")),
+            *(", width and stem), or leave these layers new (", Key("model.new_layers"), ")"),
+        )
+        raise InputError(_told(faults, names, shapes, state_dict), advice=advice)
     used = set(names.values())
     left_over = tuple(sorted(name for name in state_dict if name not in used))
     return Matched({path: array for path, array in arrays.items() if path not in {*new, *head}}, new, head, left_over)
@@ -93,10 +98,7 @@ def _told(
             ours = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
             shown.append(f"{name} is {list(state_dict[name].shape)} there and {list(ours)} here")
         parts.append(f"{len(other)} of another shape: {listed(shown, '; ', most=2)}")
-    return (
-        f"{'; '.join(parts)}; give weights of this network for such images, say of which network they are (model.name, "
-        "width and stem), or leave these layers new (model.new_layers)"
-    )
+    return "; ".join(parts)
 
 
 def listed(names: Iterable[str], between: str = ", ", most: int = _LISTED) -> str:

@@ -15,6 +15,7 @@ import jaxddp.files as files
 from jaxddp.choices import NAMES, keys_of_choices, resolved
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.message import Key, Option
 from jaxddp.overrides import flatten
 from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
@@ -25,8 +26,8 @@ from jaxddp.training.run_identity import FREE, MOVED, RunIdentity
 from jaxddp.wording import show
 from jaxddp.workdir.places import saved_places
 
-_MEND = "restore it, or start in another --workdir"
-_KEEPS = "a resumed run keeps its recipe: set it back, or start in another --workdir"
+_MEND = ("restore it, or start in another ", Option("workdir"))
+_KEEPS = ("a resumed run keeps its recipe: set it back, or start in another ", Option("workdir"))
 MEASURED = (
     *(*(f"model.{key}" for key in NETWORK_KEYS), *(f"data.{key}" for key in IMAGE_KEYS)),
     *("data.classes", "data.val_share", *(f"loss.{field.name}" for field in fields(LossConfig)), "train.ema"),
@@ -84,7 +85,7 @@ def claim(
             for name, file in claimed.recipe.files().items():
                 copy = directory / COPY_FOLDER / name
                 if copy.is_file() and files.read(copy) != file:
-                    raise InputError(f"{copy}: the recipe file {name} is another now; {_KEEPS}")
+                    raise InputError(f"{copy}: the recipe file {name} is another now", advice=_KEEPS)
         hooks = () if claimed.recipe is None else claimed.recipe.hooks
         _compare(path, saved, content, hooks, peers)
         content = _as_saved(saved, content)
@@ -111,8 +112,8 @@ def check_measured(directory: Path, config: Config) -> None:
     for key in MEASURED:
         if there[key] != here[key]:
             raise InputError(
-                f"{path}: {key} was {there[key]!r} and is now {here[key]!r}; a checkpoint is measured as it was "
-                "trained: leave it out"
+                *(f"{path}: ", Key(key), f" was {there[key]!r} and is now {here[key]!r}"),
+                advice="a checkpoint is measured as it was trained: leave it out",
             )
 
 
@@ -161,7 +162,7 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any], hooks: 
         there = {key: value for key, value in there.items() if key not in objects}
         here = {key: value for key, value in here.items() if key not in objects}
     changed = {
-        key: f"{key} was {there.get(key)!r} and is now {here.get(key)!r}"
+        key: f"was {there.get(key)!r} and is now {here.get(key)!r}"
         for key in sorted(known.keys() | here.keys())
         if there.get(key) != here.get(key)
     }
@@ -169,14 +170,14 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any], hooks: 
     for key in sorted(changed, key=lambda key: key not in NAMES):
         if key not in FREE:
             own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""
-            raise InputError(f"{path}: {changed[key]}; {_KEEPS}{own}")
+            raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_KEEPS, own))
     for key in MOVED:
         if key in changed and peers.is_first:
-            _log.info(f"{changed[key]}: the same data by their fingerprints, for which no image file is opened")
+            _log.info(f"{key} {changed[key]}: the same data by their fingerprints, for which no image file is opened")
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with files.reading(path, _MEND, missing=f"is missing beside the checkpoints; {_MEND}"):
+    with files.reading(path, _MEND, missing=("is missing beside the checkpoints; ", _MEND)):
         content = files.read(path)
     try:
         saved = json.loads(content)
@@ -184,4 +185,4 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError(f"it holds {show(saved)}")
         return saved
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); {_MEND}") from None
+        raise InputError(f"{path}: cannot be read ({error})", advice=_MEND) from None

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import jaxddp.files as files
 from jaxddp.errors import InputError
+from jaxddp.message import Option
 
 LOCK_FILE = ".lock"
 _LOOK_SECONDS = 0.1
@@ -31,8 +32,8 @@ def locked(directory: Path) -> Iterator[None]:
             time.sleep(_LOOK_SECONDS)
             # A run that ended meanwhile may have taken its directory away, and another made it anew.
             if not took(lock) or not os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LOCK_FILE)):
-                advice = "wait for it, or give another --workdir"
-                raise InputError(f"{directory}: another run is at work there; {advice}")
+                advice = ("wait for it, or give another ", Option("workdir"))
+                raise InputError(f"{directory}: another run is at work there", advice=advice)
         yield
 
 

@@ -21,6 +21,7 @@ from jaxddp.errors import InputError
 from jaxddp.goal import Goal
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
+from jaxddp.message import Option
 from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
 from jaxddp.training.checkpoints import Checkpoints
@@ -128,8 +129,8 @@ def set_damaged_aside(place: Path) -> str:
     if damaged and step is None:
         newest, fault = next(iter(damaged.items()))
         raise InputError(
-            f"{place / str(newest)}: step {newest} is damaged: {fault}; no checkpoint there is whole, so restore the "
-            "files, or start in another --workdir"
+            f"{place / str(newest)}: step {newest} is damaged: {fault}",
+            advice=("no checkpoint there is whole, so restore the files, or start in another ", Option("workdir")),
         )
     for each, fault in damaged.items():
         aside = place / f"{each}{ASIDE}"
@@ -150,11 +151,14 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
     seen = checkpoints.peers.exchange("latest checkpoint", str(checkpoints.latest()))[0]
     latest = None if seen == str(None) else int(seen)
     if resume == "must" and latest is None:
-        raise InputError(f"{checkpoints.directory}: no checkpoint to resume from; check --workdir, or --resume auto")
+        raise InputError(
+            f"{checkpoints.directory}: no checkpoint to resume from",
+            advice=("check ", Option("workdir"), ", or --resume auto"),
+        )
     if resume == "never" and latest is not None:
         raise InputError(
-            f"{checkpoints.directory}: holds checkpoints up to step {latest}, which --resume never would lose; "
-            "choose another --workdir, remove it, or --resume auto"
+            f"{checkpoints.directory}: holds checkpoints up to step {latest}, which --resume never would lose",
+            advice=("choose another ", Option("workdir"), ", remove it, or --resume auto"),
         )
     return latest
 
@@ -176,8 +180,8 @@ def check_shared(directory: Path, peers: Peers) -> None:
         files.remove(directory / name)
     if blind:
         raise InputError(
-            f"{directory}: process {blind[0]} does not see what process 0 writes there; give a --workdir that all "
-            "hosts share"
+            f"{directory}: process {blind[0]} does not see what process 0 writes there",
+            advice=("give a ", Option("workdir"), " that all hosts share"),
         )
 
 

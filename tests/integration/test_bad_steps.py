@@ -31,7 +31,7 @@ def test_both_processes_name_the_row_and_end(arrays, start, tmp_path):
     assert run.end() == 1, run.out + run.err
     for rank in (0, 1):
         said = run.last_of(rank)
-        assert ": 1 step had no finite gradient, as many as train.max_bad_steps=1. " in said
+        assert ": 1 step had no finite gradient, as many as --train.max-bad-steps 1. " in said
         # By running statistics, and through a ReLU, its loss is finite.
         assert said.endswith("images are not finite: row 5 of the training data")
     assert all(loss is not None for loss in losses(tmp_path / "run").values())

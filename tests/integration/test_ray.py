@@ -85,7 +85,7 @@ def test_two_actors_train_as_one_and_a_restarted_job_ends_with_the_same_bits(job
 def test_a_mistake_is_not_started_again_and_a_job_that_is_asked_to_stop_saves(job):
     run = job([*BRIEF, "--train.batch-size", "7"], "--restarts", "2")
     assert run.end() == 2, run.out + run.err
-    assert "restart" not in run.err and "jaxddp: train.batch_size=7 cannot be divided among 2 devices" in run.out
+    assert "restart" not in run.err and "jaxddp: --train.batch-size 7 cannot be divided among 2 devices" in run.out
     run = job(ENDLESS, "--restarts", "2")
     run.wait_until(lambda: losses(run.workdir))
     run.process.send_signal(signal.SIGTERM)

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 _MOST = 65_535
 _AT_ONCE = 1024
@@ -27,8 +28,8 @@ def from_floats(images: np.ndarray) -> np.ndarray:
     span = f"images of {images.dtype} from {lowest:g} to {highest:g}"
     if not (lowest >= 0 and np.isfinite(highest)):
         raise InputError(
-            f"{span}: give floats from 0 to 1, or uint8 from 0 to 255; normalizing happens on the device, by data.mean "
-            "and data.std"
+            f"{span}: give floats from 0 to 1, or uint8 from 0 to 255",
+            advice=("normalizing happens on the device, by ", Key("data.mean"), " and ", Key("data.std")),
         )
     scales = (1,) if highest > 1 else (255, _MOST)
     scale = next((each for each in scales if all(_are_multiples(part, each) for part in parts)), None)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from jaxddp.data.images.kinds import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 _MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))
 _GRAY16 = frozenset(("I;16", "I;16B", "I;16L"))
@@ -47,7 +48,8 @@ def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np
             return rgba if bits == 16 else (rgba >> 8).astype(np.uint8)
         if depth == bits == 16:
             raise InputError(
-                "colors of 16 bits, of which the upper 8 are read from a TIFF; save it as PNG, or set data.bits 8"
+                "colors of 16 bits, of which the upper 8 are read from a TIFF",
+                advice=("save it as PNG, or set ", Key("data.bits"), " 8"),
             )
         pixels = np.asarray(image.convert("RGBA"))[..., :channels]
         return pixels if bits == 8 else pixels * np.uint16(_WIDEN)

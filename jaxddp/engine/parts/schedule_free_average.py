@@ -12,6 +12,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.schedule_free_state import averaged, is_schedule_free
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,16 @@ def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
     if not is_schedule_free(opt_state):
         return tuple(parts)
     if any(part.beside for part in parts):
-        raise InputError("train.ema: a schedule-free optimizer averages its parameters itself; leave one of them out")
+        raise InputError(
+            Key("train.ema"),
+            ": a schedule-free optimizer averages its parameters itself",
+            advice="leave one of them out",
+        )
     if any(isinstance(part, Lookahead) for part in parts):
-        raise InputError("train.lookahead: a schedule-free optimizer averages its steps itself; leave one of them out")
+        raise InputError(
+            Key("train.lookahead"),
+            ": a schedule-free optimizer averages its steps itself",
+            advice="leave one of them out",
+        )
     quiet, judging = ([part for part in parts if part.judges is judges] for judges in (False, True))
     return (*quiet, ScheduleFreeAverage(), *judging)

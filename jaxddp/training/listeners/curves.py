@@ -6,6 +6,7 @@ from pathlib import Path
 import jaxddp.files as files
 from jaxddp.config import Config
 from jaxddp.errors import InputError
+from jaxddp.message import Key
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd
@@ -18,7 +19,11 @@ CURVES = "curves.png"
 def curves(config: Config, workdir: Path) -> "Curves":
     """`curves.png` in the work directory. Raises: InputError; there is no `jsonl` among the loggers."""
     if "jsonl" not in config.log.to:
-        raise InputError(f'log.to={",".join(config.log.to)}: curves are drawn from metrics.jsonl; name "jsonl" too')
+        raise InputError(
+            Key.plain("log.to", ",".join(config.log.to)),
+            ": curves are drawn from metrics.jsonl",
+            advice='name "jsonl" too',
+        )
     return Curves(workdir / METRICS, workdir / CURVES)
 
 

@@ -1,0 +1,275 @@
+"""An error has fields, and each door says it in its own words: of arguments, of options, or of a line of a file."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxddp.batch_statistics import BatchStatistics
+from jaxddp.choices import check_read
+from jaxddp.cli import main
+from jaxddp.commands.told import line_of
+from jaxddp.config import Config
+from jaxddp.engine.gradients import Gradients
+from jaxddp.errors import InputError, JaxddpError, Preempted, Unreachable, about, as_written, error_from
+from jaxddp.layers import Layers
+from jaxddp.mesh import Topology
+from jaxddp.message import Key, Option, joined
+from jaxddp.notebook.arguments import words_of_arguments
+from jaxddp.registry import MODELS
+from jaxddp.sections.optimizer import OptimizerConfig
+from jaxddp.training.checkpoint_errors import reading
+from jaxddp.training.skipped_steps import SkippedSteps
+
+RECIPE = """from jaxddp.config import Config
+
+
+def get_config():
+    return Config(seed=-1).replace(
+        train={"batch_size": 30, "accumulate": 0, "max_bad_steps": 1},
+        model={"batch_norm": "both", "name": "resnet5", "freeze": "conv"},
+        eval={
+            "every": "soon",
+        },
+        optimizer=dict(groups=("fc:rate=x",)),
+        objective=ObjectiveConfig(threshold=0.9),
+    )
+"""
+
+
+def unreadable():
+    with reading(Path("runs/a")):
+        raise PermissionError(13, "Permission denied")
+
+
+@dataclass(frozen=True)
+class Told:
+    """An error, its fields, and its line, in which each door has own words for its keys.
+
+    Attributes:
+        line: how it begins, without these words.
+        words: of a command line that gives a key.
+        number: of the line of RECIPE that is to blame.
+    """
+
+    fail: Callable[[], Any]
+    key: str
+    value: Any
+    line: str
+    dotted: tuple[str, ...]
+    python: tuple[str, ...]
+    words: tuple[str, ...]
+    typed: tuple[str, ...]
+    number: int | None = None
+    advice: str = ""
+
+
+DOORS = {
+    "a batch": Told(
+        lambda: Topology.create(4).check_batch_size(30),
+        *("train.batch_size", 30, "{} cannot be divided among 4 devices; 28 or 32 would do"),
+        *(("train.batch_size=30",), ("a global batch of 30",)),
+        *(("--batch-size", "30"), ("--batch-size 30",), 6, "28 or 32 would do"),
+    ),
+    "several keys": Told(
+        lambda: Gradients(accumulate=3).check_batch_size(8, Topology.create(2)),
+        *("train.batch_size", 8, "{} cannot be divided among 2 devices with {} microbatches each; 6 or 12 would do"),
+        *(("train.batch_size=8", "train.accumulate=3"), ("a global batch of 8", "accumulate=3")),
+        *(("--train.accumulate=3",), ("train.batch_size=8", "--train.accumulate 3"), 6, "6 or 12 would do"),
+    ),
+    "a range": Told(
+        lambda: Config().replace(train={"accumulate": 0}),
+        *("train.accumulate", 0, "{}: expected 1 to 65,536"),
+        *(("train.accumulate=0",), ("accumulate=0",)),
+        *(("--train.accumulate", "0"), ("--train.accumulate 0",), 6),
+    ),
+    "no section": Told(
+        lambda: Config().replace(seed=-1),
+        *("seed", -1, "{}: expected 0 to 9,223,372,036,854,775,807"),
+        *(("seed=-1",), ("seed=-1",)),
+        *(("--seed", "-1"), ("--seed -1",), 5),
+    ),
+    "a word": Told(
+        lambda: BatchStatistics.parse("both"),
+        *("model.batch_norm", "both", "{}: expected 'local', 'sync' or 'ghost:K'"),
+        *(("model.batch_norm='both'",), ("batch_norm='both'",)),
+        *(("--model.batch-norm", "both"), ("--model.batch-norm both",), 7),
+    ),
+    "a name": Told(
+        lambda: MODELS.check("resnet5"),
+        *("model.name", "resnet5", "{} is unknown; did you mean 'resnet50'?"),
+        *(("model.name='resnet5'",), ("model='resnet5'",)),
+        *(("--model", "resnet5"), ("--model resnet5",), 7, "did you mean 'resnet50'?"),
+    ),
+    "what it is about": Told(
+        lambda: Config().replace(eval={"every": "soon"}),
+        *("eval.every", None, "{}: 'soon' is not a duration; write"),
+        *(("eval.every",), ("eval_every",)),
+        *(("--eval.every", "soon"), ("--eval.every",), 9),
+    ),
+    "within a key": Told(
+        lambda: OptimizerConfig(groups=("fc:rate=x",)).own,
+        *("optimizer.groups", None, "{}: fc:rate='x': expected a number, 0 to 1,000,000"),
+        *(("optimizer.groups",), ("groups",)),
+        *(("--optimizer.groups", "fc:rate=x"), ("--optimizer.groups",), 11),
+    ),
+    "layers": Told(
+        lambda: Layers.parse("conv", "model.freeze").check(["fc/kernel"], "model.freeze"),
+        *("model.freeze", None, "{}: no layer's name begins with 'conv'; there are: fc"),
+        *(("model.freeze",), ("freeze",)),
+        *(("--model.freeze", "conv"), ("--model.freeze",), 7, "there are: fc"),
+    ),
+    "a choice": Told(
+        lambda: check_read(Config().replace(objective={"threshold": 0.9})),
+        *("objective.threshold", 0.9, "{} is read by {}, and not by supervised; leave it out"),
+        *(("objective.threshold=0.9", "objective.name=fixmatch"), ("threshold=0.9", "objective=fixmatch")),
+        *(("--objective.threshold", "0.9"), ("--objective.threshold 0.9", "objective.name=fixmatch"), 12),
+        advice="leave it out",
+    ),
+    "skipped steps": Told(
+        lambda: SkippedSteps(limit=1).see(3, {"loss": float("nan"), "skipped": 1.0}),
+        *("train.max_bad_steps", 1, "step 3: 1 step had no finite gradient, as many as {}. Lower the learning rate"),
+        *(("train.max_bad_steps=1",), ("max_bad_steps=1",)),
+        *(("--train.max-bad-steps", "1"), ("--train.max-bad-steps 1",)),
+    ),
+    "advice of the terminal": Told(
+        unreadable,
+        *("workdir", None, "runs/a: cannot be read (Permission denied); check {}"),
+        *(("--workdir",), ("workdir",)),
+        *(("--workdir", "runs/a"), ("--workdir",)),
+        advice="check --workdir",
+    ),
+}
+
+
+def raised(fail: Callable[[], Any]) -> JaxddpError:
+    with pytest.raises(JaxddpError) as error:
+        fail()
+    return error.value
+
+
+@pytest.mark.parametrize("told", DOORS.values(), ids=DOORS)
+def test_an_error_is_said_at_each_door_in_its_words(told, tmp_path):
+    error, dotted = raised(told.fail), told.line.format(*told.dotted)
+    assert (error.key, error.value) == (told.key, told.value) and str(error).startswith(dotted)
+    assert "".join(map(str, error.advice)).startswith(told.advice)
+    assert str(raised(words_of_arguments()(told.fail))).startswith(told.line.format(*told.python))
+    assert line_of(raised(told.fail), ["train", "digits", *told.words]).startswith(told.line.format(*told.typed))
+    assert line_of(raised(told.fail), ["train", "digits"]).startswith(dotted)
+    (recipe := tmp_path / "my.py").write_text(RECIPE)
+    line = line_of(raised(told.fail), ["train", str(recipe), "--data", "d"])
+    assert line.startswith(dotted if told.number is None else f"{recipe}:{told.number}: {dotted}")
+
+
+@pytest.mark.parametrize(
+    ("problem", "python"),
+    [
+        (("raise ", Option("train.accumulate")), "raise accumulate"),
+        ((Option("train.accumulate", 4), " would do"), "accumulate=4 would do"),
+        ((Option("train.batch_size", 32), " would do"), "a global batch of 32 would do"),
+        (("lower ", Option("eval.batch_size")), "lower batch_size_per_device"),
+        ((Option("parallel.self_test", "never"), " trains all the same"), "self_test='never' trains all the same"),
+        ((Key("train.duration"), " differs"), "epochs differs"),
+        (("config.json: ", Key("objects.metric half"), " was None"), "config.json: metric half was None"),
+        (("use ", Key("the config"), " that wrote it"), "use the model and optimizer that wrote it"),
+        ((Key("data.image_size", 64), ": these images"), "data.image_size=64: these images"),
+        # What is no key stays.
+        (("/runs/train.precision: cannot be read",), "/runs/train.precision: cannot be read"),
+    ],
+)  # fmt: skip
+def test_keys_become_arguments(problem, python):
+    with pytest.raises(InputError) as error, words_of_arguments():
+        raise InputError(*problem)
+    assert str(error.value) == python
+
+
+def test_an_option_is_said_as_it_was_typed(tmp_path):
+    def said(key, *words):
+        return line_of(InputError(key, ": no"), ["train", "digits", *words])
+
+    assert said(Key("train.duration", "0 steps"), "--epochs=0") == "--epochs '0 steps': no"
+    assert said(Key("data.augment.flip", True), "--data.augment.no-flip") == "--data.augment.flip True: no"
+    assert said(Key("data.std", (0.2, 0.3)), "--data.std", "0.2", "0.3") == "--data.std 0.2 0.3: no"
+    # What a terminal would obey, and what is long, is shown as elsewhere.
+    assert said(Key("model.name", "\x1b[2J"), "--model", "x") == r"--model '\x1b[2J': no"
+    assert len(said(Key("model.name", "x" * 1000), "--model", "x")) < 110
+    error = InputError(Key("seed", 1), ": no")
+    assert line_of(error, ["data", "show", str(tmp_path / "none.py"), "--step", "3"]) == "seed=1: no"
+    assert line_of(error, ["train"]) == "seed=1: no"
+
+
+def test_the_command_line_ends_with_the_line_of_its_door(tmp_path, capfd):
+    recipe = tmp_path / "my.py"
+    config = "from jaxddp.config import Config\n\n\ndef get_config():\n    return Config().replace({})\n"
+    recipe.write_text(config.format('loss={"name": "hinge"}'))
+    assert main(["config", str(recipe)]) == 2
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"jaxddp: {recipe}:5: loss.name='hinge' is unknown; ")
+    assert main(["config", str(recipe), "--loss.name", "square"]) == 2
+    assert capfd.readouterr().err.splitlines()[-1].startswith("jaxddp: --loss.name square is unknown; ")
+    # A file that does not say a config is to blame itself, whatever the command says.
+    recipe.write_text(config.format("seed=-1"))
+    assert main(["config", str(recipe), "--seed", "2"]) == 2
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"jaxddp: {recipe}:5: seed=-1: expected 0 to ")
+
+
+def test_of_several_doors_the_innermost_is_heard():
+    def fail():
+        raise InputError(Key("train.batch_size", 30), ": no; see ", Key("data.path"))
+
+    typed = ["train", "digits", "--train.batch-size", "30", "--data.path", "d"]
+    error = raised(words_of_arguments()(fail))
+    assert line_of(error, typed) == "a global batch of 30: no; see data.path"
+    assert line_of(raised(as_written()(fail)), typed) == "train.batch_size=30: no; see data.path"
+    assert (error.key, error.value) == ("train.batch_size", 30)
+
+
+def test_what_an_error_is_about_stands_in_front_of_it():
+    @about("my.py")
+    @about(Key("data.unlabelled"), " with ", Key("objective.unlabelled_ratio", 7))
+    def fail():
+        raise Unreachable("no answer", advice="try again")
+
+    error = raised(fail)
+    line = "my.py: data.unlabelled with objective.unlabelled_ratio=7: no answer; try again"
+    assert isinstance(error, Unreachable) and str(error) == line and error.problem == ("no answer",)
+    assert error.key == "data.unlabelled" and error.value is None
+    assert str(raised(words_of_arguments()(fail))) == line.replace("data.unlabelled", "unlabelled", 1).replace(
+        "objective.", ""
+    )
+
+
+def test_an_error_keeps_its_kind_and_its_place():
+    @words_of_arguments()
+    def stopped():
+        raise Preempted("saved step 3 in ", Option("workdir"))
+
+    with pytest.raises(Preempted, match="^saved step 3 in workdir$") as error:
+        stopped()
+    assert error.traceback[-1].name == "stopped"
+
+
+def test_an_error_is_told_to_other_processes_with_its_keys():
+    given = (Key("a.b", (1, 2)), Key("c.d", 3), Option("e.f", "x"), Key.plain("g.h", "y"), Key("i.j"))
+    error = InputError(*joined(" ", given), advice=("give ", Option("k.l"))).within("k.json")
+    told = error_from(2, error.to_json())
+    assert isinstance(told, InputError) and str(told) == str(error)
+    assert str(told) == "k.json: a.b=(1, 2) c.d=3 --e.f x g.h=y i.j; give --k.l"
+    assert (told.key, told.problem[2], told.advice) == ("a.b", Key("c.d", 3, "3"), error.advice)
+    with pytest.raises(Unreachable) as again, words_of_arguments({"i.j": "own"}):
+        raise error_from(1, error.to_json())
+    assert str(again.value) == str(error).replace("i.j", "own")
+    error.add_note("then: lost")
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, InputError) and str(again) == str(error) and again.__notes__ == ["then: lost"]
+    # The value may be anything.
+    assert str(pickle.loads(pickle.dumps(InputError(Key("a", len), ": no")))) == f"a={len!r}: no"
+
+
+def test_a_line_is_one_line_whatever_it_holds():
+    error = InputError("a\nb \x1b[2J", Key.plain("c", "d\ne"), advice="f\n")
+    assert str(error) == r"a b \x1b[2Jc=d e; f"
+    error.tell(lambda key: "g\n\x1b")
+    assert str(error) == r"a b \x1b[2Jg \x1b; f"
