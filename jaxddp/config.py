@@ -14,10 +14,12 @@ from pathlib import Path
 from jaxddp.recipe_file import read_recipe
 from jaxddp.sections.config import Config
 from jaxddp.sections.examples import AugmentConfig, DataConfig
+from jaxddp.sections.loss import LossConfig
 from jaxddp.sections.model import ModelConfig
+from jaxddp.sections.objective import ObjectiveConfig
 from jaxddp.sections.optimizer import OptimizerConfig
 from jaxddp.sections.parallel import ParallelConfig
-from jaxddp.sections.training import BatchSize, LossConfig, ObjectiveConfig, Precision, TrainConfig
+from jaxddp.sections.training import BatchSize, Precision, TrainConfig
 from jaxddp.sections.watching import CheckpointConfig, EvalConfig, LogConfig, ShownImages, Views
 
 __all__ = [

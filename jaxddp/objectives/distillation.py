@@ -22,7 +22,7 @@ from jaxddp.overrides import checked
 from jaxddp.ranges import Share
 from jaxddp.recipe.layout import Layout
 from jaxddp.registry import OBJECTIVES
-from jaxddp.sections.training import Temperature
+from jaxddp.sections.objective import Temperature
 from jaxddp.setup.image_sizes import refusal_of
 from jaxddp.setup.resources import Resources
 from jaxddp.workdir.identity import checksum

@@ -26,7 +26,7 @@ from jaxddp.models.protocol import takes_example_keys
 from jaxddp.ranges import Factor, Share
 from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.examples import RandAugment, RandMagnitude
-from jaxddp.sections.training import Ratio
+from jaxddp.sections.objective import Ratio
 
 MEASURED = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
 """What is measured beside the loss: its two parts, and the share of unlabelled images that had a pseudo-label."""

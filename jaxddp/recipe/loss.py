@@ -12,7 +12,7 @@ from jaxddp.engine.loss import ExampleLoss, example_loss
 from jaxddp.errors import InputError
 from jaxddp.message import Key
 from jaxddp.registry import LOSSES
-from jaxddp.sections.training import BALANCED
+from jaxddp.sections.loss import BALANCED
 from jaxddp.wording import counted
 
 _KEY = "loss.class_weights"

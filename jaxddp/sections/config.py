@@ -9,10 +9,12 @@ from jaxddp.layers import Layers
 from jaxddp.overrides import check_values, flatten, plain, replaced
 from jaxddp.ranges import Seed
 from jaxddp.sections.examples import DataConfig
+from jaxddp.sections.loss import LossConfig
 from jaxddp.sections.model import ModelConfig
+from jaxddp.sections.objective import ObjectiveConfig
 from jaxddp.sections.optimizer import OptimizerConfig
 from jaxddp.sections.parallel import ParallelConfig
-from jaxddp.sections.training import LossConfig, ObjectiveConfig, TrainConfig
+from jaxddp.sections.training import TrainConfig
 from jaxddp.sections.watching import CheckpointConfig, EvalConfig, LogConfig
 
 

@@ -20,8 +20,8 @@ from jaxddp.overrides import flatten
 from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
 from jaxddp.sections.examples import IMAGE_KEYS
+from jaxddp.sections.loss import LossConfig
 from jaxddp.sections.model import NETWORK_KEYS
-from jaxddp.sections.training import LossConfig
 from jaxddp.training.run_identity import FREE, MOVED, RunIdentity
 from jaxddp.wording import show
 from jaxddp.workdir.places import saved_places
