@@ -71,8 +71,9 @@ class LogConfig:
     """How often a line of training is logged."""
     to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
     """The loggers: "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters" lists
-    the network's in parameters.txt, "tensorboard" writes event files, "wandb" and "mlflow" tell Weights & Biases and
-    MLflow, which each are an extra of the package. If one but "jsonl" fails, a line says so and the run goes on."""
+    the network's in parameters.txt, "tensorboard" writes event files, "confusion" the last validation's confusion
+    matrix into confusion.csv, "wandb" and "mlflow" tell Weights & Biases and MLflow, which each are an extra of the
+    package. If one but "jsonl" fails, a line says so and the run goes on."""
     project: str | None = None
     """Of "wandb" its project, of "mlflow" its experiment. Where absent, what their environment says, else "jaxddp"."""
     name: str | None = None
