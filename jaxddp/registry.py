@@ -29,16 +29,25 @@ Entry = TypeVar("Entry")
 
 
 class Registry:
-    """The entries of one kind, which the modules of `package` add; `key` is the config key of their names."""
+    """The entries of one kind, which the modules of `package` add; `key` is the config key of their names.
 
-    def __init__(self, key: str, package: str):
-        self.key, self._package = key, package
+    Entries may have settings where the kind is one of `jaxddp.choices.KINDS`.
+    """
+
+    def __init__(self, key: str, package: str, *, has_settings: bool = False):
+        self.key, self._package, self.has_settings = key, package, has_settings
         self._entries: dict[str, Any] = {}
         self._settings: dict[str, type | None] = {}
         self._complete = False
 
     def add(self, name: str, settings: type | None = None) -> Callable[[Entry], Entry]:
-        """A decorator that keeps what it decorates under a name, with the dataclass of its settings."""
+        """A decorator that keeps what it decorates under a name, with the dataclass of its settings.
+
+        Raises: ValueError; the name is taken, or entries of this kind have no settings.
+        """
+        if settings and not self.has_settings:
+            read = "read the keys of a section of the config"
+            raise ValueError(f"{self.key}: {name!r} is given settings, which this kind does not have; {read}")
 
         def keep(entry: Entry) -> Entry:
             if self._entries.setdefault(name, entry) is not entry:
@@ -139,20 +148,20 @@ def _added(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]:
                 yield from ((name, frozenset().union(*keys)) for name in names)
 
 
-MODELS = Registry("model.name", "jaxddp.models")
+MODELS = Registry("model.name", "jaxddp.models", has_settings=True)
 """`(config, num_classes) -> model`: whatever `jaxddp.models.adapt.adapt` takes."""
-LOSSES = Registry("loss.name", "jaxddp.losses")
+LOSSES = Registry("loss.name", "jaxddp.losses", has_settings=True)
 """`(config) -> loss`, or `(config, class_weights) -> loss` of one that takes float[K] weights, or None for none; see
 `jaxddp.engine.loss`."""
 METRICS = Registry("eval.metrics", "jaxddp.metrics")
 """`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.set_metrics`."""
-OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers")
+OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", has_settings=True)
 """`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
-OBJECTIVES = Registry("objective.name", "jaxddp.objectives")
+OBJECTIVES = Registry("objective.name", "jaxddp.objectives", has_settings=True)
 """`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.objective`. The function that
 takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
 anything is compiled: of the shape and dtype of an image, and whether there is a second source."""
-SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules")
+SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", has_settings=True)
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.warmup.Steps`."""
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")
 """`(settings: AugmentConfig) -> (key, image) -> image`, of one image; see `jaxddp.augment.preprocess`."""
@@ -163,8 +172,8 @@ FORMATS = Registry("data.path", "jaxddp.data.formats")
 
 
 def check_names(config: Any, hooks: Collection[str] = ()) -> None:
-    """See that what a config names is there, and how weights begin and what loggers record, before anything is imported
-    that takes seconds.
+    """See that what a config names is there, how weights begin and what its loggers are told, before anything is
+    imported that takes seconds.
 
     Args:
         hooks: the hooks of its recipe file, which stand for what they bring.
@@ -185,4 +194,5 @@ def check_names(config: Any, hooks: Collection[str] = ()) -> None:
     for hook, registry, names in named:
         for name in names if hook not in hooks else ():
             registry.check(name)
-    _ = config.model.initialization, config.log.recorded
+    _ = config.model.initialization
+    config.log.check()

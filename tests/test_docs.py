@@ -5,6 +5,7 @@ Every rule is a function of a page's path and text that returns what is wrong, s
 """
 
 import ast
+import builtins
 import contextlib
 import functools
 import importlib
@@ -28,6 +29,8 @@ from jaxddp.commands.spelling import typed
 from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten
+from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES
+from jaxddp.training.run_identity import FREE
 
 ROOT = Path(__file__).parent.parent
 _DOCS = (f"docs/{file.name}" for file in ROOT.glob("docs/*.md"))
@@ -174,15 +177,32 @@ def resolves(name: str) -> bool:
     return all((found := getattr(found, attribute, None)) is not None for attribute in rest)
 
 
+def undefined(code: ast.Module) -> set[str]:
+    """The names that a module uses, and neither defines nor imports."""
+    used, known = set[str](), {*dir(builtins)}
+    for node in ast.walk(code):
+        match node:
+            case ast.Name(name, ast.Load()):
+                used.add(name)
+            case ast.Name(name) | ast.arg(name) | ast.FunctionDef(name) | ast.ClassDef(name):
+                known.add(name)
+            case ast.alias(name, other):
+                known.add((other or name).partition(".")[0])
+    return used - known
+
+
 def examples(path: str, text: str) -> list[str]:
-    """Python and TOML can be parsed, and what an example takes from jaxddp is there."""
+    """Python and TOML can be parsed, what an example takes from jaxddp is there, and a whole file has its imports."""
     found = []
     for block in blocks(text):
         if block.language == "toml":
             tomllib.loads(block.text)
         if block.language != "python":
             continue
-        for node in ast.walk(ast.parse(block.text)):
+        code = ast.parse(block.text)
+        if block.text.startswith("# jaxddp/") and "import" in block.text:
+            found += [f"{path}: {name} comes from nowhere" for name in undefined(code)]
+        for node in ast.walk(code):
             names = []
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -225,6 +245,7 @@ BAD = [
     (places, "`jaxddp.errors.InputError.nothing`"),
     (examples, "```python\nfrom jaxddp.config import Confg\n```"),
     (examples, "```python\njaxddp.trian(1)\n```"),
+    (examples, "```python\n# jaxddp/losses/mine.py\nimport jax\n\nx = settings_of(jax)\n```"),
     (targets, "```\nmake no-such-target    # it\n```"),
 ]
 GOOD = [
@@ -236,6 +257,7 @@ GOOD = [
     (keys, "`train.batch_size` `data.augment` `parallel.*` `metrics.jsonl` `data.txt.gz/x`"),
     (places, "`jaxddp/engine/` `launch/main.py` `jaxddp.train(…)` `jaxddp.config.Config.replace` `jaxddp[cuda12]`"),
     (examples, "```python\nfrom jaxddp.config import Config\njaxddp.train\nimport nothing\n```"),
+    (examples, "```python\n# jaxddp/losses/mine.py\nimport jax\n\ndef f(x): return len(jax.y(x))\n```"),
     (targets, "`make demo` and `make lint types`"),
 ]
 
@@ -301,6 +323,37 @@ def test_the_complete_recipe_brings_what_each_hook_promises(tmp_path):
     (listener,) = hooks["get_listeners"](config, tmp_path)
     moments = {name for name, _ in inspect.getmembers(listener, inspect.ismethod)}
     assert moments and moments <= {"start", "step", "evaluation", "end"}
+
+
+KINDS = (MODELS, LOSSES, METRICS, OPTIMIZERS, OBJECTIVES, SCHEDULES, AUGMENTATIONS, LOGGERS)
+# Without the pages for those who change the package.
+TOLD = "\n".join((ROOT / page).read_text() for page in PAGES if page not in ("CONTRIBUTING.md", "BUILD_NOTES.md"))
+
+
+def test_every_key_of_a_config_stands_in_the_docs():
+    words = {word.strip(".") for word in re.findall(r"[\w.-]+", TOLD)}
+    assert not [key for key in KEYS if key not in words and typed(key) not in words]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.key for kind in KINDS])
+def test_every_name_that_a_config_may_say_stands_in_the_docs(kind):
+    # Other tests of this worker may have added some; a name of an augmentation may be that of a key.
+    own = [name for name in kind.names() if not getattr(kind.get(name), "__module__", "").startswith("test")]
+    assert not [name for name in own if f"`{name}`" not in TOLD and f"data.augment.{name}" not in KEYS]
+
+
+def test_the_table_of_loggers_has_every_one():
+    page = (ROOT / "docs/runs.md").read_text()
+    (table,) = re.findall(r"^\| logger .*?\n\n", page, re.MULTILINE | re.DOTALL)
+    assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == LOGGERS.names()
+
+
+def test_what_a_resumed_run_may_change_is_what_the_code_lets_it():
+    page = (ROOT / "docs/runs.md").read_text()
+    (free,) = re.findall(r"What may change on resume: (.*?)\. Any other", page, re.DOTALL)
+    parallel = {key for key in KEYS if key.startswith("parallel.")}
+    assert "`parallel.*` but for `parallel.reproducible`" in free and parallel - FREE == {"parallel.reproducible"}
+    assert {*spans(free)} - {"parallel.*", "parallel.reproducible"} == (FREE & KEYS.keys()) - parallel
 
 
 def test_the_table_of_recipes_has_every_config():

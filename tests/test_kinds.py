@@ -16,6 +16,7 @@ from support.runs import setup_of, train
 from support.shared import sgd
 
 from jaxddp.augment.preprocess import Preprocess
+from jaxddp.choices import KINDS as CHOICES
 from jaxddp.choices import check_read
 from jaxddp.config import Config
 from jaxddp.errors import InputError
@@ -252,3 +253,9 @@ def test_a_name_added_twice_is_refused():
     registry.add("mine")(min)
     with pytest.raises(ValueError, match="model.name: 'mine' is added twice, by .*min.* and .*max"):
         registry.add("mine")(max)
+
+
+def test_settings_that_nothing_would_read_are_refused():
+    assert {kind.registry for kind in CHOICES} == {each for each in KINDS.values() if each.has_settings}
+    with pytest.raises(ValueError, match="log.to: 'mine' is given settings, which this kind does not have; read the"):
+        LOGGERS.add("mine", dict)

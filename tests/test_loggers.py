@@ -27,6 +27,7 @@ from jaxddp.errors import InputError
 from jaxddp.experiment.train import of_file
 from jaxddp.experiment.train import train as run_training
 from jaxddp.recipe_file import read_recipe
+from jaxddp.registry import check_names
 from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.make_run import make_run
 from jaxddp.training import pictures, provenance
@@ -140,11 +141,16 @@ def test_a_disk_that_refuses_the_runs_own_record_ends_the_run(words, tmp_path, c
     assert last.startswith(f"jaxddp: {tmp_path}/run/metrics.jsonl: cannot be written")
 
 
-def test_what_no_logger_of_the_run_reads_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "check", [check_names, lambda config: make_loggers(config, Path("run"))], ids=["names", "made"]
+)
+def test_what_no_logger_of_the_run_reads_is_refused(check):
     for key, value in {"project": "flowers", "name": "first", "config": ["fold=3"]}.items():
         config = Config().replace(log={key: value, "to": ["jsonl", "tensorboard"]})
         with pytest.raises(InputError, match=rf"^log.{key}=.*: only wandb and mlflow read it; name one in log.to, or "):
-            make_loggers(config, tmp_path)
+            check(config)
+    with pytest.raises(InputError, match="^log.to=curves: curves are drawn from metrics.jsonl; name .jsonl. too$"):
+        check(Config().replace(log={"to": ["curves"]}))
 
 
 def test_loggers_of_a_config_are_dispensable_but_for_the_runs_own_record(tmp_path):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxddp.config import Config
 from jaxddp.registry import LOSSES
 
 
@@ -39,4 +40,8 @@ def binary_cross_entropy(
 sigmoid_cross_entropy = binary_cross_entropy()
 """The usual loss where an image may have several labels: (logits float[B, K], labels float[B, K]) -> float[B]."""
 
-LOSSES.add("bce")(lambda config, class_weights=None: binary_cross_entropy(config.train.label_smoothing, class_weights))
+
+@LOSSES.add("bce")
+def bce_of(config: Config, class_weights: Sequence[float] | None = None) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """By `train.label_smoothing`."""
+    return binary_cross_entropy(config.train.label_smoothing, class_weights)

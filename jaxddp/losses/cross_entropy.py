@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import optax
 
+from jaxddp.config import Config
 from jaxddp.losses.nll import negative_log_likelihood
 from jaxddp.registry import LOSSES
 
@@ -34,6 +35,10 @@ def cross_entropy(
 softmax_cross_entropy = cross_entropy()
 """The usual loss: (logits float[B, K], labels int32[B]) -> float[B]."""
 
-LOSSES.add("cross_entropy")(
-    lambda config, class_weights=None: cross_entropy(config.train.label_smoothing, class_weights)
-)
+
+@LOSSES.add("cross_entropy")
+def cross_entropy_of(
+    config: Config, class_weights: Sequence[float] | None = None
+) -> Callable[[jax.Array, jax.Array], Any]:
+    """By `train.label_smoothing`."""
+    return cross_entropy(config.train.label_smoothing, class_weights)

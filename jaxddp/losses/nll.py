@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxddp.config import Config
 from jaxddp.registry import LOSSES
 
 
@@ -36,6 +37,7 @@ def _terms(log_probabilities: jax.Array, labels: jax.Array, smoothing: float) ->
     return (1 - smoothing) * own - smoothing * log_probabilities.mean(-1) if smoothing else own
 
 
-LOSSES.add("nll")(
-    lambda config, class_weights=None: negative_log_likelihood(config.train.label_smoothing, class_weights)
-)
+@LOSSES.add("nll")
+def nll_of(config: Config, class_weights: Sequence[float] | None = None) -> Callable[[jax.Array, jax.Array], Any]:
+    """By `train.label_smoothing`."""
+    return negative_log_likelihood(config.train.label_smoothing, class_weights)

@@ -26,6 +26,8 @@ class Config:
         InputError: a value of another type than its field's, or out of its range.
     """
 
+    # Whether a resumed run may change a key, `FREE` of jaxddp/training/run_identity.py says.
+
     seed: Seed = 0
     """Of all that is random: the initial parameters, the order of examples, augmentation, dropout."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -1,5 +1,8 @@
 """What the keys that a config leaves to its choices are where no choice says it: to the hooks of a recipe file, which
-stand for a choice, and in a report beside the runs of releases in which such a key could not be absent."""
+stand for a choice, and in a report beside the runs of releases in which such a key could not be absent.
+
+A key that is added now need not be here: no release wrote it, and a hook sees None.
+"""
 
 USUAL = {
     "model.width": 64,

@@ -5,13 +5,16 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from jaxddp.duration import Duration
+from jaxddp.errors import InputError
 from jaxddp.goal import Goal
 from jaxddp.layers import assignments
+from jaxddp.message import Key
 from jaxddp.overrides import names_of
 from jaxddp.ranges import Count, Decay, Period, Range
 from jaxddp.sections.training import BatchSize
 
 ShownImages = Annotated[int, Range(0, 256)]
+_TRACKERS = ("wandb", "mlflow")
 Views = Literal["one", "mirror", "mirror_translate"]
 
 
@@ -68,8 +71,9 @@ class LogConfig:
     """How often a line of training is logged."""
     to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
     """The loggers: "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters" lists
-    the network's in parameters.txt, "tensorboard" writes event files, "wandb" and "mlflow" tell Weights & Biases and
-    MLflow, which each are an extra of the package. If one but "jsonl" fails, a line says so and the run goes on."""
+    the network's in parameters.txt, "tensorboard" writes event files, "confusion" the last validation's confusion
+    matrix into confusion.csv, "wandb" and "mlflow" tell Weights & Biases and MLflow, which each are an extra of the
+    package. If one but "jsonl" fails, a line says so and the run goes on."""
     project: str | None = None
     """Of "wandb" its project, of "mlflow" its experiment. Where absent, what their environment says, else "jaxddp"."""
     name: str | None = None
@@ -96,3 +100,20 @@ class LogConfig:
     def recorded(self) -> dict[str, str]:
         """What `config` says, by name. Raises: InputError; it says nothing."""
         return assignments(self.config, "log.config", "NAME")
+
+    def check(self) -> None:
+        """See that the loggers in `to` read what is said for some of them.
+
+        Raises:
+            InputError: a key that none of them reads or that says nothing, or curves without what they are drawn from.
+        """
+        _ = self.recorded
+        for key in ("project", "name", "config"):
+            if (value := getattr(self, key)) and not {*_TRACKERS} & {*self.to}:
+                raise InputError(
+                    *(Key(f"log.{key}", value), f": only {' and '.join(_TRACKERS)} read it"),
+                    advice=("name one in ", Key("log.to"), ", or leave it out"),
+                )
+        if "curves" in self.to and "jsonl" not in self.to:
+            given = Key.plain("log.to", ",".join(self.to))
+            raise InputError(given, ": curves are drawn from metrics.jsonl", advice='name "jsonl" too')

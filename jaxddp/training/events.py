@@ -80,7 +80,8 @@ class EpochMetrics:
 class StepRecord:
     """The metrics of one logged step. `metrics` are that step's own over the global batch: `loss`, `top1`, …
 
-    `images_per_second` and `data_wait_fraction` are of the steps since the last record, evaluation and saving excluded.
+    `images_per_second` and `data_wait_fraction` are of the steps since the last record, evaluation and saving excluded;
+    a step took `RunStart.batch_size` over the former, in seconds.
     `epoch` is the position in the run in epochs. `epoch_end` is set where an epoch ended with this step. `used` is at
     the speed of `images_per_second`. `image_size` is the side of the step's images, where it grows.
     """

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config
-from jaxddp.errors import InputError, JaxddpError
-from jaxddp.message import Key
+from jaxddp.errors import JaxddpError
 from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import JsonLines
 
 _LONGEST_REASON = 300
-_TRACKERS, _OF_TRACKERS = ("wandb", "mlflow"), ("project", "name", "config")
 _log = logging.getLogger("jaxddp.training")
 
 
@@ -21,18 +19,9 @@ def make_loggers(config: Config, workdir: Path) -> list[Listener]:
     """The loggers of `log.to`, which write nothing before the run starts.
 
     Raises:
-        InputError: a name that is unknown, a logger whose library is not installed, or what none of them reads, or
-            that says nothing.
+        InputError: a name that is unknown, a logger whose library is not installed, or as `LogConfig.check`.
     """
-    _ = config.log.recorded
-    for key in _OF_TRACKERS:
-        if getattr(config.log, key) and not {*_TRACKERS} & {*config.log.to}:
-            told = f"only {' and '.join(_TRACKERS)} read it"
-            raise InputError(
-                Key(f"log.{key}", getattr(config.log, key)),
-                f": {told}",
-                advice=("name one in ", Key("log.to"), ", or leave it out"),
-            )
+    config.log.check()
     loggers = {name: LOGGERS.get(name)(config, workdir) for name in config.log.to}
     # A run resumes by metrics.jsonl.
     return [each if isinstance(each, JsonLines) else Dispensable(name, each) for name, each in loggers.items()]

@@ -54,7 +54,7 @@ from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.training.listeners.live import LiveDisplay, TerminalScreen
 from jaxddp.training.listeners.tensorboard import TensorBoard
-from jaxddp.training.loggers import make_loggers
+from jaxddp.training.loggers import Dispensable
 from jaxddp.training.shown import Shown
 
 
@@ -97,13 +97,14 @@ the_history = functools.cache(lambda workdir: History())
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A listener of a work directory, and what it leaves: the scalars, or else a file; how it tells of an end."""
+    """A listener of a work directory; what it leaves there: the scalars, a file, or nothing; how it tells of an end."""
 
     make: Callable[[Path], Any]
+    """As a config names it, or any other way, such as with an address that it needs."""
     series: Callable[[Path], Series] | None = None
     file: str = ""
     again: bool = False
-    """Whether a step that a resumed run takes again has a second point."""
+    """Whether a step that a resumed run takes again has a second point, or line."""
     end: Callable[[Path], Any] | None = None
     ends: tuple[Any, ...] = ()
     """Of a run that is done, one that failed, and one that was preempted."""
@@ -116,8 +117,8 @@ KINDS = {
         ends=("done", "failed", "preempted"),
     ),
     "history": Kind(the_history, of_history),
-    "plain lines": Kind(plain_lines, file="screen.txt"),
-    "live display": Kind(live_display, file="screen.txt"),
+    "plain lines": Kind(plain_lines, file="screen.txt", again=True),
+    "live display": Kind(live_display, file="screen.txt", again=True),
     "curves": Kind(functools.partial(of_config, "curves"), file="curves.png"),
     "parameters": Kind(functools.partial(of_config, "parameters"), file="parameters.txt"),
     "confusion": Kind(functools.partial(of_config, "confusion"), file="confusion.csv"),
@@ -137,6 +138,7 @@ KINDS = {
 }
 OF_NUMBERS = [name for name, kind in KINDS.items() if kind.series]
 OF_FILES = [name for name, kind in KINDS.items() if kind.file]
+WRITERS = [name for name in (*OF_NUMBERS, *OF_FILES) if name in LOGGERS.names()]
 STATUSES = ("done", "failed", "preempted")
 
 
@@ -219,6 +221,22 @@ def test_a_resumed_run_goes_on_in_the_same_one_and_a_fresh_one_begins_anew(name:
     same(kind.series(tmp_path), course(stop=2, evaluate=()))
 
 
+# That the picture of a resumed run is whole shows tests/test_curves.py: to draw it takes long.
+@pytest.mark.parametrize("name", [name for name in OF_FILES if not KINDS[name].again and name != "curves"])
+def test_the_file_of_a_resumed_run_is_that_of_a_whole_one_and_a_fresh_run_begins_anew(
+    name: str, tmp_path: Path
+) -> None:
+    kind, resumed, whole = KINDS[name], tmp_path / "resumed", tmp_path / "whole"
+    # The second epoch ends with step 7, which the resumed run takes again.
+    told(kind.make(resumed), stop=8, status="preempted")
+    told(kind.make(resumed), start=5)
+    told(kind.make(whole))
+    assert (resumed / kind.file).read_bytes() == (whole / kind.file).read_bytes()
+    for folder in (resumed, tmp_path / "fresh"):
+        told(kind.make(folder), stop=5)
+    assert (resumed / kind.file).read_bytes() == (tmp_path / "fresh" / kind.file).read_bytes()
+
+
 def is_number(value: float) -> bool:
     """MLflow's store has no word for what is infinite, and takes the largest number there is."""
     return math.isfinite(value) and abs(value) < sys.float_info.max
@@ -249,18 +267,18 @@ def test_the_end_of_a_run_is_told(name: str, status: str, tmp_path: Path) -> Non
     assert kind.end(tmp_path) == kind.ends[STATUSES.index(status)]
 
 
-@pytest.mark.parametrize("name", LOGGERS.names())
+@pytest.mark.parametrize("name", WRITERS)
 def test_a_place_that_it_cannot_write_to_costs_a_logger_and_no_run(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     caplog.set_level(logging.WARNING, "jaxddp.training")
-    loggers = make_loggers(Config().replace(log={"to": tuple({"jsonl": 0, name: 0})}), tmp_path / "file" / "run")
+    logger = KINDS[name].make(tmp_path / "file" / "run")
     if name == "jsonl":
         with pytest.raises(InputError, match="file/run: cannot be written"):
-            told(loggers[0])
+            told(logger)
         return
-    told(loggers[1])
+    told(Dispensable(name, logger))
     (said,) = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
     assert said.startswith(f"the logger {name} failed at step ") and said.endswith(" and is left out from here on")
     assert "file/run" in said

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import jaxddp.files as files
 from jaxddp.config import Config
-from jaxddp.errors import InputError
-from jaxddp.message import Key
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd
@@ -17,13 +15,7 @@ CURVES = "curves.png"
 
 @LOGGERS.add("curves")
 def curves(config: Config, workdir: Path) -> "Curves":
-    """`curves.png` in the work directory. Raises: InputError; there is no `jsonl` among the loggers."""
-    if "jsonl" not in config.log.to:
-        raise InputError(
-            Key.plain("log.to", ",".join(config.log.to)),
-            ": curves are drawn from metrics.jsonl",
-            advice='name "jsonl" too',
-        )
+    """`curves.png` in the work directory."""
     return Curves(workdir / METRICS, workdir / CURVES)
 
 
