@@ -1,13 +1,16 @@
 """An error has fields, and each door says it in its own words: of arguments, of options, or of a line of a file."""
 
+import ast
 import pickle
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import jaxddp.errors as errors
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.choices import check_read
 from jaxddp.cli import main
@@ -19,6 +22,7 @@ from jaxddp.layers import Layers
 from jaxddp.mesh import Topology
 from jaxddp.message import Key, Option, joined
 from jaxddp.notebook.arguments import words_of_arguments
+from jaxddp.overrides import keys_of
 from jaxddp.registry import MODELS
 from jaxddp.sections.optimizer import OptimizerConfig
 from jaxddp.training.checkpoint_errors import reading
@@ -273,3 +277,37 @@ def test_a_line_is_one_line_whatever_it_holds():
     assert str(error) == r"a b \x1b[2Jc=d e; f"
     error.tell(lambda key: "g\n\x1b")
     assert str(error) == r"a b \x1b[2Jg \x1b; f"
+
+
+NAMED = re.compile(rf"(?<![\w/.])(?:{'|'.join(re.escape(name) for name, _ in keys_of(Config) if '.' in name)})(?!\w)")
+
+
+def named_in_text(source: str) -> list[str]:
+    """What raised errors say of keys of a config in text, which no door can call anything else then."""
+    if not NAMED.search(source):
+        return []
+    raised = [node.exc for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)]
+    parts = [part for call in raised if isinstance(call, ast.Call) for part in (*call.args, *call.keywords)]
+    constants = [each for part in parts if not is_key(part) for each in literals(part)]
+    return [text for text in constants if NAMED.search(text)]
+
+
+def is_key(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("Key", "Key.plain", "Option")
+
+
+def literals(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    for child in ast.iter_child_nodes(node):
+        if not is_key(child):
+            yield from literals(child)
+
+
+def test_no_text_of_an_error_names_a_key():
+    assert named_in_text('raise InputError(f"train.batch_size={size} is odd")')
+    assert named_in_text('raise InputError("no", advice=("lower ", "data.image_size"))')
+    assert not named_in_text('raise InputError(Key("train.batch_size"), " is odd")')
+    package = Path(errors.__file__).parent
+    found = {str(path.relative_to(package)): named_in_text(path.read_text()) for path in package.rglob("*.py")}
+    assert {path: texts for path, texts in found.items() if texts} == {}

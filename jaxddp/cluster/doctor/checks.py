@@ -16,6 +16,7 @@ from jaxddp.config import ParallelConfig
 from jaxddp.errors import InputError
 from jaxddp.job.environment import Job, find_job
 from jaxddp.mesh import Topology
+from jaxddp.message import Key
 from jaxddp.overrides import flatten
 from jaxddp.peers import Peers
 from jaxddp.recipe_file import RecipeFile
@@ -137,8 +138,8 @@ def work_directory(directory: Path, needed: int | None) -> Finding:
     free = shutil.disk_usage(directory).free
     if needed is not None and needed > free:
         raise InputError(
-            f"{directory}: {size(free)} free, and checkpoints will take up to {size(needed)}; free some space there, "
-            "or lower checkpoint.keep"
+            f"{directory}: {size(free)} free, and checkpoints will take up to {size(needed)}",
+            advice=("free some space there, or lower ", Key("checkpoint.keep")),
         )
     taken = "" if needed is None else f", checkpoints up to {size(needed)}"
     return Finding(f"{directory}: writable, {size(free)} free{taken}", directory)
