@@ -531,7 +531,7 @@ def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
         table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), DataConfig(image_size=24, resize=23))
     with pytest.raises(InputError, match="data.crop='random': expected 'random_area' or 'whole'"):
         crop_area(DataConfig(crop="random"))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"data.crop_area=\(0, 1\): give the smallest share"):
+    with pytest.raises(InputError, match=r"data.crop_area=\(0.0, 1.0\): give the smallest share"):
         crop_area(DataConfig(crop_area=(0, 1)))
 
 
