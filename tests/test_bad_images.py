@@ -70,7 +70,7 @@ def test_others_stand_in_and_are_counted(root: Path, tmp_path: Path, devices: in
 def test_too_many_end_the_run(root: Path, tmp_path: Path, capfd):
     assert train(root, tmp_path / "run", "--data.bad-images", "substitute", "--data.max-bad-images", "0.04") == 2
     last = capfd.readouterr().err.splitlines()[-1]
-    assert "2 images of this epoch were substituted, and data.max_bad_images allows 1; find them with" in last
+    assert "2 images of this epoch were substituted, and --data.max-bad-images allows 1; find them with" in last
     assert last.startswith("jaxddp: step ")
 
 
