@@ -459,7 +459,7 @@ def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, linear,
     with pytest.raises(KeyboardInterrupt):
         train_config(config, tmp_path / "device", listeners=[Kill()])
     message = fails(train_words(root, tmp_path / "device"), capfd)
-    assert "--data.cache was 'device' and is now 'none'" in message
+    assert "data.cache was 'device' and is now 'none'" in message
     assert main(train_words(root, tmp_path / "device", "--resume", "must", *device)) == 0
     assert "resuming at step 3 | writing to " in capfd.readouterr().out
     ours, theirs = metrics(tmp_path / "device"), metrics(tmp_path / "streamed")
