@@ -48,11 +48,11 @@ from jaxddp.notebook.arguments import (
     told_to_loggers,
     words_of_arguments,
 )
+from jaxddp.notebook.figures import show_inputs, show_predictions
 from jaxddp.notebook.loaded import evaluate_run, load_run
 from jaxddp.notebook.opened import open_data
 from jaxddp.notebook.results import evaluate, export_weights, topk_accuracy
 from jaxddp.notebook.run_length import check_length
-from jaxddp.notebook.shown import show_inputs, show_predictions
 from jaxddp.objectives.distillation import distillation
 from jaxddp.overrides import checked, replaced
 from jaxddp.recipe.given import by_arguments
@@ -190,10 +190,10 @@ def prepare_training(
     config = dataclasses.replace(config, data=check_data(data) or table.default_data())
     topology = Topology.create(devices, join_job(find_job(), config.parallel))
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
-    objects = {"model": model, "optimizer": optimizer, "objective": objective, "initialize": initialize}
-    objects |= {"augmentation": augmentation, "metrics": metrics, "parts": parts}
-    if isinstance(objective, str):
-        del objects["objective"]
+    objects = {"model": model, "optimizer": optimizer, "initialize": initialize, "augmentation": augmentation}
+    objects |= {"metrics": metrics, "parts": parts}
+    if not isinstance(objective, str):
+        objects["objective"] = objective
     # Until `train` is given another.
     objects["loss"] = softmax_cross_entropy
     if labels_of(table).several:

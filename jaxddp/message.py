@@ -82,6 +82,11 @@ def typed(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
+def untyped(word: str) -> str:
+    """The key of an option as it is typed, "--train.batch-size=8"; empty of another word."""
+    return word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
+
+
 def flat(words: Any) -> tuple[str | Key, ...]:
     """The parts in a row; what is neither text nor a key is the text that it is as one."""
     if isinstance(words, tuple):

@@ -179,6 +179,7 @@ def _is_name(name_or_path: str | Path) -> bool:
 
 
 def is_built_in(path: Path) -> bool:
+    """Whether a recipe file is one of the project's configs/."""
     return path.absolute().parent == configs_folder().absolute()
 
 

@@ -99,7 +99,7 @@ FILES = {
     "jaxddp/reports/page.py": "jinja2 plotly",
     "jaxddp/reports/thumbnails.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
-    "jaxddp/notebook/shown.py": "matplotlib",
+    "jaxddp/notebook/figures.py": "matplotlib",
     "jaxddp/inference/trained.py": "matplotlib",
     "jaxddp/training/pictures.py": "matplotlib",
     "jaxddp/training/listeners/parameters.py": "clu",

@@ -261,7 +261,7 @@ def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
 
 
 def test_inputs_are_shown_under_all_their_labels():
-    from jaxddp.notebook.shown import show_inputs
+    from jaxddp.notebook.figures import show_inputs
 
     figure = show_inputs(prepared(), 8)
     titles = [axes.get_title().splitlines() for axes in figure.axes if axes.get_title()]

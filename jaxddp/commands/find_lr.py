@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)
     experiment = open_experiment(replace(file, config=of_a_test(file.config, rates)), rates.schedule)
     test = find_rate(initialize(experiment), rates)
-    if not experiment.resources.topology.peers.is_first:
+    if not experiment.topology.peers.is_first:
         return 0
     rate, steepest, diverged = test.suggestion()
     files.replace(out, png(rate_figure(test.tried, test.losses, test.smoothed, rate)))

@@ -8,7 +8,7 @@ import tyro
 
 from jaxddp.errors import InputError
 from jaxddp.keys import SHORT
-from jaxddp.message import typed
+from jaxddp.message import typed, untyped
 from jaxddp.overrides import keys_of
 
 _TRUTHS = {"true": True, "false": False}
@@ -41,7 +41,7 @@ def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, 
     found: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--") or not found:
-            key = _key(word)
+            key = untyped(word)
             found.append((_flag(word, options)[0] or (key if key in options else SHORT.get(key, key)), [word]))
         else:
             found[-1][1].append(word)
@@ -63,10 +63,10 @@ def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
 
 
 def _whole(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[str]:
-    given, before = {_key(word) for word in words}, ""
+    given, before = {untyped(word) for word in words}, ""
     for word in words:
         name, equals, value = word.partition("=")
-        key, whole = _key(word), SHORT.get(_key(word), "")
+        key, whole = untyped(word), SHORT.get(untyped(word), "")
         if before == "epochs" and not word.startswith("--"):
             yield _epochs(word)
         elif whole in options and key not in options:
@@ -100,16 +100,12 @@ def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
 
 def _flag(word: str, options: Mapping[str, Any]) -> tuple[str | None, bool]:
     """The key of the flag that a word names, and whether the name alone says that it is on."""
-    key = _key(word)
+    key = untyped(word)
     if is_flag(options.get(key)):
         return key, True
     section, dot, last = key.rpartition(".")
     inverted = (f"{section}{dot}{last.removeprefix('no_')}", key.removeprefix("no_"))
     return next(((each, False) for each in inverted if is_flag(options.get(each))), (None, False))
-
-
-def _key(word: str) -> str:
-    return word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
 
 
 def _epochs(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxddp.errors import InputError, JaxddpError
 from jaxddp.keys import SHORT
-from jaxddp.message import Key, typed
+from jaxddp.message import Key, typed, untyped
 from jaxddp.recipe_file import is_built_in, recipe_path
 
 _LONGEST = 80
@@ -25,17 +25,15 @@ def line_of(error: JaxddpError, arguments: Sequence[str]) -> str:
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The keys that are given, and what each was called: `--lr`, `--train.batch-size`."""
     for word in words:
-        name = word.partition("=")[0]
-        if name.startswith("--"):
-            key = name.removeprefix("--").replace("-", "_")
+        if key := untyped(word):
             section, dot, last = key.rpartition(".")
             whole = SHORT.get(key, f"{section}{dot}{last.removeprefix('no_')}")
-            yield whole, name if key in SHORT else typed(whole)
+            yield whole, word.partition("=")[0] if key in SHORT else typed(whole)
 
 
 def _as_option(key: Key, options: dict[str, str]) -> str:
     # Commands say some of their own options as they are typed.
-    option = options.get(key.name.removeprefix("--").replace("-", "_"))
+    option = options.get(untyped(key.name) or key.name)
     if option is None:
         return str(key)
     return f"{option} {_as_word(key)}" if key.has_value else option

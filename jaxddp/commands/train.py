@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
 
     training = of_file(open_experiment(file))
     train(training, options.workdir, resume=options.resume, listeners=[progress()])
-    if training.experiment.resources.topology.peers.is_first:
+    if training.experiment.topology.peers.is_first:
         written = {"curves": options.workdir / CURVES, "metrics": options.workdir / METRICS}
         print("  ".join(f"{what}: {path}" for what, path in written.items() if path.exists()))
     return 0

@@ -64,6 +64,7 @@ def id_of(examples: Examples, row: int) -> str:
 
 
 def labels_of(examples: Examples) -> Labels:
+    """The labels of examples, with the classes that they are of."""
     return Labels(examples.labels, tuple(examples.class_ids), tuple(examples.class_names))
 
 

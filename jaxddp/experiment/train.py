@@ -52,7 +52,7 @@ class Training:
 
 def of_file(experiment: Experiment) -> Training:
     """Of a recipe file, which is initialized once the work directory is known to be its own."""
-    file, peers = experiment.file, experiment.resources.topology.peers
+    file, peers = experiment.file, experiment.topology.peers
 
     def listeners(directory: Path) -> Sequence[Any]:
         hooks = {} if file is None or not peers.is_first else file.hooks
@@ -112,7 +112,7 @@ def train(
             make_run(training.begin(fresh=True), None, listeners, evaluators, claimed.objects, claimed.content())
         )
     # What runs here may change the working directory.
-    directory, peers = directory.absolute(), experiment.resources.topology.peers
+    directory, peers = directory.absolute(), experiment.topology.peers
     loggers = make_loggers(config, directory)
     check_wanted(loggers, experiment.layout.data.labels)
     with session(directory, peers, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
@@ -121,11 +121,12 @@ def train(
         resuming = known and own.resume_step is not None
         content, is_same = claim(directory, claimed, peers, resuming=resuming, run_id=own.run_id)
         own.belongs_to(content)
-        ended = how_it_ended(directory, own.resume_step, experiment.layout.plan.total_steps, peers, is_same=is_same)
-        if ended and not training.again:
-            if peers.is_first:
-                print(f"{directory}: {ended}", flush=True)
-            return None
+        if not training.again:
+            total_steps = experiment.layout.plan.total_steps
+            if ended := how_it_ended(directory, own.resume_step, total_steps, peers, is_same=is_same):
+                if peers.is_first:
+                    print(f"{directory}: {ended}", flush=True)
+                return None
         watching = [*listeners, *loggers, *training.listeners(directory)]
         setup = training.begin(fresh=own.resume_step is None)
         return fit(make_run(setup, own, watching, evaluators, claimed.objects, content))

@@ -105,9 +105,10 @@ def parts_of(config: Config, steps: Steps, give: Giver) -> tuple[Part, ...]:
 
 def _optimizer(config: Config, rate: optax.Schedule, give: Giver) -> tuple[optax.GradientTransformation, bool]:
     """The optimizer, and whether it was told of the learning rate."""
-    given = give("optimizer", at_batch_size(config), rate)
+    told = at_batch_size(config), rate
+    given = give("optimizer", *told)
     if given is None:
-        return OPTIMIZERS.get(config.optimizer.name)(at_batch_size(config), rate), True
+        return OPTIMIZERS.get(config.optimizer.name)(*told), True
     return check_optimizer(given.value, given.where, config), given.hook is not None
 
 

@@ -48,6 +48,10 @@ class Experiment:
         """The recipe's: that of its file or its call, with what these left open."""
         return self.recipe.config
 
+    @property
+    def topology(self) -> Topology:
+        return self.resources.topology
+
     def changed(self, *, resources: Resources | None = None, **fields: Any) -> "Experiment":
         """With other `fields` of its recipe or other resources; where the config is another, the layout is made anew.
 

@@ -15,7 +15,7 @@ from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.suspects import suspects
 from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.listeners.slow_processes import SlowProcesses
-from jaxddp.training.run import Checks, Run, Steps, Validation
+from jaxddp.training.run import Checks, Run, Stepping, Validation
 from jaxddp.workdir.identity import checksums
 from jaxddp.workdir.session import Session
 from jaxddp.workdir.signature import Signature
@@ -56,7 +56,7 @@ def make_run(
     most = peers.from_first("predictions", lambda: str(max(map(_wanted_predictions, listeners), default=0)))
     parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
     follow = setup.programs.follow(parts, topology)
-    steps = Steps(program, chunks, setup.division, parts, follow, setup.recipe.learning_rate, growing)
+    steps = Stepping(program, chunks, setup.division, parts, follow, setup.recipe.learning_rate, growing)
     checks = _checks(setup, resident=resident)
     validation = Validation(evaluator, setup.predictor(int(most)), judgement)
     told = {"listeners": listeners, "config": config or {}, "class_names": setup.table.class_names}

@@ -24,7 +24,7 @@ def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
     if asked is None:
         return {}
     found = asked(experiment.config, experiment.resources, experiment.layout)
-    experiment.resources.topology.peers.agree({f"objective's {name}": value for name, value in found.items()})
+    experiment.topology.peers.agree({f"objective's {name}": value for name, value in found.items()})
     return found
 
 

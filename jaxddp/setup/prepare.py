@@ -35,7 +35,7 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
     Where the state is not to be `fresh` but restored, no weights and no images are read for it. Raises: InputError; the
     weights are of another network, or the processes hold different data.
     """
-    layout, topology, shape = experiment.layout, experiment.resources.topology, experiment.layout.data.image_shape
+    layout, topology, shape = experiment.layout, experiment.topology, experiment.layout.data.image_shape
     order = experiment.feed.order
     _agree(experiment)
     topology.connect()
@@ -57,7 +57,7 @@ def _agree(experiment: Experiment) -> None:
     resources, layout, order = experiment.resources, experiment.layout, experiment.feed.order
     sources = {"training data": resources.train, "unlabelled data": resources.unlabelled}
     held = {name: each.fingerprint for name, each in sources.items() if each is not None}
-    peers = resources.topology.peers
+    peers = experiment.topology.peers
     peers.agree(held | {"batch size": str(order.batch_size), "seed": str(order.seed)})
     # A program of other types would wait for that of another process.
     travel = {"gradients come from": str(layout.gradients)}
@@ -71,7 +71,7 @@ def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, 
         return {}
     with doing(f"reading weights from {start}"):
         ids, place = tuple(source.class_ids), Path(start).expanduser()
-        return initial_weights(place, model, shapes, source.num_classes, experiment.resources.topology, new, ids)
+        return initial_weights(place, model, shapes, source.num_classes, experiment.topology, new, ids)
 
 
 def completed(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:

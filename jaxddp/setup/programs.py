@@ -95,7 +95,7 @@ class Programs:
 
     def self_test(self, objective: Objective, experiment: Experiment, *, resident: bool) -> SelfTest | None:
         """See `SelfTest`; None where one device alone trains, or the config wants none."""
-        recipe, topology, gradients = experiment.recipe, experiment.resources.topology, experiment.layout.gradients
+        recipe, topology, gradients = experiment.recipe, experiment.topology, experiment.layout.gradients
         mode = recipe.config.parallel.self_test
         if topology.num_devices == 1 or mode == "never":
             return None
@@ -150,7 +150,7 @@ class Programs:
 
 def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> TrainStep:
     """A step (state, batch) of one seed, which is a constant in it; see `make_train_step`."""
-    topology, options = experiment.resources.topology, experiment.resources.compiler_options
+    topology, options = experiment.topology, experiment.resources.compiler_options
     local_step = _local_step(objective, experiment.recipe, topology, experiment.layout.gradients)
 
     @functools.wraps(local_step)

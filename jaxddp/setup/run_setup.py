@@ -80,7 +80,7 @@ class RunSetup:
 
     @property
     def topology(self) -> Topology:
-        return self.resources.topology
+        return self.experiment.topology
 
     @property
     def table(self) -> Source:
@@ -186,7 +186,7 @@ class RunSetup:
 
     @cached_property
     def _longest_chunk(self) -> int:
-        shape = self.table.image_shape(self.data)
+        shape = self.layout.data.image_shape
         return 1 if loops_are_slow(self.objective, self.state, shape, self.topology) else LONGEST_CHUNK
 
     def evaluator(

@@ -46,7 +46,7 @@ class Growing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Steps:
+class Stepping:
     """How steps are taken, and what feeds them.
 
     Attributes:
@@ -130,7 +130,7 @@ class Run:
     plan: Plan
     topology: Topology
     state: TrainState
-    steps: Steps
+    steps: Stepping
     checks: Checks = field(default_factory=Checks)
     validation: Validation = field(default_factory=Validation)
     keeping: Keeping = field(default_factory=Keeping)
