@@ -59,7 +59,7 @@ from gpu_scale import GPU, MODES, SMALL, Scale, made_cifar
 from gpu_table import render
 from harness import machine
 
-from jaxddp.cache_folder import cache_folder
+from jaxddp.core.cache_folder import cache_folder
 
 PARTS = ("gate", "batches", "rounds", "levers", "trace", "cifar")
 

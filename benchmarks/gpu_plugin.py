@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
-from jaxddp.cache_folder import cache_folder
+from jaxddp.core.cache_folder import cache_folder
 
 FOLDER_VARIABLE = "JAXDDP_GPU_PLUGIN"
 ASSEMBLER = "nvidia-cuda-nvcc-cu12==12.9.86"

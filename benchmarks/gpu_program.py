@@ -34,6 +34,7 @@ from roofline import predict
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.commands.parse import parse_recipe
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.compiler_options import step_options
@@ -41,7 +42,6 @@ from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe.given import by_hooks

@@ -31,11 +31,11 @@ from harness import CHILD_SECONDS, Figures, machine
 
 from jaxddp.commands.parse import parse_recipe
 from jaxddp.config import Config
+from jaxddp.core.message import text_of
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
 from jaxddp.mesh import Topology, simulate_cpu_devices
-from jaxddp.message import text_of
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make import make_recipe

@@ -27,8 +27,9 @@ from harness import machine
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.damage import HEADERS, SMALL, STRETCHES, of, other_size  # pyright: ignore[reportMissingImports]: the line above
 
-from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.config import DataConfig
+from jaxddp.core.cache_folder import CACHE_VARIABLE
+from jaxddp.core.errors import InputError
 from jaxddp.curate.image_manifest import write_manifest
 from jaxddp.curate.look import look_at
 from jaxddp.curate.report import CheckedSplit, CheckReport
@@ -39,7 +40,6 @@ from jaxddp.data.images.verify import verify
 from jaxddp.data.manifest import Manifest
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 
 TURNS, MANY = 7, 1_000_000
 DATA = DataConfig()

@@ -6,8 +6,8 @@ For notebooks and launch scripts: the names of `jaxddp.api` are this package's o
 from typing import TYPE_CHECKING, Any
 
 # What the user has set can be told only until JAX is imported.
-import jaxddp.log_level as log_level  # noqa: F401
-from jaxddp.log_lines import show_lines
+import jaxddp.core.log_level as log_level  # noqa: F401
+from jaxddp.core.log_lines import show_lines
 
 if TYPE_CHECKING:
     from jaxddp.api import *  # noqa: F403

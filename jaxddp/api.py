@@ -15,6 +15,9 @@ import optax
 
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.files import check_path
+from jaxddp.core.wording import choices
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.examples import labels_of
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
@@ -27,9 +30,7 @@ from jaxddp.engine.loss import Loss
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
 from jaxddp.experiment.train import train_setup
-from jaxddp.files import check_path
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.job.environment import find_job
 from jaxddp.losses.bce import sigmoid_cross_entropy
@@ -69,7 +70,6 @@ from jaxddp.training.evaluation import Measure
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.display import progress
 from jaxddp.training.listeners.history import History
-from jaxddp.wording import choices
 from jaxddp.workdir.identity import told
 
 __all__ = [
@@ -249,7 +249,7 @@ def train(
         The trained state, and a history that draws itself in a notebook: the same on every process.
 
     Raises:
-        InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.errors`.
+        InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
     """
     check_setup(setup)
     check_written(workdir, profile, log_to)

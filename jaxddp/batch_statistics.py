@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key
-from jaxddp.wording import counted, nearest
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import counted, nearest
 
 _GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key, Words, joined
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key, Words, joined
 from jaxddp.overrides import plain
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.sections.usual import USUAL

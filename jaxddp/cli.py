@@ -6,15 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 
 from jaxddp.commands.screen import StatusLine
-from jaxddp.errors import InputError, JaxddpError, with_notes
+from jaxddp.core.errors import InputError, JaxddpError, with_notes
+from jaxddp.core.own_code import telling
+from jaxddp.core.versions import versions
+from jaxddp.core.wording import choices, on_screen
 from jaxddp.job.activity import shown_on
 from jaxddp.job.at_work import at_work
 from jaxddp.job.environment import find_job
 from jaxddp.keys import HELP
-from jaxddp.own_code import telling
 from jaxddp.recipe_file import config_names
-from jaxddp.versions import versions
-from jaxddp.wording import choices, on_screen
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval RUN [--step latest|best|N] [overrides]

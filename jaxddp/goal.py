@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Decay
+from jaxddp.core.wording import choices
 from jaxddp.overrides import checked
-from jaxddp.ranges import Decay
-from jaxddp.wording import choices
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from jaxddp.choices import with_usual
-from jaxddp.errors import InputError
-from jaxddp.own_code import is_ctrl_c, place_of
-from jaxddp.wording import choices
+from jaxddp.core.errors import InputError
+from jaxddp.core.own_code import is_ctrl_c, place_of
+from jaxddp.core.wording import choices
 
 HOOKS = {
     "get_model": "config, num_classes",

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from jaxddp.errors import InputError, about
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Factor, WeightDecay
+from jaxddp.core.wording import choices, show
 from jaxddp.overrides import read_number
-from jaxddp.ranges import Factor, WeightDecay
-from jaxddp.wording import choices, show
 
 T = TypeVar("T")
 _OTHERS = "all but "

@@ -17,10 +17,10 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key
-from jaxddp.peers import ALONE, Peers
-from jaxddp.wording import counted
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.peers import ALONE, Peers
+from jaxddp.core.wording import counted
 
 AXIS = "data"
 
@@ -156,7 +156,7 @@ class Topology:
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self.sharded, x), local_batch)
 
     def replicate(self, tree: Any) -> Any:
-        """The same values on every device; every process must hold the same (see `jaxddp.peers.Peers.agree`)."""
+        """The same values on every device; every process must hold the same (see `jaxddp.core.peers.Peers.agree`)."""
 
         def put(x: Any) -> jax.Array:
             if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

@@ -9,12 +9,12 @@ import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from jaxddp.duration import Duration
-from jaxddp.errors import InputError, about
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Range, real_number
+from jaxddp.core.wording import choices, nearest
 from jaxddp.keys import near
-from jaxddp.message import Key
-from jaxddp.ranges import Range, real_number
-from jaxddp.wording import choices, nearest
 
 _LONGEST_TEXT = 4096
 """A path can be no longer."""

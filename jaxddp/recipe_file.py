@@ -23,12 +23,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.choices import NAMES, given_way
-from jaxddp.errors import InputError, about, as_written
+from jaxddp.core.errors import InputError, about, as_written
+from jaxddp.core.wording import choices, show
 from jaxddp.hooks import Hook, hooks_of, one_line
 from jaxddp.sections.config import Config
-from jaxddp.wording import choices, show
 
 CONFIG_FILE = "config.json"
 """What a run writes into its work directory: its config, and what it was compared by."""

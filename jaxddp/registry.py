@@ -21,9 +21,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key
-from jaxddp.wording import choices
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import choices
 
 Entry = TypeVar("Entry")
 

@@ -4,10 +4,10 @@ import math
 import re
 from dataclasses import dataclass
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key
-from jaxddp.ranges import Range, real_number
-from jaxddp.wording import choices, show
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Range, real_number
+from jaxddp.core.wording import choices, show
 
 _FAMILIES = ("he", "xavier", "glorot", "lecun")
 _NAMES = (*(f"{family}_{kind}" for family in _FAMILIES for kind in ("normal", "uniform")), "orthogonal", "zeros")

@@ -23,7 +23,7 @@ import optax
 import jaxddp
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch
-from jaxddp.errors import JaxddpError, with_notes
+from jaxddp.core.errors import JaxddpError, with_notes
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import abandon
 from jaxddp.optimizers.decay import decayed

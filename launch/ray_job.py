@@ -30,11 +30,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import jaxddp.cluster.starter as starter
-from jaxddp.errors import InputError, JaxddpError
+from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.wording import first_line
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.job.host import INHERITED_SOCKET
 from jaxddp.job.ports import listen
-from jaxddp.wording import first_line
 
 FORWARDED = ("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "JAXDDP_CACHE", "JAXDDP_DATASETS")
 """Variables of this machine that all processes are given; all others are those of their machines."""

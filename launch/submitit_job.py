@@ -25,8 +25,8 @@ from pathlib import Path
 import submitit
 
 import jaxddp.cluster.starter as starter
+from jaxddp.core.wording import first_line
 from jaxddp.job.environment import KEY
-from jaxddp.wording import first_line
 
 PREEMPTED = 75
 SAVE_SECONDS = 120

@@ -9,8 +9,8 @@ import time
 import pytest
 from support.listeners import run_start
 
+import jaxddp.core.phases as phases
 import jaxddp.job.activity as activity
-import jaxddp.phases as phases
 from jaxddp.cli import main
 from jaxddp.commands.screen import StatusLine
 from jaxddp.training.listeners.live import LiveDisplay

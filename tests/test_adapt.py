@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.api import resnet
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import MODE_ARGUMENTS, Model
 

@@ -14,8 +14,8 @@ from support.networks import largest_difference, randomized
 from support.peers import Second
 
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
 from jaxddp.engine.initial_state import make_init
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, identity_like, parameter_groups

@@ -22,12 +22,12 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp import InputError, prepare_training, train
+from jaxddp.core.errors import Preempted
 from jaxddp.data.columns import columns
 from jaxddp.data.examples import Examples
 from jaxddp.data.order import WHOLE, SampleOrder
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.parts.average import ParameterAverage
-from jaxddp.errors import Preempted
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.workdir.session import held
 

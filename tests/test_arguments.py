@@ -14,8 +14,8 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp import ArrayTable, InputError, prepare_training, train
+from jaxddp.core.peers import ALONE
 from jaxddp.engine.state import TrainState
-from jaxddp.peers import ALONE
 
 TABLE, VAL = random_table(16), random_table(12, seed=1)
 SGD = sgd(0.05)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
 from jaxddp.data.source import check_labelled
-from jaxddp.errors import InputError
 
 NAMES = ("ant", "bee", "cat")
 DATA = DataConfig()

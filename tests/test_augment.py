@@ -17,9 +17,9 @@ from jaxddp.augment.erase import ASPECT, cutout_from, erase, erased_box
 from jaxddp.augment.grayscale import grayscale
 from jaxddp.augment.preprocess import Inputs, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
-from jaxddp.errors import InputError
 from jaxddp.registry import AUGMENTATIONS
 
 PLAIN = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}

@@ -14,9 +14,9 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.data.balanced_order import BalancedOrder
 from jaxddp.data.order import Shard
-from jaxddp.errors import InputError
 
 BALANCED = DataConfig(sampling="balanced", image_size=6, crop="whole", augment=AugmentConfig(flip=True))
 CASES = st.tuples(

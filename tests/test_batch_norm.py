@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from support.cases import few, rarely
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.batch_norm import BatchNorm
 

@@ -11,7 +11,7 @@ import jaxddp
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.cli import main
 from jaxddp.config import Config, ModelConfig, load
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS
 
 RECIPE = """

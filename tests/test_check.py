@@ -22,12 +22,12 @@ from support.ilsvrc import IMAGES, synset, write_tree
 from support.images import EOI, before_scan, encode, picture, segment
 
 from jaxddp.cli import main
+from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
 from jaxddp.curate.image_manifest import manifest_place
 from jaxddp.curate.look import look_at_file
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
-from jaxddp.errors import InputError
 
 WHOLE = encode(picture(40, 48, seed=77), subsampling=2)
 BOMB = encode(Image.new("L", (12_000, 12_000)), quality=1)

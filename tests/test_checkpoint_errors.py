@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import jaxddp.files as files
-from jaxddp.errors import InputError, Unreachable
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.training.checkpoint_errors import Barrier, restoring, writing
 from jaxddp.training.manifest import Manifests
 

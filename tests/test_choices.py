@@ -23,9 +23,9 @@ from jaxddp.commands.parse import parse_recipe
 from jaxddp.commands.spelling import typed
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
-from jaxddp.duration import Duration
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
-from jaxddp.errors import InputError
 from jaxddp.hooks import Hook
 from jaxddp.layers import Groups
 from jaxddp.overrides import flatten, keys_of, plain

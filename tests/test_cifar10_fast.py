@@ -19,7 +19,7 @@ from support.networks import largest_difference
 from support.runs import Recorder, train
 
 from jaxddp.cli import main
-from jaxddp.errors import Preempted
+from jaxddp.core.errors import Preempted
 from jaxddp.experiment.train import of_file
 from jaxddp.experiment.train import train as train_experiment
 from jaxddp.measure.flops import count_flops

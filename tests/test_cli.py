@@ -23,7 +23,7 @@ from support.runs import RECIPE, fails, metrics, train_words
 
 from jaxddp.cli import main
 from jaxddp.commands.parse import workdir_of
-from jaxddp.peers import ALONE
+from jaxddp.core.peers import ALONE
 from jaxddp.recipe_file import read_recipe
 from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.prepare import initialize

@@ -14,12 +14,12 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.parts.part import Part
-from jaxddp.errors import InputError
 from jaxddp.recipe.kinds import check_parts
 from jaxddp.recipe.metrics import check_name
 

@@ -24,8 +24,8 @@ from jaxddp.config import (
     TrainConfig,
     load,
 )
-from jaxddp.duration import Cadence, Duration
-from jaxddp.errors import InputError
+from jaxddp.core.duration import Cadence, Duration
+from jaxddp.core.errors import InputError
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import config_names
 

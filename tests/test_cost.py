@@ -24,12 +24,13 @@ from jaxddp.api import resnet
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError, Preempted
+from jaxddp.core.wording import size
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, make_local_step, make_train_step
-from jaxddp.errors import InputError, Preempted
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.flops import count_flops
@@ -40,7 +41,6 @@ from jaxddp.models.adapt import adapt
 from jaxddp.models.cpu_convolution import convolve
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.wording import size
 
 TABLE, BATCH = random_table(64), 16
 

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 
 SINGLE = "path,label\nb/2.png,dog\na.png,cat\n"
 SEVERAL = "path,label\na.png,cat;dog\nb/2.png, ant \nc.png,dog; ant;cat\n"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.listeners import TOTAL, drive, evaluation_record, step_record
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.training import pictures as curves
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, RunEnd, StepRecord

@@ -18,11 +18,11 @@ import pytest
 from support.damage import HEADERS, SMALL, STRETCHES, Damage, resized, size_of, unit_of, units
 from support.images import EOI, PNGS, chunks, encode, passes, picture, png, segment, ycck
 
+from jaxddp.core.errors import InputError
 from jaxddp.curate.look import look_at_file
 from jaxddp.data.images.header import PNG_START
 from jaxddp.data.images.jpeg import FORGIVEN
 from jaxddp.data.images.verify import verify
-from jaxddp.errors import InputError
 
 PHOTOGRAPHS = Path(
     os.environ.get("JAXDDP_PHOTOGRAPHS", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")

@@ -15,12 +15,12 @@ from support.images import PNGS, chunks, encode, picture, png
 
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 
 WHOLE = encode(picture(170, 210), quality=90)
 LOST = {

@@ -17,8 +17,9 @@ from support.shared import sgd
 
 import jaxddp
 import jaxddp.data.images.decode as decode
-from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.config import Config, DataConfig
+from jaxddp.core.cache_folder import CACHE_VARIABLE
+from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
 from jaxddp.curate.image_manifest import write_manifest
 from jaxddp.data.images.verify import verify
@@ -26,7 +27,6 @@ from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
-from jaxddp.errors import InputError
 from jaxddp.workdir.places import with_places
 
 N, BATCH, BAD = 8, 4, 3

@@ -242,7 +242,7 @@ BAD = [
     (places, "`tests/nothing/`"),
     (places, "`jaxddp.nothing`"),
     (places, "`jaxddp.config.Confg`"),
-    (places, "`jaxddp.errors.InputError.nothing`"),
+    (places, "`jaxddp.core.errors.InputError.nothing`"),
     (examples, "```python\nfrom jaxddp.config import Confg\n```"),
     (examples, "```python\njaxddp.trian(1)\n```"),
     (examples, "```python\n# jaxddp/losses/mine.py\nimport jax\n\nx = settings_of(jax)\n```"),

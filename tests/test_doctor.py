@@ -19,7 +19,7 @@ from jaxddp.cli import main
 from jaxddp.cluster.doctor import allreduce, checks
 from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile, read_recipe
 
@@ -249,7 +249,7 @@ BROKEN_IN_ONE = """
 import os, sys
 from jaxddp.cli import main
 from jaxddp.cluster.doctor import checks
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 
 def raises(reason):

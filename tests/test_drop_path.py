@@ -14,13 +14,13 @@ from support.shared import sgd, topology_of
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.averaging import Averaging
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.errors import InputError
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-import jaxddp.errors as errors
+import jaxddp.core.errors as errors
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.choices import check_read
 from jaxddp.cli import main
 from jaxddp.commands.told import line_of
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, about, as_written, error_from
+from jaxddp.core.message import Key, Option, joined
 from jaxddp.engine.gradients import Gradients
-from jaxddp.errors import InputError, JaxddpError, Preempted, Unreachable, about, as_written, error_from
 from jaxddp.layers import Layers
 from jaxddp.mesh import Topology
-from jaxddp.message import Key, Option, joined
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import keys_of
 from jaxddp.registry import MODELS

@@ -13,7 +13,7 @@ from support.recipes import DENSE
 
 from jaxddp.cli import main
 from jaxddp.commands.spelling import words_without
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.experiment.rate_range import RateRange, RateTest
 from jaxddp.training.events import StepRecord
 

@@ -18,9 +18,9 @@ from support.shared import sgd
 from jaxddp.api import prepare_training, softmax_cross_entropy
 from jaxddp.api import train as fit
 from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
+from jaxddp.core.errors import InputError, Preempted
 from jaxddp.engine.layerwise import thawing, with_factors
 from jaxddp.engine.shapes import by_path
-from jaxddp.errors import InputError, Preempted
 from jaxddp.layers import Layers
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build

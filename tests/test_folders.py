@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.data.formats.folders import holds_folders, read_folders
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 
 SIZE = 8
 DATA = DataConfig(image_size=SIZE, crop="whole")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.formats.cifar import holds_cifar, read_cifar
-from jaxddp.errors import InputError
 
 TEN, HUNDRED = "cifar-10-batches-bin", "cifar-100-binary"
 NAMES = tuple("abcdefghij")

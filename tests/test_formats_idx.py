@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as npst
 from support.shared import sgd
 
 import jaxddp
+from jaxddp.core.errors import InputError
 from jaxddp.data.formats.idx import holds_idx, read_idx
-from jaxddp.errors import InputError
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 VAL_IMAGES, VAL_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"

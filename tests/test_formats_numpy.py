@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.numpy_files import holds_numpy, read_numpy
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
-from jaxddp.errors import InputError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), np.uint8)
 ARRAYS = {

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxddp.config import Config
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.goal import Goal, by_split, flat
 from jaxddp.training.judgement import Judgement
 from jaxddp.training.manifest import Manifests

@@ -18,11 +18,11 @@ from support.shared import sgd, shared, topology_of
 import jaxddp
 from jaxddp.api import prepare_training
 from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.engine.averaging import Averaging
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.microbatches import in_turn, merged
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.errors import InputError
 
 SMALL, LARGE = random_table(32), random_table(64, image=16)
 PLAIN, NORMED = SmallNet(dtype=jnp.float64), SmallNet(batch_norm=True, dtype=jnp.float64)

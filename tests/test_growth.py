@@ -27,12 +27,12 @@ import jaxddp
 from jaxddp.augment.resize import Side, resized
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.core.errors import InputError, Preempted
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.growth import Growth
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.errors import InputError, Preempted
 from jaxddp.measure.cost import Cost, Work, compile_with_cost
 from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology

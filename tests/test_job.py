@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxddp.errors import InputError, Unreachable
+from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.host import INHERITED_SOCKET
 from jaxddp.job.link import Link
@@ -130,7 +130,7 @@ def test_half_a_job_is_an_error_that_says_what_is_missing(environ, expected):
 
 PROGRAM = """
 import os, signal, sys, time, numpy as np, jax, jax.numpy as jnp
-from jaxddp.errors import JaxddpError
+from jaxddp.core.errors import JaxddpError
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import abandon, join
 from jaxddp.mesh import Topology
@@ -301,7 +301,7 @@ def test_an_exception_ends_the_others_with_its_cause(tmp_path):
 
 
 SCRIPT = """# A script of one's own, which catches nothing.
-from jaxddp.errors import {error}
+from jaxddp.core.errors import {error}
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import join
 peers = join(find_job())
@@ -313,7 +313,7 @@ peers.agree({"all": "well"})
 OWN_JOB = """# A program that joins its job by itself.
 import os
 import jax
-from jaxddp.errors import InputError, Unreachable
+from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import join
 place = int(os.environ["JAX_PROCESS_ID"])

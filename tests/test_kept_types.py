@@ -9,10 +9,10 @@ from support.networks import linear_model
 from support.runs import fails
 
 import jaxddp
+from jaxddp.core.errors import InputError
 from jaxddp.engine.following import make_follow
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import in_dtypes_of
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 
 TABLE = random_table(24, image=6)

@@ -19,7 +19,7 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.choices import KINDS as CHOICES
 from jaxddp.choices import check_read
 from jaxddp.config import Config
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
 from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.schedules.warmup import Steps, make_schedule

@@ -14,7 +14,7 @@ from support.launches import TELL, Ran, free_port, plain_environment, program
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
 from jaxddp.cluster.options import Launch, split
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 
 
 @pytest.fixture(autouse=True)

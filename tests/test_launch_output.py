@@ -67,7 +67,7 @@ def test_a_log_that_fails_does_not_end_the_run(capfd, monkeypatch, tmp_path):
     os.write(writing, b"line\n")
     os.close(writing)
     full = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
-    monkeypatch.setattr("jaxddp.files.open_regular", lambda *_, **__: full)
+    monkeypatch.setattr("jaxddp.core.files.open_regular", lambda *_, **__: full)
     output = Output(0, os.fdopen(reading, "rb", buffering=0), tmp_path / "log")
     output.drain(HANGING)
     output.close()

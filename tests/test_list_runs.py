@@ -14,7 +14,8 @@ from support.listeners import BATCH, drive
 from support.reports import rows_of, write_run
 
 from jaxddp.cli import main
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import duration
 from jaxddp.goal import Goal
 from jaxddp.reports.charts import curves
 from jaxddp.reports.overview import run_table, runs_below
@@ -24,7 +25,6 @@ from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.training.listeners.lines import RunLines
 from jaxddp.training.manifest import Manifests
 from jaxddp.training.validations import Validations
-from jaxddp.wording import duration
 from jaxddp.workdir.lock import LOCK_FILE, is_locked, locked
 
 

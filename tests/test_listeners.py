@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.listeners import TOTAL, drive, evaluation_record, run_start, step_record
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.training import rows
 from jaxddp.training.events import RunEnd, Used
 from jaxddp.training.listeners import lines, tensorboard
@@ -224,7 +224,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, monkeypatch
     listener.start(run_start())
     path = tmp_path / "metrics.jsonl"
     full = Path("/dev/full").open("ab")  # noqa: SIM115
-    monkeypatch.setattr("jaxddp.files.open_regular", lambda *_: full)
+    monkeypatch.setattr("jaxddp.core.files.open_regular", lambda *_: full)
     with pytest.raises(InputError, match=re.escape(f"{path}: cannot be written (No space left on device); free some")):
         listener.step(step_record(1))
 

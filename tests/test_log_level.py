@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-import jaxddp.log_level as log_level
+import jaxddp.core.log_level as log_level
 
 NAME = "TF_CPP_MIN_LOG_LEVEL"
 

@@ -18,12 +18,12 @@ from support.runs import RECIPE, setup_of
 from support.shared import sgd, shared
 
 import jaxddp
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.step import make_predict
-from jaxddp.errors import InputError
 from jaxddp.experiment.train import of_file
 from jaxddp.experiment.train import train as run_training
 from jaxddp.recipe_file import read_recipe

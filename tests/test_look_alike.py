@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import appearance, nearest, on_screen
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.catalog import CATALOG_VARIABLE, resolve
 from jaxddp.data.formats.array_files import read_names
@@ -22,8 +24,6 @@ from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.numpy_files import read_numpy
 from jaxddp.data.formats.packed import MANIFEST, read_packed
 from jaxddp.data.formats.parquet_files import read_parquet
-from jaxddp.errors import InputError
-from jaxddp.wording import appearance, nearest, on_screen
 
 CELL = pa.struct([("bytes", pa.binary())])
 ALIKE = {

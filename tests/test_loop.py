@@ -18,8 +18,8 @@ from support.runs import Recorder, exploding, train
 from support.shared import sgd
 
 from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.core.errors import InputError, NonFiniteError, Preempted
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.clock import Clock

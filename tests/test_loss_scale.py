@@ -20,11 +20,11 @@ from support.shared import sgd, shared
 from jaxddp.api import prepare_training
 from jaxddp.cli import main
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.loss_scale import LossScale
-from jaxddp.errors import InputError
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from jaxddp.models.stems import small_stem
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.launches import FAILING, GENERATION, SAVING, Machine, free_port, machines, plain_environment
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
 

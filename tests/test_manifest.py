@@ -19,9 +19,9 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.cli import main
+from jaxddp.core.errors import InputError
+from jaxddp.core.peers import Peers
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
-from jaxddp.peers import Peers
 from jaxddp.training import rows
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.events import RunEnd, RunStart

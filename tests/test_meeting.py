@@ -20,7 +20,7 @@ from jaxddp.cluster.meeting.conversation import Arrived, Gone, Heard
 from jaxddp.cluster.meeting.door import Door
 from jaxddp.cluster.meeting.notes import Assignment, Ended, Failed, Over, Stop, Told, packed, unpacked
 from jaxddp.cluster.meeting.visitor import Unreached, Visitor
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
 from jaxddp.job.messages import Challenge, Refusal, Strange, Value

@@ -25,15 +25,15 @@ from jaxddp.api import resnet
 from jaxddp.cli import main
 from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import text_of
 from jaxddp.data.division import Division
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.step import Program
-from jaxddp.errors import InputError
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.host_memory import HostMemory
 from jaxddp.measure.memory import Fit, Needs, Report, bytes_on_a_device, named, ran_out
 from jaxddp.mesh import Topology
-from jaxddp.message import text_of
 from jaxddp.models.resnet import BASIC, Architecture
 from jaxddp.setup.make_run import make_run
 from jaxddp.training.device_memory import needs_of_batch

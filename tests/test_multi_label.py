@@ -18,6 +18,7 @@ import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.data.columns import columns, stacked_columns
 from jaxddp.data.examples import labels_of
 from jaxddp.data.labels import LabelKind
@@ -26,7 +27,6 @@ from jaxddp.engine.loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.errors import InputError
 from jaxddp.losses.bce import binary_cross_entropy, sigmoid_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt

@@ -15,7 +15,7 @@ from support.cases import few
 from support.published import CLASSES
 
 from jaxddp.config import Config
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.convnext import ConvNeXt

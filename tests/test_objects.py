@@ -31,6 +31,7 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
@@ -39,7 +40,6 @@ from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.patience import Patience
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError, JaxddpError, Unreachable
 
 if not os.environ.get("CI"):
     pytest.importorskip("obstore")

@@ -13,9 +13,9 @@ from support.networks import linear_model
 
 import jaxddp
 from jaxddp.config import Config, DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.setup.resources import open_resources
 
@@ -121,7 +121,7 @@ import sys
 import jaxddp.data.formats
 from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_tables
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 jaxddp.data.formats.__path__.append({str(tmp_path / "formats")!r})
 train, val = open_tables(DataConfig(path={str(data)!r}, image_size=2, crop="whole", classes="0:1"))
 print(train.images.tolist(), train.labels.tolist(), train.class_names)

@@ -15,7 +15,7 @@ from support.optimizers import config_of, make_optimizer, parameters, rates
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.optimizers.decay import decayed
 from jaxddp.optimizers.sgd import SgdSettings
 from jaxddp.registry import MODELS

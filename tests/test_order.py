@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard, permutation
-from jaxddp.errors import InputError
 
 SHARDS = (1, 2, 3, 5)
 SIZES = st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))

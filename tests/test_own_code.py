@@ -15,9 +15,9 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.cli import main
-from jaxddp.errors import InputError, JaxddpError
+from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.own_code import OwnCodeExit, is_ctrl_c, telling, told
 from jaxddp.hooks import one_line
-from jaxddp.own_code import OwnCodeExit, is_ctrl_c, telling, told
 
 HERE = Path(__file__)
 TABLE = random_table(24)

@@ -11,12 +11,12 @@ from support.ilsvrc import write_tree
 
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import Packing, pack, packed_image
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.formats.packed import holds_packed, read_packed
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 
 DATA = DataConfig(image_size=24, resize=24, crop="whole")
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology, simulate_cpu_devices
 
 

@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.storage.parquet import ParquetFiles
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 
 SIZE = 4
 NAMES = ("cat", "dog", "ant")
@@ -219,7 +219,7 @@ import sys
 sys.modules["pyarrow"] = None
 from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_splits
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 try:
     open_splits(DataConfig(path={str(root)!r}))
 except InputError as error:

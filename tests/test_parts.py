@@ -14,12 +14,12 @@ from support.runs import Records, setup_of, train
 from support.shared import sgd, shared
 
 import jaxddp
+from jaxddp.core.errors import InputError
 from jaxddp.engine.initial_state import create_state
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import Part
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.training.checkpoints import Checkpoints

@@ -13,13 +13,13 @@ from support.peers import Second
 from support.shared import sgd
 
 import jaxddp
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.peers import ALONE, Peers
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
 from jaxddp.job.membership import JobPeers, join
 from jaxddp.job.watch import Waits
 from jaxddp.mesh import Topology
-from jaxddp.peers import ALONE, Peers
 
 COUNT = 3
 

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import jaxddp.data.images.decode as decode
+from jaxddp.core.errors import InputError
 from jaxddp.curate.look import look_at_file
 from jaxddp.curate.pack import Packing, packed_image
 from jaxddp.data.images.decode import eval_image, train_image
@@ -20,7 +21,6 @@ from jaxddp.data.images.kinds import ImageHeader
 from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.images.verify import verify
 from jaxddp.data.tensorflow_cpu import tf
-from jaxddp.errors import InputError
 
 SIZE = 9
 KINDS: dict[str, dict[str, Any]] = {

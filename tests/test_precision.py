@@ -14,7 +14,7 @@ from support.runs import experiment_of, train_config
 from support.shared import sgd
 
 from jaxddp.config import Config
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from jaxddp.models.stems import small_stem

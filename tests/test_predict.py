@@ -22,11 +22,11 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.cli import main
+from jaxddp.core.errors import InputError
 from jaxddp.data.formats.ilsvrc import TEST_CSV
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
 from jaxddp.inference.answers import Answers, images_at_once
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology

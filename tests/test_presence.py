@@ -12,10 +12,10 @@ from support.peers import Second
 from support.shared import sgd, shared
 
 import jaxddp
-import jaxddp.phases as phases
+import jaxddp.core.phases as phases
 import jaxddp.workdir.presence as presence
-from jaxddp.errors import InputError
-from jaxddp.peers import ALONE
+from jaxddp.core.errors import InputError
+from jaxddp.core.peers import ALONE
 
 TABLE = random_table(24)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxddp.private_names as private_names
+import jaxddp.core.private_names as private_names
 from jaxddp.data.formats import tfds
 from jaxddp.engine import compiler_options, reproducible
 from jaxddp.measure import cost, flops

@@ -19,8 +19,8 @@ from jaxddp.cli import main
 from jaxddp.commands.parse import parse
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
-from jaxddp.duration import Duration
-from jaxddp.errors import InputError, NonFiniteError
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import InputError, NonFiniteError
 from jaxddp.measure.profile import STEP_NAME, Profile
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.events import RunStart

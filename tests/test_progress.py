@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jaxddp.phases as phases
+import jaxddp.core.phases as phases
+from jaxddp.core.phases import COMMIT, OUTSIDE, Phase, Standing, stuck
 from jaxddp.job.watch import Waits
-from jaxddp.phases import COMMIT, OUTSIDE, Phase, Standing, stuck
 
 PHASES = (*typing.get_args(Phase), COMMIT)
 WAITING = {"agreement", "dispatch", "device", COMMIT}
@@ -117,7 +117,7 @@ def test_what_is_said_of_it():
 
 ALONE = """
 import sys, threading
-import jaxddp.phases as phases
+import jaxddp.core.phases as phases
 from jaxddp.job.lone_watch import watch_alone
 
 watch_alone(0.5)

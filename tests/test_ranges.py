@@ -19,9 +19,9 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.cluster.options import Launch
 from jaxddp.config import Config
-from jaxddp.duration import Duration
-from jaxddp.errors import InputError
-from jaxddp.ranges import Range
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import InputError
+from jaxddp.core.ranges import Range
 
 LONG = "x" * 3000
 """Short enough for a path, and longer than a file's name can be."""

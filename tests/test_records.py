@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from support.images import encode
 from support.streams import waves
 
-from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.config import DataConfig
+from jaxddp.core.cache_folder import CACHE_VARIABLE
+from jaxddp.core.errors import InputError
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
 from jaxddp.data.storage.records import RecordFiles, record_offsets
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
-from jaxddp.errors import InputError
 
 HEAD, TAIL = 12, 4
 SIZE, NUM_EXAMPLES = 16, 6

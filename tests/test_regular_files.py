@@ -12,9 +12,9 @@ from support.networks import linear_model
 from support.shared import sgd, shared
 
 import jaxddp
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.cli import main
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 
 # What waits is ended by pytest; nothing here takes a second.
 pytestmark = pytest.mark.timeout(60)

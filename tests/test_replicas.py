@@ -18,10 +18,10 @@ from support.shared import sgd
 
 from jaxddp.api import prepare_training, softmax_cross_entropy, train
 from jaxddp.config import Config
-from jaxddp.duration import Duration
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import ReplicaError
 from jaxddp.engine.replicas import Replicas, array_checksums, checksums
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import ReplicaError
 from jaxddp.mesh import Topology
 from jaxddp.setup.make_run import make_run
 from jaxddp.training.checkpoints import Checkpoints

@@ -16,6 +16,7 @@ from support.runs import SMALL
 
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
+from jaxddp.core.wording import duration, speed
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves
@@ -29,7 +30,6 @@ from jaxddp.reports.seeds import mean_curve
 from jaxddp.reports.tables import Table, number
 from jaxddp.reports.thumbnails import thumbnails
 from jaxddp.reports.validated import Validated
-from jaxddp.wording import duration, speed
 
 
 def runs_of(folder: Path, seeds: int = 3, **changes) -> list[RunFiles]:

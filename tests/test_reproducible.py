@@ -20,9 +20,9 @@ from support.shared import sgd
 
 from jaxddp.api import prepare_training
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.reproducible import SHARDS, mean_in_order, walled
-from jaxddp.errors import InputError
 from jaxddp.mesh import AXIS, Topology, fix_cpu_threads
 from jaxddp.workdir.claim import Claim, claim
 

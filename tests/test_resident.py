@@ -20,6 +20,7 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig, load
+from jaxddp.core.errors import InputError, NonFiniteError, Preempted
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.columns import stacked_columns
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
@@ -27,7 +28,6 @@ from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.errors import InputError, NonFiniteError, Preempted
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import Topology

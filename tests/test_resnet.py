@@ -13,7 +13,7 @@ from support import numpy_resnet
 from support.cases import rarely
 
 from jaxddp.api import resnet
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.resnet import (
     BASIC,

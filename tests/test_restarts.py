@@ -15,7 +15,7 @@ from jaxddp.cluster.restarts import Again, Budget, End, decide
 from jaxddp.cluster.sharing import sizes_that_share
 from jaxddp.cluster.words import Words
 from jaxddp.config import Config
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.job.at_work import WORDS_FD, at_work
 
 SAVED = End(75, "asked to stop")

@@ -14,7 +14,7 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.cli import main
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.reports.run_files import read_runs
 from jaxddp.training.manifest import Manifests
 from jaxddp.training.manifest_files import Index, Listing, sha256

@@ -16,7 +16,8 @@ from nbclient import NotebookClient
 from support.listeners import BATCH, TOTAL, drive, evaluation_record, run_start, step_record
 
 from jaxddp.commands.screen import print_table
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import on_screen
 from jaxddp.job.environment import Job
 from jaxddp.job.messages import LENGTH, Hello, decode, encode
 from jaxddp.job.rendezvous import Roll
@@ -24,7 +25,6 @@ from jaxddp.training.events import RunEnd, Used
 from jaxddp.training.listeners import display as screen
 from jaxddp.training.listeners import lines
 from jaxddp.training.listeners.display import PlainLines
-from jaxddp.wording import on_screen
 
 USED = Used(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 

@@ -19,7 +19,7 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.setup import feed
 from jaxddp.setup.programs import Programs
 

@@ -21,9 +21,9 @@ from support.pages import page_block
 from support.runs import LEAN, train_words
 
 from jaxddp.cli import main
+from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder
-from jaxddp.errors import InputError, JaxddpError
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.serving import program

@@ -20,9 +20,9 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.set_metrics import finished, measured
-from jaxddp.errors import InputError
 from jaxddp.metrics.average_precision import average_precision
 from jaxddp.metrics.calibration import CalibrationError
 from jaxddp.recipe.metrics import with_given

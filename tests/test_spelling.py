@@ -8,7 +8,7 @@ from jaxddp.commands.predict import Predict
 from jaxddp.commands.spelling import options_of, spelled_out
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.keys import SHORT, near
 from jaxddp.overrides import keys_of
 

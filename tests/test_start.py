@@ -23,8 +23,8 @@ from support.peers import Second
 from support.shared import sgd
 
 import jaxddp
-import jaxddp.private_names as private_names
-from jaxddp.cache_folder import CACHE_VARIABLE
+import jaxddp.core.private_names as private_names
+from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.engine import program_cache as compilation_cache
 from jaxddp.engine.program_cache import PROGRAMS, keep_compiled_programs
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 import jaxddp.job.starters as starters
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.starters import own_address
 

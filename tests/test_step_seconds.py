@@ -7,8 +7,8 @@ import pytest
 
 import jaxddp.training.listeners.slow_processes as slow_processes
 from jaxddp.cluster.doctor.checks import slow_processes as check
-from jaxddp.errors import InputError
-from jaxddp.peers import Peers, Spent
+from jaxddp.core.errors import InputError
+from jaxddp.core.peers import Peers, Spent
 from jaxddp.training.events import RunStart, StepRecord
 from jaxddp.training.listeners.slow_processes import SlowProcesses
 from jaxddp.training.step_seconds import FILE, StepSeconds

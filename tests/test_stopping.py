@@ -18,13 +18,13 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import figure
 from jaxddp.engine.parts.plateau import Plateau
-from jaxddp.errors import InputError
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.reports.overview import run_table
 from jaxddp.reports.run_files import read_runs
 from jaxddp.training.validations import Validations
-from jaxddp.wording import figure
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 

@@ -15,7 +15,7 @@ from support.networks import linear_model
 from support.runs import Records, setup_of, train
 from support.shared import sgd
 
-from jaxddp.errors import Preempted
+from jaxddp.core.errors import Preempted
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.listeners.jsonl import JsonLines
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.strangers import FACTS, HELLO, STRANGERS, answers, changed
 
-from jaxddp.errors import InputError, Unreachable
+from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
 from jaxddp.job.member import Member

@@ -34,6 +34,7 @@ from support.streams import (
 )
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.decode import decode_window, eval_image, fitted_window, train_image
 from jaxddp.data.images.windows import ASPECT, Area, crop_area, example_keys, random_area_window, resize
@@ -43,7 +44,6 @@ from jaxddp.data.pipeline import BATCHES_AHEAD, _fetched
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
-from jaxddp.errors import InputError
 
 
 def decoded(file: Path) -> np.ndarray:

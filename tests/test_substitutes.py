@@ -13,6 +13,7 @@ from PIL import Image
 from support.images import encode
 from support.streams import DATA, SIZE, part_of, table_of, waves
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.decode import train_image
 from jaxddp.data.images.header import parse_header
@@ -20,7 +21,6 @@ from jaxddp.data.images.windows import example_keys
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 
 NUM_EXAMPLES, CLASSES, BATCH = 18, 3, 6
 SEED = 1
@@ -214,7 +214,7 @@ import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from support.streams import *
 from jaxddp.data.order import SampleOrder
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 table = table_of(Path({str(root)!r}), {names!r})
 try:
     list(table.train_batches(SampleOrder({NUM_EXAMPLES}, {BATCH}, 0), DATA, range(3, 6)))

@@ -18,8 +18,9 @@ from support.cases import few
 from support.images import encode
 from support.streams import waves
 
-from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.config import DataConfig
+from jaxddp.core.cache_folder import CACHE_VARIABLE
+from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.tfds import read_tfds
 from jaxddp.data.images.decode import train_image
@@ -27,7 +28,6 @@ from jaxddp.data.order import WHOLE, SampleOrder, Shard
 from jaxddp.data.storage.records import ArrayRecords, RecordFiles
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.tensorflow_cpu import tf
-from jaxddp.errors import InputError
 
 os.environ.setdefault("NO_GCE_CHECK", "true")
 import tensorflow_datasets as tfds

@@ -12,16 +12,16 @@ from support.networks import linear_model
 from support.runs import train_config
 
 import jaxddp.data.images.decode as decode
-from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.cli import main
 from jaxddp.config import DataConfig, load
+from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
+from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed import read_packed
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.verified import Verified
-from jaxddp.errors import InputError
 
 DATA = DataConfig(image_size=16, resize=16, crop="whole")
 N = 8

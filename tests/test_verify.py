@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.images import EOI, at_start, before_scan, encode, passes, picture, segment, ycck
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.images.header import PNG_END
 from jaxddp.data.images.verify import verify
-from jaxddp.errors import InputError
 
 
 def plane_by_plane() -> bytes:

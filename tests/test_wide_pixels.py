@@ -16,11 +16,11 @@ from support.shared import sgd
 import jaxddp.training.pictures as pictures
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.curate.look import look_at
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source, image_dtype
-from jaxddp.errors import InputError
 from jaxddp.models.whitening import patch_moments
 
 SIZE, COUNT = 6, 20

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxddp.wording import counted, duration, figure, plural, some, span, speed
+from jaxddp.core.wording import counted, duration, figure, plural, some, span, speed
 
 
 def test_a_count_and_its_noun_agree():

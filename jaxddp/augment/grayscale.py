@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.registry import AUGMENTATIONS
 
 PROBABILITY = 0.2

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from jaxddp.augment.box import centered
 from jaxddp.config import AugmentConfig
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 
 
 class Mixing(NamedTuple):

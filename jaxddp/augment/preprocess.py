@@ -12,11 +12,11 @@ from jaxddp.augment.flip import alternate_flip
 from jaxddp.augment.mixing import Mixing, mix
 from jaxddp.augment.resize import resized
 from jaxddp.config import AugmentConfig, Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key, Words
+from jaxddp.core.wording import first_line, shaped
 from jaxddp.data.batch import Batch
-from jaxddp.errors import InputError
-from jaxddp.message import Key, Words
 from jaxddp.registry import AUGMENTATIONS
-from jaxddp.wording import first_line, shaped
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 """(key, image [H, W, C]) -> image of the same shape and dtype."""

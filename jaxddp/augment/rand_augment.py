@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.config import AugmentConfig
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.registry import AUGMENTATIONS
 
 OPERATIONS = (

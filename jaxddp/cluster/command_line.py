@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from jaxddp.errors import InputError
-from jaxddp.wording import nearest
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import nearest
 
 COMMANDS = ("train", "eval", "find-lr", "predict", "doctor", "data")
 """A command that begins with one of these runs as `python -m jaxddp`."""

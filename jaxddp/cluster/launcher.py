@@ -24,11 +24,11 @@ from jaxddp.cluster.sharing import sizes_that_share
 from jaxddp.cluster.worker import Worker
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.config import Config
-from jaxddp.errors import InputError, JaxddpError
+from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.wording import counted
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.job.host import INHERITED_SOCKET
 from jaxddp.job.messages import MOST_PROCESSES
-from jaxddp.wording import counted
 
 GENERATION = "JAXDDP_GENERATION"
 """The variable that tells a process the number of its generation, which is one start of the whole job, from 0."""

@@ -8,8 +8,8 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TextIO
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from jaxddp.errors import InputError, Preempted
+from jaxddp.core.errors import InputError, Preempted
 
 LONGEST_DELAY = 60.0
 LONG_RUN = 600.0

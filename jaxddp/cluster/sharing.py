@@ -5,9 +5,9 @@ import os
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.ranges import Range, whole
 from jaxddp.data.division import Division
-from jaxddp.errors import InputError
-from jaxddp.ranges import Range, whole
 
 _SIMULATED = Range(1, 100_000)
 

@@ -8,14 +8,14 @@ import tyro
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.commands.screen import IMPORTING
+from jaxddp.core.errors import InputError
+from jaxddp.core.phases import doing
+from jaxddp.core.ranges import Count, Range
+from jaxddp.core.wording import choices, counted, on_screen, size
 from jaxddp.curate.pack import Packing, pack
-from jaxddp.errors import InputError
 from jaxddp.keys import HELP
-from jaxddp.phases import doing
-from jaxddp.ranges import Count, Range
 from jaxddp.recipe_file import config_names
 from jaxddp.sections.examples import DataConfig, HeldOut
-from jaxddp.wording import choices, counted, on_screen, size
 
 if TYPE_CHECKING:
     from jaxddp.data.faults import Refuse

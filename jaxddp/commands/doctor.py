@@ -6,8 +6,8 @@ from pathlib import Path
 from jaxddp.commands.pages import page_of
 from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.commands.screen import IMPORTING, print_table
+from jaxddp.core.phases import doing
 from jaxddp.keys import HELP
-from jaxddp.phases import doing
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.commands.screen import IMPORTING
-from jaxddp.errors import InputError
-from jaxddp.phases import doing
+from jaxddp.core.errors import InputError
+from jaxddp.core.phases import doing
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import tyro
 
 from jaxddp.commands.parse import check_run, parse
 from jaxddp.commands.screen import IMPORTING
-from jaxddp.errors import InputError
-from jaxddp.phases import doing
-from jaxddp.wording import choices
+from jaxddp.core.errors import InputError
+from jaxddp.core.phases import doing
+from jaxddp.core.wording import choices
 
 Format = Literal["safetensors", "stablehlo", "onnx"]
 

@@ -8,10 +8,10 @@ from typing import Annotated
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe, workdir_of
 from jaxddp.commands.screen import IMPORTING
 from jaxddp.commands.spelling import typed, words_without
+from jaxddp.core.phases import doing
+from jaxddp.core.ranges import Positive, Range
+from jaxddp.core.wording import counted
 from jaxddp.keys import SHORT
-from jaxddp.phases import doing
-from jaxddp.ranges import Positive, Range
-from jaxddp.wording import counted
 
 _KEY = "--optimizer.learning-rate"
 
@@ -35,10 +35,10 @@ class FindLr:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.errors`."""
+    """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
-        import jaxddp.files as files
+        import jaxddp.core.files as files
         from jaxddp.experiment.rate_range import RateRange, find_rate, of_a_test
         from jaxddp.schedules.peak import batch_factor
         from jaxddp.setup.from_file import open_experiment

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import tyro
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.commands.parse import check_run, parse
 from jaxddp.commands.screen import Row, print_table
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import figure, on_screen, size
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, METADATA, Manifests, steps_in
 from jaxddp.training.validations import VALIDATION_FILE, Validations
-from jaxddp.wording import figure, on_screen, size
 
 
 @dataclass(frozen=True)

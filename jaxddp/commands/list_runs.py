@@ -10,10 +10,10 @@ import tyro
 
 from jaxddp.commands.parse import parse
 from jaxddp.commands.screen import print_table
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import on_screen
 from jaxddp.reports.overview import run_table, runs_below
 from jaxddp.reports.run_files import read_runs
-from jaxddp.wording import on_screen
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from jaxddp.commands.pages import STYLE, described, page_of, page_of_config
 from jaxddp.commands.spelling import by_key, is_flag, options_of, spelled_out, typed
 from jaxddp.commands.words import rules
 from jaxddp.config import Config
-from jaxddp.errors import Answered, InputError
+from jaxddp.core.errors import Answered, InputError
+from jaxddp.core.phases import phase
 from jaxddp.job.lone_watch import watch_alone
 from jaxddp.keys import HELP, near
 from jaxddp.overrides import check_values, checked, flatten
-from jaxddp.phases import phase
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe, recipe_path
 from jaxddp.registry import check_names
 

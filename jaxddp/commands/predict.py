@@ -10,11 +10,11 @@ import tyro
 from jaxddp.commands.parse import check_run, parse
 from jaxddp.commands.screen import IMPORTING
 from jaxddp.config import ParallelConfig
-from jaxddp.errors import InputError
-from jaxddp.phases import doing
+from jaxddp.core.errors import InputError
+from jaxddp.core.phases import doing
+from jaxddp.core.ranges import CpuDevices, Devices, Range
+from jaxddp.core.wording import counted
 from jaxddp.predictions.formats import Format, format_of
-from jaxddp.ranges import CpuDevices, Devices, Range
-from jaxddp.wording import counted
 
 
 @dataclass(frozen=True)

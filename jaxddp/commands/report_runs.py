@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from jaxddp.commands.parse import parse
-from jaxddp.phases import doing
+from jaxddp.core.phases import doing
 
 
 @dataclass(frozen=True)

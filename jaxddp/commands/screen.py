@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from jaxddp.wording import on_screen
+from jaxddp.core.wording import on_screen
 
 if TYPE_CHECKING:
     from rich.console import Console

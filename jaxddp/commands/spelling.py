@@ -6,9 +6,9 @@ from typing import Any
 
 import tyro
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import typed, untyped
 from jaxddp.keys import SHORT
-from jaxddp.message import typed, untyped
 from jaxddp.overrides import keys_of
 
 _TRUTHS = {"true": True, "false": False}

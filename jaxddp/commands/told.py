@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxddp.errors import InputError, JaxddpError
+from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.message import Key, typed, untyped
 from jaxddp.keys import SHORT
-from jaxddp.message import Key, typed, untyped
 from jaxddp.recipe_file import is_built_in, recipe_path
 
 _LONGEST = 80

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.commands.screen import IMPORTING
-from jaxddp.phases import doing
+from jaxddp.core.phases import doing
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Train:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.errors`."""
+    """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(Train, "jaxddp train", arguments)
     with doing(IMPORTING):
         from jaxddp.experiment.train import of_file, train

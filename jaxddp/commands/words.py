@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
-from jaxddp.duration import Duration
-from jaxddp.files import check_path
-from jaxddp.ranges import real_number, whole_number
+from jaxddp.core.duration import Duration
+from jaxddp.core.files import check_path
+from jaxddp.core.ranges import real_number, whole_number
 
 
 def _number(read: Callable[[str], Any]) -> Callable[[str], Any]:

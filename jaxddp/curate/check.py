@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
 from jaxddp.curate.look import look_at
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.curate.report import CheckedSplit, CheckReport
 from jaxddp.data.source import SourceTable
-from jaxddp.errors import InputError
 
 _AHEAD = 32
 """Pending rows for each thread: how many the others can finish while one image takes long."""

@@ -5,10 +5,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.files import readable_errors, replace
 from jaxddp.curate.report import CheckedSplit, CheckReport
 from jaxddp.data.manifest import VERSION, manifest_name
-from jaxddp.errors import InputError
-from jaxddp.files import readable_errors, replace
 
 
 def manifest_place(root: Path, wanted: Path | None) -> Path:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.images.header import EOI, SOS, Segment, parse_header, segments
 from jaxddp.data.images.stray import without_stray_bytes
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import SourceTable, image_dtype
-from jaxddp.errors import InputError
 
 LARGE = 20_000_000
 """Images of more pixels are decoded one at a time, on any number of threads, which bounds the memory."""

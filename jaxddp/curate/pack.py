@@ -13,15 +13,15 @@ from typing import Annotated, Any
 import numpy as np
 from PIL import Image
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.ranges import Range
 from jaxddp.curate.check import in_threads
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Table
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError, about
-from jaxddp.ranges import Range
 from jaxddp.sections.examples import Pixels
 
 SHARD_BYTES = 1 << 30

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, ExitStack
 from rich import progress
 from rich.console import Console
 
-from jaxddp.phases import told_to
-from jaxddp.wording import counted, on_screen, speed
+from jaxddp.core.phases import told_to
+from jaxddp.core.wording import counted, on_screen, speed
 
 SECONDS_BETWEEN_LINES = 5.0
 

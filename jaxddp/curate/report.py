@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.core.wording import counted, plural, some, span
 from jaxddp.curate.look import Look
 from jaxddp.data.examples import labels_of
 from jaxddp.data.source import Table
-from jaxddp.wording import counted, plural, some, span
 
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
 WARNINGS = (CONTRADICTION, LEAK)

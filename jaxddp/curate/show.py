@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.wording import counted
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.inputs_seen import input_figure
 from jaxddp.training.pictures import png
-from jaxddp.wording import counted
 
 
 def show(experiment: Experiment, step: int, count: int, out: Path) -> str:

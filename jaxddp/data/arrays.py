@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.core.errors import InputError, refused
+from jaxddp.core.message import Key
+from jaxddp.core.wording import counted, shaped, show
 from jaxddp.data.batch import Batch
 from jaxddp.data.columns import check_order, columns
 from jaxddp.data.examples import Record, in_a_line, labels_of
@@ -17,9 +20,6 @@ from jaxddp.data.images.float_pixels import from_floats
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.subset import ClassSelection
 from jaxddp.data.substitutes import Substitutes
-from jaxddp.errors import InputError, refused
-from jaxddp.message import Key
-from jaxddp.wording import counted, shaped, show
 
 # Images that do not lie in memory one after the other are copied, and then not all at once.
 _HASHED_AT_ONCE = 1024

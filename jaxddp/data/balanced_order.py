@@ -5,8 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from jaxddp.core.wording import counted
 from jaxddp.data.order import SampleOrder, permutation, positions
-from jaxddp.wording import counted
 
 
 @dataclass(frozen=True, eq=False)

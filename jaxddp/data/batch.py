@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from jaxddp.wording import shaped
+from jaxddp.core.wording import shaped
 
 
 class Batch(NamedTuple):

@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.message import Option
+from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import check_apart
 from jaxddp.data.storage.home import is_address
-from jaxddp.errors import InputError, about
-from jaxddp.message import Option
-from jaxddp.wording import nearest, show
 
 CATALOG_VARIABLE = "JAXDDP_DATASETS"
 CATALOG_FILE = "datasets.toml"

@@ -4,10 +4,10 @@ from collections.abc import Sized
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, Order, Shard
-from jaxddp.errors import InputError
-from jaxddp.wording import counted
 
 
 def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -> Batch:

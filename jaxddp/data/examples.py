@@ -4,8 +4,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jaxddp.core.wording import counted, some
 from jaxddp.data.labels import Labels
-from jaxddp.wording import counted, some
 
 
 class Record(NamedTuple):

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from jaxddp.errors import InputError
-from jaxddp.wording import appearance, code_points, show
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import appearance, code_points, show
 
 Refuse = Callable[[str], None]
 """What is told of a row or a file that cannot be used. Where it returns, the others are read without that one."""

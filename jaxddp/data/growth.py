@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from jaxddp.config import DataConfig
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import show
 from jaxddp.data.source import Split
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
-from jaxddp.message import Key
-from jaxddp.wording import show
 
 
 def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, ExampleTable]:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.data.formats.csv_listing import read_paths
 from jaxddp.data.formats.folders import is_folder, is_image_name
 from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
 from jaxddp.data.storage.home import is_url, nearest_beside, permitted
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 
 
 @permitted()

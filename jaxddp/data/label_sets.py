@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key
-from jaxddp.wording import counted
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import counted
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted, show
 from jaxddp.data.subset import balanced_rows, chosen_classes
-from jaxddp.errors import InputError
-from jaxddp.wording import counted, show
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import counted
 from jaxddp.data.digests import Digests
 from jaxddp.data.source import SourceTable, Table
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
-from jaxddp.message import Key
-from jaxddp.wording import counted
 
 VERSION = 1
 _AGAIN = "write it again with `jaxddp data check`"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 
 
 class Omissions:

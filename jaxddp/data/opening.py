@@ -7,6 +7,9 @@ import dataclasses
 from typing import cast
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key, Option
+from jaxddp.core.phases import doing
 from jaxddp.data import catalog
 from jaxddp.data.faults import Refuse, at_once, told_to
 from jaxddp.data.format import Format, Match, Place
@@ -16,9 +19,6 @@ from jaxddp.data.manifest import Manifest, find_manifest, held_to_manifest
 from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage.home import nearest_beside, permitted
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
-from jaxddp.message import Key, Option
-from jaxddp.phases import doing
 from jaxddp.registry import FORMATS
 
 

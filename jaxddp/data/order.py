@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.ranges import Count, Seed
+from jaxddp.core.wording import counted
 from jaxddp.overrides import check_values
-from jaxddp.ranges import Count, Seed
-from jaxddp.wording import counted
 
 
 class Shard(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.data.batch import Batch
 from jaxddp.data.columns import check_order, columns
 from jaxddp.data.images.decode import REFUSED, SOUND, decodes
@@ -27,7 +28,6 @@ from jaxddp.data.order import Order, Shard
 from jaxddp.data.stored_table import StoredTable
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.tensorflow_cpu import keep_freed_memory, tf
-from jaxddp.errors import InputError, Unreachable
 
 PREFETCH_BATCHES = 2
 """How many finished batches wait for the consumer, besides the one in preparation: it bounds the stream's memory."""

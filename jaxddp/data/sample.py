@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
-from jaxddp.wording import choices, not_installed
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import choices, not_installed
 
 _SIZE = 32
 _HELD_OUT = 6

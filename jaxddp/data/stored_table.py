@@ -10,6 +10,8 @@ from typing import Literal, Self
 import numpy as np
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted
 from jaxddp.data.digests import Digests
 from jaxddp.data.examples import Record, in_a_line, labels_of
 from jaxddp.data.label_sets import LabelSets
@@ -17,8 +19,6 @@ from jaxddp.data.labels import Labels
 from jaxddp.data.storage.store import Store
 from jaxddp.data.subset import ClassSelection, chosen_classes
 from jaxddp.data.verified import Verified
-from jaxddp.errors import InputError
-from jaxddp.wording import counted
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxddp.errors import InputError
-from jaxddp.wording import nearest, show
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import nearest, show
 
 ClassSelection = str | Iterable[int | str] | None
 """`"0:200"` (start and stop, as in Python), `"n01440764,n01443537"`, a sequence of indices or ids, or None for all."""

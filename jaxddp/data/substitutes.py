@@ -4,8 +4,8 @@ import logging
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.examples import Examples, labels_of
-from jaxddp.errors import InputError
 
 _log = logging.getLogger("jaxddp.data")
 

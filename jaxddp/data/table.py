@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.pixel_format import PixelFormat
 from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.stored_table import StoredTable
 from jaxddp.data.substitutes import Substitutes
-from jaxddp.errors import InputError
-from jaxddp.message import Key
 
 
 class ExampleTable(StoredTable):

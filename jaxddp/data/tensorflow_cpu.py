@@ -9,9 +9,9 @@ import functools
 import os
 import sys
 
-import jaxddp.private_names as private_names
-from jaxddp.log_level import errors_only
-from jaxddp.phases import doing
+import jaxddp.core.private_names as private_names
+from jaxddp.core.log_level import errors_only
+from jaxddp.core.phases import doing
 
 # Read once, when TensorFlow is imported. Nothing here computes what oneDNN would speed up, and it writes to stderr.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

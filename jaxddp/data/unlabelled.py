@@ -6,13 +6,13 @@ import logging
 import numpy as np
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.message import Key
+from jaxddp.core.wording import counted, show
 from jaxddp.data.examples import labels_of
 from jaxddp.data.opening import open_images
 from jaxddp.data.order import permutation
 from jaxddp.data.source import SourceTable
-from jaxddp.errors import InputError, about
-from jaxddp.message import Key
-from jaxddp.wording import counted, show
 
 TRAIN = "train"
 """What `data.unlabelled` calls the training images themselves."""

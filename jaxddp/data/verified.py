@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxddp.cache_folder import cache_folder
+from jaxddp.core.cache_folder import cache_folder
 from jaxddp.data.images.header import RULES
 from jaxddp.data.storage.cache import name_of_folder, put_sealed, sealed
 from jaxddp.data.storage.store import Fault, Store

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-import jaxddp.private_names as private_names
+import jaxddp.core.private_names as private_names
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import show
 from jaxddp.engine.averaging import Averaging
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
-from jaxddp.message import Key
-from jaxddp.wording import show
 
 KEY = "parallel.xla_options"
 _PREFIX = "xla_"

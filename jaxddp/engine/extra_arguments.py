@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import optax
 
-from jaxddp.errors import InputError
-from jaxddp.wording import kind_of
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import kind_of
 
 _MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) argument")
 

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.averaging import AVERAGING, Averaging
 from jaxddp.engine.microbatches import in_turn, merged
 from jaxddp.engine.objective import MetricSums, TrainObjective
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import AXIS, Topology, varying
-from jaxddp.message import Key
 from jaxddp.models.frozen import kept, trained, whole
 
 StepLoss = Callable[..., tuple[jax.Array, tuple[MetricSums, Any]]]

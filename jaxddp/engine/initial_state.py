@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import kind_of
 from jaxddp.engine.compiler_options import options_of_one_call
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, PARAMS, TrainState, first_difference
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.protocol import Model
-from jaxddp.wording import kind_of
 
 Transform = Callable[..., tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) of the same names, shapes and dtypes. One that also has an argument
-`peers` is given the job's `jaxddp.peers.Peers`."""
+`peers` is given the job's `jaxddp.core.peers.Peers`."""
 
 
 def create_state(

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
-from jaxddp.errors import InputError
 
 Loss = Callable[[jax.Array, jax.Array], Any]
 """(logits float[B, K], labels int32[B]) -> the losses of the examples, float[B]; or their mean, float[]; or a pair

@@ -19,9 +19,9 @@ from typing import Any
 
 import jax
 
-import jaxddp.private_names as private_names
-from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
-from jaxddp.peers import ALONE, Peers
+import jaxddp.core.private_names as private_names
+from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
+from jaxddp.core.peers import ALONE, Peers
 
 PROGRAMS = "programs"
 """The folder of the compiled programs, in the cache folder."""

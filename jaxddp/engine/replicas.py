@@ -19,10 +19,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.core.errors import ReplicaError
+from jaxddp.core.wording import counted
 from jaxddp.engine.state import SMALL_LEAF
-from jaxddp.errors import ReplicaError
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.wording import counted
 
 _NAMED = 4
 """How many devices a line names."""

@@ -17,13 +17,13 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
-import jaxddp.private_names as private_names
+import jaxddp.core.private_names as private_names
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.microbatches import zero_after
-from jaxddp.errors import InputError
 from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS
-from jaxddp.message import Key
 
 SHARDS = 8
 

@@ -17,15 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.core.errors import GradientError
+from jaxddp.core.message import Option
 from jaxddp.data.batch import Batch
 from jaxddp.engine.compiler_options import options_in_haste
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import GradientError
 from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.message import Option
 
 EXAMPLES_PER_DEVICE, MOST_DEVICES = 2, 8
 """So many examples, of so many devices at most: one device computes all of them."""

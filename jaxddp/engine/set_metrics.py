@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import random_batches
-from jaxddp.errors import InputError
 from jaxddp.mesh import AXIS
 
 

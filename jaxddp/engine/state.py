@@ -6,8 +6,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxddp.errors import InputError
-from jaxddp.wording import counted, show
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted, show
 
 EVAL_PARAMS = "eval_params"
 """The key under which a part's own arrays hold parameters that predict, export and serve in place of the trained ones,

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.phases import phase
 from jaxddp.data.source import Source
 from jaxddp.engine.parts.part import measured_states
-from jaxddp.errors import InputError
 from jaxddp.goal import flat
 from jaxddp.inference.trained import fitted
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.protocol import Model
-from jaxddp.phases import phase
 from jaxddp.recipe.given import Giver, by_hooks
 from jaxddp.recipe.layout import TrainingData, steps_of
 from jaxddp.recipe.make import losses_of, metrics_of, model_of, parts_of

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.config import Config
-from jaxddp.errors import InputError, NonFiniteError, Preempted
+from jaxddp.core.errors import InputError, NonFiniteError, Preempted
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.events import StepRecord

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxddp.core.phases import phase
 from jaxddp.engine.state import TrainState
 from jaxddp.job.at_work import at_work
-from jaxddp.phases import phase
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.kinds import check_listeners
 from jaxddp.recipe.metrics import check_wanted
@@ -104,7 +104,7 @@ def train(
     stop. Without one nothing is kept.
 
     Raises:
-        InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.errors`.
+        InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
     """
     experiment, config, claimed = training.experiment, training.experiment.config, training.claimed
     if directory is None:

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.phases import doing
+from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import EvalOrder, Shard
 from jaxddp.data.source import Source
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
-from jaxddp.phases import doing
-from jaxddp.wording import counted
 
 _MOST_AT_ONCE = 64
 _AHEAD = 2

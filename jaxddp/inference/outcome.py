@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxddp.wording import counted, figure
+from jaxddp.core.wording import counted, figure
 
 
 class Confusion(NamedTuple):

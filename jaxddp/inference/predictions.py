@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted, not_installed, some
 from jaxddp.overrides import checked
-from jaxddp.wording import counted, not_installed, some
 
 Cell = str | float | None
 Row = dict[str, Cell]

@@ -12,6 +12,8 @@ import numpy as np
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted, show
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.chosen import chosen_images
 from jaxddp.data.examples import id_of
@@ -22,7 +24,6 @@ from jaxddp.engine.initial_state import with_weights
 from jaxddp.engine.loss import example_loss
 from jaxddp.engine.shapes import by_path, trees_of
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
 from jaxddp.inference.answers import Answering, images_at_once
 from jaxddp.inference.outcome import Outcome
 from jaxddp.inference.predictions import Predictions
@@ -35,7 +36,6 @@ from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
 from jaxddp.setup.classifier import Classifier
 from jaxddp.training.shown import MOST_SHOWN, Shown
-from jaxddp.wording import counted, show
 from jaxddp.workdir.saved_state import recipe_of_run, restored
 from jaxddp.workdir.signature import Signature
 

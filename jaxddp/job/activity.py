@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import jaxddp.phases as phases
+import jaxddp.core.phases as phases
 
 PATIENCE_SECONDS = 1.0
 """What takes less is not worth a word."""

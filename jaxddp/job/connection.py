@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.job.messages import LENGTH, Message, Strange, decode, encode
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxddp.errors import InputError, Unreachable, error_from
-from jaxddp.peers import Peers
+from jaxddp.core.errors import InputError, Unreachable, error_from
+from jaxddp.core.peers import Peers
 
 
 class DevicePeers(Peers):

@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxddp.errors import InputError, about
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.wording import show
 from jaxddp.job.ports import split_address
 from jaxddp.job.starters import EXPLICIT, STARTERS, Starter
 from jaxddp.job.variables import COUNT, INDEX, Environ, Found, look, number, text
-from jaxddp.wording import show
 
 RUN_ID, KEY = "JAXDDP_RUN_ID", "JAXDDP_JOB_KEY"
 

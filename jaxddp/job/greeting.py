@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Mapping
 
-from jaxddp.errors import InputError, error_of
+from jaxddp.core.errors import InputError, error_of
 from jaxddp.job.connection import STRANGERS_LONGEST, Connection
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import nonce, proof_of_coordinator, proof_of_process, same

@@ -6,7 +6,7 @@ import resource
 import socket
 from collections.abc import Callable, Mapping
 
-from jaxddp.errors import InputError, Unreachable, error_of
+from jaxddp.core.errors import InputError, Unreachable, error_of
 from jaxddp.job.connection import Connection, serving
 from jaxddp.job.environment import Job
 from jaxddp.job.handshake import proof_of_coordinator

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxddp.errors import InputError, Unreachable, about, error_from
+from jaxddp.core.errors import InputError, Unreachable, about, error_from
 from jaxddp.job.environment import Job
 from jaxddp.job.host import Host
 from jaxddp.job.member import Member

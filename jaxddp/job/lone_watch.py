@@ -4,7 +4,7 @@ import math
 import threading
 import time
 
-import jaxddp.phases as phases
+import jaxddp.core.phases as phases
 from jaxddp.job.watch import LONGER, end_now, show_stacks
 
 _BEAT_SECONDS = 1.0

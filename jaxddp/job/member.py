@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from jaxddp.errors import InputError, Unreachable
+from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.connection import Connection, NotReached, reached
 from jaxddp.job.environment import Job
 from jaxddp.job.greeting import Greeting

@@ -15,16 +15,16 @@ from types import TracebackType
 
 import jax
 
-from jaxddp.errors import InputError, JaxddpError, Preempted
+from jaxddp.core.errors import InputError, JaxddpError, Preempted
+from jaxddp.core.own_code import forget, is_ctrl_c, told
+from jaxddp.core.peers import ALONE, Peers, Spent
+from jaxddp.core.phases import doing, phase
+from jaxddp.core.versions import installed_version
 from jaxddp.job.device_exchange import DevicePeers
 from jaxddp.job.environment import Job
 from jaxddp.job.link import Link
 from jaxddp.job.lone_watch import watch_alone, watch_no_more
 from jaxddp.job.watch import Waits, end_now, show_stacks_on_signal
-from jaxddp.own_code import forget, is_ctrl_c, told
-from jaxddp.peers import ALONE, Peers, Spent
-from jaxddp.phases import doing, phase
-from jaxddp.versions import installed_version
 
 _link: Link | None = None
 """That of this process, for a second call of `join`, and for what ends the process."""
@@ -70,7 +70,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
         start: seconds until all processes have joined.
         silence: seconds without a heartbeat of a process, before it counts as lost.
         stall: seconds without progress of a process, before it counts as stuck; some phases have a multiple of it, see
-            `jaxddp.phases`.
+            `jaxddp.core.phases`.
         shutdown: seconds to wait for the others at the end.
 
     Returns:

@@ -10,9 +10,9 @@ import typing
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from jaxddp.phases import OUTSIDE
-from jaxddp.ranges import Range
-from jaxddp.wording import on_screen
+from jaxddp.core.phases import OUTSIDE
+from jaxddp.core.ranges import Range
+from jaxddp.core.wording import on_screen
 
 PROTOCOL = "jaxddp-5"
 LENGTH = 4
@@ -70,7 +70,7 @@ class Refusal:
 class Alive:
     """A heartbeat: where the process stands, and the seconds that it has spent in each phase.
 
-    See `jaxddp.phases`.
+    See `jaxddp.core.phases`.
     """
 
     phase: str = OUTSIDE

@@ -8,10 +8,10 @@ import errno
 import os
 import socket
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.ranges import Range, whole
+from jaxddp.core.wording import show
 from jaxddp.job.variables import HANDLES, Found, number
-from jaxddp.ranges import Range, whole
-from jaxddp.wording import show
 
 LOOPBACK = "127.0.0.1"
 WAITING = 4096

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
-import jaxddp.private_names as private_names
+import jaxddp.core.private_names as private_names
 
 # JAX finds the point at which all processes stop by a number that each of them counts up one by one. Several steps may
 # be one dispatch, and validation has batches, so the calls are counted, over all runs of the process. Nothing else may

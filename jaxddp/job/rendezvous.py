@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from itertools import islice
 
-from jaxddp.errors import Unreachable
+from jaxddp.core.errors import Unreachable
+from jaxddp.core.message import Key
+from jaxddp.core.wording import plural, show
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import expected_proof, same
 from jaxddp.job.messages import Challenge, Hello, Refusal
-from jaxddp.message import Key
-from jaxddp.wording import plural, show
 
 _MOST_NAMED = 8
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.job.ports import LOOPBACK, is_loopback
 from jaxddp.job.variables import INDEX, Environ, Found, look, number
 

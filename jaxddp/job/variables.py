@@ -4,10 +4,10 @@ import string
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.ranges import Range, whole
+from jaxddp.core.wording import show
 from jaxddp.job.messages import MOST_PROCESSES
-from jaxddp.ranges import Range, whole
-from jaxddp.wording import show
 
 Environ = Mapping[str, str]
 COUNT, INDEX = Range(1, MOST_PROCESSES), Range(0, MOST_PROCESSES - 1)

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jaxddp.phases as phases
+import jaxddp.core.phases as phases
+from jaxddp.core.phases import Standing
+from jaxddp.core.wording import on_screen
 from jaxddp.job.connection import Connection
 from jaxddp.job.messages import Alive, Done, Left, Lost, Message
-from jaxddp.phases import Standing
-from jaxddp.wording import on_screen
 
 LONGER = "if it takes that long, raise parallel.stall_timeout"
 
@@ -38,7 +38,7 @@ class Waits(NamedTuple):
 
     Attributes:
         silence: without a sign of life, until one counts as lost.
-        stall: without progress, until one counts as stuck; some phases have a multiple, see `jaxddp.phases`.
+        stall: without progress, until one counts as stuck; some phases have a multiple, see `jaxddp.core.phases`.
         shutdown: at the end, until all are done.
     """
 

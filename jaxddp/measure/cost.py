@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jaxddp.private_names as private_names
+import jaxddp.core.private_names as private_names
 from jaxddp.measure.flops import count_flops, reads_jaxprs
 from jaxddp.measure.peaks import peak
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import jaxddp.private_names as private_names
+import jaxddp.core.private_names as private_names
 
 Flops = Counter[str]
 """Floating-point operations by the dtype of what is multiplied: {"bfloat16": 24_000_000_000}."""

@@ -15,14 +15,14 @@ from typing import Any
 
 import jax
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key, Option, Words, joined
+from jaxddp.core.peers import Peers
+from jaxddp.core.wording import size
 from jaxddp.data.division import Division
-from jaxddp.errors import InputError
 from jaxddp.measure.cost import Cost
 from jaxddp.measure.host_memory import HostMemory, host_memory
 from jaxddp.mesh import Topology
-from jaxddp.message import Key, Option, Words, joined
-from jaxddp.peers import Peers
-from jaxddp.wording import size
 
 MARGIN = 0.03
 """What is estimated may be off by this share of what is there; see BUILD_NOTES.md."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-import jaxddp.files as files
-from jaxddp.errors import InputError, noted_on
-from jaxddp.message import Key
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, noted_on
+from jaxddp.core.message import Key
 
 FOLDER = "profile"
 """In a work directory; JAX writes `plugins/profile/TIME/HOST.xplane.pb` there."""

@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.models.cpu_convolution import convolve
 from jaxddp.models.frozen import evaluating_norms

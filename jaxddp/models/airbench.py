@@ -17,8 +17,8 @@ from jax.typing import DTypeLike
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.max_pool import max_pool
 from jaxddp.models.resnet import Operation, for_flax

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 
 Pair = tuple[jax.Array, jax.Array]
 """Two arrays [C], of which a norm needs many: (scale, bias), (mean, variance), (sum, sum of squares)."""

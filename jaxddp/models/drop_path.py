@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 
 
 def branch_factors(rate: float, blocks: int, branches: int, example_keys: jax.Array | None) -> jax.Array:

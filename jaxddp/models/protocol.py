@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 
 Tree = Any  # a pytree of arrays
 

@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config, ModelConfig
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.blur import blurring
 from jaxddp.models.published import Naming, depth_of, naming

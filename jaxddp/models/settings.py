@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import choices
 from jaxddp.weight_init import WeightInit
-from jaxddp.wording import choices
 
 T = TypeVar("T")
 

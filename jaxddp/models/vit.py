@@ -17,12 +17,12 @@ from jax.typing import DTypeLike
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Decay
 from jaxddp.models.drop_path import added, branch_factors
 from jaxddp.models.gelu import gelu
 from jaxddp.models.published import Naming, depth_of, naming
-from jaxddp.ranges import Decay
 from jaxddp.registry import MODELS
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.errors import InputError
-from jaxddp.peers import ALONE, Peers
+from jaxddp.core.errors import InputError
+from jaxddp.core.peers import ALONE, Peers
 
 EPSILON = 5e-4
 """Added to variances, as many patches are nearly flat."""

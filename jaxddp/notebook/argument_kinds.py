@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import optax
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError, refused
+from jaxddp.core.message import Key
+from jaxddp.core.wording import first_line
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError, refused
 from jaxddp.hooks import check_called
-from jaxddp.message import Key
 from jaxddp.recipe.metrics import check_name
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.evaluation import Measure
-from jaxddp.wording import first_line
 
 
 def check_data(data: Any) -> DataConfig | None:

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 from jaxddp.choices import check_read
 from jaxddp.config import Config
-from jaxddp.duration import Duration
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.message import Key
+from jaxddp.core.own_code import telling
+from jaxddp.core.ranges import Range
+from jaxddp.core.wording import choices, show
 from jaxddp.engine.self_test import Mode
-from jaxddp.errors import InputError, JaxddpError
-from jaxddp.message import Key
 from jaxddp.overrides import checked
-from jaxddp.own_code import telling
-from jaxddp.ranges import Range
-from jaxddp.wording import choices, show
 
 Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
@@ -140,7 +140,7 @@ def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
 def words_of_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
     """What the block says of a config's keys, or of the terminal's options, is said of arguments, by their `names`.
 
-    What the user's own code raises in it is told as `jaxddp.own_code.telling` does.
+    What the user's own code raises in it is told as `jaxddp.core.own_code.telling` does.
     """
     try:
         with telling():

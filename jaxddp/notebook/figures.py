@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.chosen import chosen_images
 from jaxddp.data.source import Source
@@ -11,7 +12,6 @@ from jaxddp.engine.state import TrainState
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.notebook.results import check_measured, check_one_label
 from jaxddp.overrides import checked
-from jaxddp.ranges import Range
 from jaxddp.setup.inputs_seen import input_figure
 from jaxddp.setup.resources import check_comparable
 from jaxddp.setup.run_setup import RunSetup

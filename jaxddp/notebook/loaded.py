@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config
+from jaxddp.core.files import check_path
 from jaxddp.experiment.evaluate import evaluate
-from jaxddp.files import check_path
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import Device, Topology

@@ -4,13 +4,13 @@ import os
 from dataclasses import replace
 
 from jaxddp.config import DataConfig
+from jaxddp.core.files import check_path
+from jaxddp.core.ranges import HeldOut
 from jaxddp.data.catalog import place_of
 from jaxddp.data.opening import open_held
 from jaxddp.data.source import Source
-from jaxddp.files import check_path
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked
-from jaxddp.ranges import HeldOut
 
 
 @words_of_arguments(

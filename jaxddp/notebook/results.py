@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.data.examples import labels_of
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.loss import Loss
 from jaxddp.engine.shapes import by_path
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
 from jaxddp.inference.exported_weights import write_weights
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
-from jaxddp.message import Key
 from jaxddp.metrics.top_k import TopK
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked

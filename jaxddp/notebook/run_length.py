@@ -1,9 +1,9 @@
 """A setup whose run gets another length than it was prepared for."""
 
 from jaxddp.config import Config
-from jaxddp.duration import Duration
-from jaxddp.errors import InputError
-from jaxddp.message import Key, Words
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key, Words
 
 
 def check_length(before: Config, after: Config) -> None:

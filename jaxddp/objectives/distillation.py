@@ -11,15 +11,15 @@ from jax import lax
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError, about, refused
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Share
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
-from jaxddp.errors import InputError, about, refused
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.message import Key
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
-from jaxddp.ranges import Share
 from jaxddp.recipe.layout import Layout
 from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.objective import Temperature

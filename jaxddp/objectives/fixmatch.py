@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Factor, Share
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
-from jaxddp.errors import InputError
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
-from jaxddp.message import Key
 from jaxddp.models.protocol import takes_example_keys
-from jaxddp.ranges import Factor, Share
 from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.examples import RandAugment, RandMagnitude
 from jaxddp.sections.objective import Ratio

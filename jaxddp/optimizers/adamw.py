@@ -6,8 +6,8 @@ import optax
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
+from jaxddp.core.ranges import Decay, Share
 from jaxddp.optimizers.decay import add_decay
-from jaxddp.ranges import Decay, Share
 from jaxddp.registry import OPTIMIZERS
 
 

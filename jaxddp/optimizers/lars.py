@@ -6,8 +6,8 @@ import optax
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
+from jaxddp.core.ranges import Decay, Share, SomeShare
 from jaxddp.optimizers.decay import add_decay, decayed
-from jaxddp.ranges import Decay, Share, SomeShare
 from jaxddp.registry import OPTIMIZERS
 
 

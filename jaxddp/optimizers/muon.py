@@ -9,8 +9,8 @@ from optax import contrib
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
+from jaxddp.core.ranges import Decay, Share
 from jaxddp.optimizers.decay import add_decay, decayed
-from jaxddp.ranges import Decay, Share
 from jaxddp.registry import OPTIMIZERS
 
 _ADAMS_SIZE = 0.2

@@ -7,10 +7,10 @@ from optax import contrib
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Decay, Share
 from jaxddp.optimizers.decay import add_decay
-from jaxddp.ranges import Decay, Share
 from jaxddp.registry import OPTIMIZERS
 
 

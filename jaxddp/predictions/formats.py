@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import choices, not_installed
 from jaxddp.data.images.header import parse_header
 from jaxddp.data.source import Table
-from jaxddp.errors import InputError
 from jaxddp.inference.predictions import Row
-from jaxddp.wording import choices, not_installed
 
 Item = TypeVar("Item")
 Format = Literal["csv", "jsonl", "parquet", "kaggle"]

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import as_text, counted
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 from jaxddp.inference.answers import images_at_once
 from jaxddp.inference.predictions import Predictions, Row, column_names
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.predictions import formats
 from jaxddp.predictions.partial import Partial
-from jaxddp.wording import as_text, counted
 from jaxddp.workdir.identity import checksums
 
 

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.peers import Peers
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.engine.shapes import parameter_names
 from jaxddp.engine.state import PARAMS
-from jaxddp.errors import InputError
 from jaxddp.layers import Layers, begins, longest
-from jaxddp.message import Key
 from jaxddp.models.adapt import with_settled_norms
 from jaxddp.models.protocol import Model, name_of
 from jaxddp.optimizers.decay import is_kernel
-from jaxddp.peers import Peers
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.training.plan import Plan
 from jaxddp.weights.match import Shapes

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from jaxddp.errors import InputError, about, refused
+from jaxddp.core.errors import InputError, about, refused
+from jaxddp.core.wording import kind_of
 from jaxddp.hooks import Hook, check_called
-from jaxddp.wording import kind_of
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from typing import Any
 import optax
 
 from jaxddp.config import Config, ShownImages
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import kind_of
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.part import Part
-from jaxddp.errors import InputError
 from jaxddp.hooks import check_called
-from jaxddp.message import Key
 from jaxddp.overrides import checked
 from jaxddp.training.events import MOMENTS
-from jaxddp.wording import kind_of
 
 _absent = object()
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxddp.config import Config, DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.data.chosen import sample_images
 from jaxddp.data.division import Division
 from jaxddp.data.examples import labels_of
@@ -14,9 +16,7 @@ from jaxddp.data.growth import Growth
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.gradients import Gradients
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
-from jaxddp.message import Key
 from jaxddp.schedules.warmup import Steps
 from jaxddp.training.plan import Plan
 

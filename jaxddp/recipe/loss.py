@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import counted
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import ExampleLoss, example_loss
-from jaxddp.errors import InputError
-from jaxddp.message import Key
 from jaxddp.registry import LOSSES
 from jaxddp.sections.loss import BALANCED
-from jaxddp.wording import counted
 
 _KEY = "loss.class_weights"
 

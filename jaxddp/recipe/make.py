@@ -6,14 +6,14 @@ import optax
 
 from jaxddp.augment.preprocess import Augmentation, Preprocess, check_augmentation
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.engine.loss import ExampleLoss, example_loss
 from jaxddp.engine.objective import Metric, Objective, TrainObjective
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
-from jaxddp.message import Key
 from jaxddp.models.adapt import adapt
 from jaxddp.models.protocol import Model
 from jaxddp.recipe.given import Giver

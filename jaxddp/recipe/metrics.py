@@ -5,6 +5,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key, Words
+from jaxddp.core.wording import kind_of
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.loss import check_metric
 from jaxddp.engine.objective import Metric
@@ -12,11 +15,8 @@ from jaxddp.engine.parts.gradient_norm import GRADIENT_NORM
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE
 from jaxddp.engine.set_metrics import SetMetric, check_set_metric, is_set_metric
-from jaxddp.errors import InputError
-from jaxddp.message import Key, Words
 from jaxddp.registry import METRICS
 from jaxddp.training.loggers import Dispensable
-from jaxddp.wording import kind_of
 
 _RESERVED = (
     *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),

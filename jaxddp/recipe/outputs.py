@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import kind_of
 from jaxddp.engine.objective import wide_logits
 from jaxddp.engine.shapes import trees_of
-from jaxddp.errors import InputError
 from jaxddp.mesh import AXIS
 from jaxddp.models.protocol import Model, takes_example_keys
-from jaxddp.wording import kind_of
 
 _IMAGES = 2
 

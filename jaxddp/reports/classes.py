@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxddp.core.wording import counted
 from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.charts import Chart, plain
 from jaxddp.reports.tables import NOTHING, Cell, Column, Table
 from jaxddp.reports.thumbnails import thumbnails
 from jaxddp.reports.validated import Validated
 from jaxddp.training.shown import short
-from jaxddp.wording import counted
 
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20

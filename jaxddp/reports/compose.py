@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import jaxddp.files as files
-from jaxddp.errors import InputError, JaxddpError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.wording import counted, first_line, size
 from jaxddp.reports.charts import COLOURS, curves, is_wide, run_positions, seed_curves
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
 from jaxddp.reports.overview import run_table, speed_table
@@ -13,7 +14,6 @@ from jaxddp.reports.page import Key, Page, check_libraries, render
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.seeds import Group, seed_table
 from jaxddp.reports.tables import Cell, Column, Table
-from jaxddp.wording import counted, first_line, size
 
 
 def write_report(directories: Sequence[Path], out: Path, which: str | None, data_path: str | None = None) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxddp.core.wording import duration
 from jaxddp.reports.run_files import RunFiles, is_run
 from jaxddp.reports.tables import NOTHING, Cell, Column, Table, number, without_empty_columns
-from jaxddp.wording import duration
 
 _DEEPEST = 5
 _MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")

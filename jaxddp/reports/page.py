@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import not_installed
 from jaxddp.reports.charts import Chart, Positions
 from jaxddp.reports.tables import Table
-from jaxddp.wording import not_installed
 
 if TYPE_CHECKING:
     from jaxddp.reports.classes import RunClasses

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jaxddp.files as files
-from jaxddp.duration import Duration
-from jaxddp.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import show
 from jaxddp.goal import VAL_EMA, Goal, by_split
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.listeners.jsonl import METRICS, RESULT
 from jaxddp.training.manifest import CHECKPOINTS
 from jaxddp.training.rows import Columns, Series, parse, series
 from jaxddp.training.validations import VALIDATION_FILE, Validations
-from jaxddp.wording import show
 from jaxddp.workdir.lock import is_locked
 
 NOT_MEASURED = ("step", "epoch", "count", "seconds")

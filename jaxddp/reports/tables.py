@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-import jaxddp.wording as wording
+import jaxddp.core.wording as wording
 
 NOTHING = "-"
 _OF_TIME = ("data_wait_fraction", "flops_utilization")

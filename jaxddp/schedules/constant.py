@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import optax
 
 from jaxddp.config import Config
-from jaxddp.ranges import HeldOut, Period, Share
+from jaxddp.core.ranges import HeldOut, Period, Share
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.warmup import Steps
 

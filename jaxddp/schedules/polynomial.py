@@ -6,7 +6,7 @@ import optax
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.ranges import Share
+from jaxddp.core.ranges import Share
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.warmup import Steps
 from jaxddp.sections.optimizer import Power

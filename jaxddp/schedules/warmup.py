@@ -5,11 +5,11 @@ from typing import NamedTuple
 import optax
 
 from jaxddp.config import Config
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import counted
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.peak import at_batch_size
-from jaxddp.wording import counted
 
 
 class Steps(NamedTuple):

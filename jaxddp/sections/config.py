@@ -5,9 +5,9 @@ from functools import cached_property
 from typing import Any
 
 from jaxddp.choices import given_way
+from jaxddp.core.ranges import Seed
 from jaxddp.layers import Layers
 from jaxddp.overrides import check_values, flatten, plain, replaced
-from jaxddp.ranges import Seed
 from jaxddp.sections.examples import DataConfig
 from jaxddp.sections.loss import LossConfig
 from jaxddp.sections.model import ModelConfig

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from jaxddp.duration import Duration
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Count, HeldOut, Range, Seed, Share
 from jaxddp.overrides import check_values, names_of
-from jaxddp.ranges import Count, HeldOut, Range, Seed, Share
 
 Pixels = Annotated[int, Range(1, 10_000)]
 Padding = Annotated[int, Range(0, 10_000)]

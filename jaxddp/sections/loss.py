@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Positive, real_number
+from jaxddp.core.wording import show
 from jaxddp.overrides import checked
-from jaxddp.ranges import Positive, real_number
-from jaxddp.wording import show
 
 BALANCED: Literal["balanced"] = "balanced"
 

@@ -5,12 +5,12 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from jaxddp.batch_statistics import BatchStatistics
-from jaxddp.duration import Duration
-from jaxddp.errors import about
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import about
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Decay, Range
 from jaxddp.layers import Layers, assignments
-from jaxddp.message import Key
 from jaxddp.overrides import names_of
-from jaxddp.ranges import Decay, Range
 from jaxddp.weight_init import WeightInit
 
 NETWORK_KEYS = ("name", "width", "stem", "shortcut_norm", "blur_pool")

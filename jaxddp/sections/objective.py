@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from jaxddp.ranges import Factor, Range, Share
+from jaxddp.core.ranges import Factor, Range, Share
 from jaxddp.sections.examples import RandAugment, RandMagnitude
 
 Temperature = Annotated[float, Range(0, 1000, above=True)]

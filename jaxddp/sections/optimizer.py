@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
 
-from jaxddp.duration import Duration
-from jaxddp.errors import about
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import about
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Decay, Factor, HeldOut, Period, Positive, Range, Share, SomeShare, WeightDecay
 from jaxddp.layers import Groups, assignments
-from jaxddp.message import Key
 from jaxddp.overrides import names_of, read_number
-from jaxddp.ranges import Decay, Factor, HeldOut, Period, Positive, Range, Share, SomeShare, WeightDecay
 from jaxddp.sections.training import BatchSize
 
 Power = Annotated[float, Range(0, 100, above=True)]

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from jaxddp.duration import Duration
-from jaxddp.ranges import CpuDevices, Devices, Range, Seconds
+from jaxddp.core.duration import Duration
+from jaxddp.core.ranges import CpuDevices, Devices, Range, Seconds
 
 
 @dataclass(frozen=True)

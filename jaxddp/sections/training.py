@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from jaxddp.duration import Duration
-from jaxddp.ranges import Decay, Factor, Period, Range, Share
+from jaxddp.core.duration import Duration
+from jaxddp.core.ranges import Decay, Factor, Period, Range, Share
 
 BatchSize = Annotated[int, Range(1, 2**24)]
 Precision = Literal["float32", "bfloat16", "float16"]

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
 
-from jaxddp.duration import Duration
-from jaxddp.errors import InputError
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Count, Decay, Period, Range
 from jaxddp.goal import Goal
 from jaxddp.layers import assignments
-from jaxddp.message import Key
 from jaxddp.overrides import names_of
-from jaxddp.ranges import Count, Decay, Period, Range
 from jaxddp.sections.training import BatchSize
 
 ShownImages = Annotated[int, Range(0, 256)]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-import jaxddp.private_names as private_names
-from jaxddp.errors import InputError
-from jaxddp.wording import first_line, not_installed
+import jaxddp.core.private_names as private_names
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import first_line, not_installed
 
 
 def convert(function: Callable[[Any], Any], example: Any, name: str, output: str) -> bytes:

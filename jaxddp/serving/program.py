@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.wording import choices, first_line, show, size
 from jaxddp.data.batch import Batch
-from jaxddp.errors import InputError, JaxddpError
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.overrides import checked
 from jaxddp.serving import onnx_file
-from jaxddp.wording import choices, first_line, show, size
 from jaxddp.workdir.signature import Signature
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -11,22 +11,22 @@ from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.choices import with_usual
 from jaxddp.config import Config, DataConfig
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.message import Key
+from jaxddp.core.wording import counted
 from jaxddp.data.balanced_order import BalancedOrder
 from jaxddp.data.examples import labels_of
 from jaxddp.data.growth import Growth
 from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.objective import Objective, supervised
-from jaxddp.errors import InputError, about
 from jaxddp.mesh import Topology
-from jaxddp.message import Key
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.image_sizes import check_sizes
 from jaxddp.setup.resources import Resources, check_pixels
-from jaxddp.wording import counted
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,10 @@ import numpy as np
 
 from jaxddp.augment.resize import Side
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.phases import doing, moved
+from jaxddp.core.wording import counted, size
 from jaxddp.data.batch import Batch
 from jaxddp.data.columns import columns, stacked_columns
 from jaxddp.data.growth import Growth
@@ -20,15 +24,11 @@ from jaxddp.data.order import EvalOrder, SampleOrder, Shard, unlabelled_seed
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.resident_steps import Images, place_images
-from jaxddp.errors import InputError
 from jaxddp.measure.memory import named, told
 from jaxddp.mesh import Topology
-from jaxddp.message import Key
-from jaxddp.phases import doing, moved
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted
 from jaxddp.training.run import Chunk, Growing
-from jaxddp.wording import counted, size
 
 LONGEST_CHUNK = 32
 """Steps in one dispatch, at most: enough for its cost to vanish, and few enough for SIGTERM to be answered soon."""

@@ -2,7 +2,7 @@
 
 import optax
 
-from jaxddp.phases import doing, phase
+from jaxddp.core.phases import doing, phase
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make import make_recipe

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.peers import Peers
+from jaxddp.core.wording import first_line
 from jaxddp.engine.shapes import trees_of
-from jaxddp.errors import InputError
-from jaxddp.message import Key
 from jaxddp.models.protocol import Model
-from jaxddp.peers import Peers
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
-from jaxddp.wording import first_line
 
 _log = logging.getLogger("jaxddp.experiment")
 

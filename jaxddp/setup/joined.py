@@ -3,12 +3,12 @@
 import logging
 
 from jaxddp.config import Config, ParallelConfig
+from jaxddp.core.peers import Peers
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.overrides import flatten
-from jaxddp.peers import Peers
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.workdir.places import with_places
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key, Words
 from jaxddp.engine.set_metrics import check_set_metric, is_set_metric
-from jaxddp.errors import InputError
 from jaxddp.goal import VAL_EMA
-from jaxddp.message import Key, Words
 from jaxddp.recipe.layout import TrainingData
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.experiment import Experiment

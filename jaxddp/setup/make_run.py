@@ -4,9 +4,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxddp.core.peers import Peers
+from jaxddp.core.phases import phase
 from jaxddp.engine.replicas import Replicas
-from jaxddp.peers import Peers
-from jaxddp.phases import phase
 from jaxddp.recipe.metrics import check_wanted
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.setup.judged import judgement_of

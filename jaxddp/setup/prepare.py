@@ -6,13 +6,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxddp.core.peers import Peers
+from jaxddp.core.phases import doing
 from jaxddp.engine.parts.schedule_free_average import with_average
 from jaxddp.engine.shapes import by_path, trees_of
 from jaxddp.measure.memory import named
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.protocol import Model
-from jaxddp.peers import Peers
-from jaxddp.phases import doing
 from jaxddp.recipe.fine_tuning import fine_tuned
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe

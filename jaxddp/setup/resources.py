@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxddp.config import Config, DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.phases import doing
+from jaxddp.core.wording import counted
 from jaxddp.data.examples import labels_of
 from jaxddp.data.opening import open_tables, open_unchecked
 from jaxddp.data.source import Source, check_labelled, image_dtype
 from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
-from jaxddp.phases import doing
-from jaxddp.wording import counted
 
 _log = logging.getLogger("jaxddp.experiment")
 

@@ -12,6 +12,7 @@ import optax
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import DataConfig
+from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 from jaxddp.data.division import Division
 from jaxddp.data.examples import labels_of
@@ -36,7 +37,6 @@ from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.plan import Plan
 from jaxddp.training.predictor import Predictor
 from jaxddp.training.run import Chunk, Chunks
-from jaxddp.wording import counted
 from jaxddp.workdir.identity import identity
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
+from jaxddp.core.errors import InputError, refused
 from jaxddp.engine.state import TrainState, first_difference
-from jaxddp.errors import InputError, refused
 from jaxddp.setup.run_setup import RunSetup
 
 

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.core.wording import plural
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective, targets
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.setup.feed import Feed
-from jaxddp.wording import plural
 
 _MOST_SHOWN = 8
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxddp.errors import THEN
-from jaxddp.own_code import is_ctrl_c
-from jaxddp.phases import phase
+from jaxddp.core.errors import THEN
+from jaxddp.core.own_code import is_ctrl_c
+from jaxddp.core.phases import phase
 from jaxddp.training.events import RunEnd, RunStart
 
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
-from jaxddp.message import Option
-from jaxddp.phases import committing
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Option
+from jaxddp.core.phases import committing
 
 UNFINISHED = ".orbax-checkpoint-tmp"
 """How the names of what Orbax has not finished end, as a rule."""

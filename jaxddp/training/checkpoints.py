@@ -13,14 +13,14 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, NonFiniteError, Preempted, noted_on
+from jaxddp.core.message import Key, Option
+from jaxddp.core.peers import ALONE, Peers
+from jaxddp.core.phases import doing, phase
+from jaxddp.core.ranges import Range, whole
 from jaxddp.engine.state import TrainState, first_difference, is_sound
-from jaxddp.errors import InputError, NonFiniteError, Preempted, noted_on
 from jaxddp.goal import Goal
-from jaxddp.message import Key, Option
-from jaxddp.peers import ALONE, Peers
-from jaxddp.phases import doing, phase
-from jaxddp.ranges import Range, whole
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.checkpoint_errors import Barrier, reading, restoring, writing
 from jaxddp.training.manifest import MANIFEST, METADATA, Manifests, steps_in

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxddp.phases import phase
+from jaxddp.core.phases import phase
 
 
 class Clock:

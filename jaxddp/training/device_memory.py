@@ -5,14 +5,14 @@ from typing import Any
 
 import jax
 
+from jaxddp.core.message import Option, Words
+from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.division import Division
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, Needs, Report, agreed_fit, named
 from jaxddp.mesh import Topology
-from jaxddp.message import Option, Words
-from jaxddp.phases import phase
 from jaxddp.training.run import Run
 
 

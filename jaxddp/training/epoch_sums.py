@@ -6,13 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxddp.core.errors import InputError, NonFiniteError
+from jaxddp.core.message import Key, Words
+from jaxddp.core.phases import phase
+from jaxddp.core.wording import counted
 from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.engine.parts.guard import SKIPPED
-from jaxddp.errors import InputError, NonFiniteError
-from jaxddp.message import Key, Words
-from jaxddp.phases import phase
 from jaxddp.training.skipped_steps import SkippedSteps
-from jaxddp.wording import counted
 
 # The host goes on while this many steps that it dispatched last are unfinished, or the one chunk that holds more; so
 # batches in flight stay few, and a chunk is dispatched while the devices compute the one before it.

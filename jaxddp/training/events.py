@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxddp.errors import Preempted
+from jaxddp.core.errors import Preempted
+from jaxddp.core.own_code import is_ctrl_c, told
 from jaxddp.goal import VAL
-from jaxddp.own_code import is_ctrl_c, told
 from jaxddp.training.shown import Shown
 
 

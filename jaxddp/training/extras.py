@@ -2,9 +2,9 @@
 
 import importlib.util
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key
-from jaxddp.wording import not_installed
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import not_installed
 
 
 def need(library: str, logger: str) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jaxddp.core.wording import counted, figure
 from jaxddp.goal import Goal, Mean
-from jaxddp.wording import counted, figure
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config
-from jaxddp.errors import JaxddpError
+from jaxddp.core.errors import JaxddpError
 from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import JsonLines

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxddp.core.errors import NonFiniteError, Preempted
+from jaxddp.core.phases import at_step, doing, phase
 from jaxddp.engine.following import rate_factor
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import NonFiniteError, Preempted
 from jaxddp.goal import VAL, VAL_EMA, flat
 from jaxddp.measure.cost import Work
 from jaxddp.measure.profile import Profile
-from jaxddp.phases import at_step, doing, phase
 from jaxddp.training.audience import Audience
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-import jaxddp.files as files
-from jaxddp.phases import doing
+import jaxddp.core.files as files
+from jaxddp.core.phases import doing
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.manifest_files import Index, Listing, sha256
 from jaxddp.training.run_identity import RunIdentity

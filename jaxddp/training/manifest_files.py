@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from jaxddp.core.wording import show
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.training.run_identity import RunIdentity
-from jaxddp.wording import show
 
 _SEAL = "sha256"
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import jax
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import first_line
 from jaxddp.engine.parts.part import measured_states
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.events import EvaluationRecord
 from jaxddp.training.run import Run
 from jaxddp.training.shown import Shown
-from jaxddp.wording import first_line
 
 _log = logging.getLogger("jaxddp.training")
 

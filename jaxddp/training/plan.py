@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from jaxddp.config import Config
-from jaxddp.duration import Cadence, Duration
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.duration import Cadence, Duration
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 
 _MOST_STEPS = 2**31 - 1
 """The step is an int32 in the state."""

@@ -5,10 +5,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from jaxddp.core.versions import installed_version
 from jaxddp.overrides import flatten
 from jaxddp.training.events import RunStart
 from jaxddp.training.listeners.lines import count_parameters
-from jaxddp.versions import installed_version
 
 _PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax")
 _GIT_SECONDS = 5

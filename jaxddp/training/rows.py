@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.training.events import EvaluationRecord, StepRecord
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.config import ParallelConfig
+from jaxddp.core.wording import show
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
-from jaxddp.wording import show
 
 MOVED = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
 """Where the data lie, which a fingerprint knows again."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.config import Config
-from jaxddp.wording import counted
+from jaxddp.core.wording import counted
 
 MOST_SHOWN = 1000
 """Images of a picture."""

@@ -4,12 +4,12 @@ import logging
 import math
 from collections.abc import Mapping
 
+from jaxddp.core.errors import NonFiniteError
+from jaxddp.core.message import Key, Words
+from jaxddp.core.peers import ALONE, Peers
+from jaxddp.core.wording import counted
 from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.parts.loss_scale import LOSS_SCALE
-from jaxddp.errors import NonFiniteError
-from jaxddp.message import Key, Words
-from jaxddp.peers import ALONE, Peers
-from jaxddp.wording import counted
 
 _log = logging.getLogger("jaxddp.training")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxddp.errors import InputError
-from jaxddp.peers import Spent
+from jaxddp.core.errors import InputError
+from jaxddp.core.peers import Spent
 
 FILE = "step_seconds.json"
 """In a work directory: what the last look at a job's processes found."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.goal import Goal
 from jaxddp.training.manifest import Manifests
 

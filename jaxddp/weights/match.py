@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import counted, nearest
 from jaxddp.layers import NO_LAYERS, Layers
-from jaxddp.message import Key
 from jaxddp.models.published import Naming
 from jaxddp.weights.layout import from_published, to_published
-from jaxddp.wording import counted, nearest
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of a network's arrays by path: "params/fc/kernel", "batch_stats/bn1/mean"."""

@@ -12,8 +12,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 
 PICKLED = (".pth", ".pt", ".bin")
 FORMS = "a .safetensors file, a .pth file of PyTorch's, or the work directory of a run"

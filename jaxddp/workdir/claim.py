@@ -11,19 +11,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.choices import NAMES, keys_of_choices, resolved
 from jaxddp.config import Config
-from jaxddp.errors import InputError
-from jaxddp.message import Key, Option
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key, Option
+from jaxddp.core.peers import ALONE, Peers
+from jaxddp.core.wording import show
 from jaxddp.overrides import flatten
-from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
 from jaxddp.sections.examples import IMAGE_KEYS
 from jaxddp.sections.loss import LossConfig
 from jaxddp.sections.model import NETWORK_KEYS
 from jaxddp.training.run_identity import FREE, MOVED, RunIdentity
-from jaxddp.wording import show
 from jaxddp.workdir.places import saved_places
 
 _MEND = ("restore it, or start in another ", Option("workdir"))

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.peers import Peers
 from jaxddp.goal import VAL
-from jaxddp.peers import Peers
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.training.listeners.lines import shown
 

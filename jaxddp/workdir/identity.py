@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.source import Source
 from jaxddp.engine.extra_arguments import updated
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import is_set_metric
 from jaxddp.engine.state import TrainState, array_types
-from jaxddp.errors import InputError
 from jaxddp.measure.flops import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.protocol import takes_example_keys

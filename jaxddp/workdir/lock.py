@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
-from jaxddp.message import Option
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Option
 
 LOCK_FILE = ".lock"
 _LOOK_SECONDS = 0.1

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data import catalog
 from jaxddp.data.manifest import find_manifest
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.unlabelled import TRAIN
-from jaxddp.errors import InputError
 from jaxddp.overrides import flatten
-from jaxddp.peers import ALONE, Peers
 
 _PLACES = (
     *("data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "data.manifest", "model.weights"),

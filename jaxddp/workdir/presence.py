@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.peers import ALONE, Peers
+from jaxddp.core.phases import COMMIT, standing
 from jaxddp.job.membership import abandon
 from jaxddp.job.watch import end_now
-from jaxddp.peers import ALONE, Peers
-from jaxddp.phases import COMMIT, standing
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.checkpoint_errors import UNFINISHED
 from jaxddp.training.listeners.jsonl import RESULT

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.engine.shapes import by_path
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 from jaxddp.training.checkpoints import Checkpoints

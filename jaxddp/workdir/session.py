@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Option
+from jaxddp.core.peers import ALONE, Peers
 from jaxddp.goal import Goal
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
-from jaxddp.message import Option
-from jaxddp.peers import ALONE, Peers
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in

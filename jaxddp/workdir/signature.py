@@ -8,19 +8,19 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.ranges import Range
+from jaxddp.core.wording import counted, shaped, show, some
 from jaxddp.data.arrays import as_pixels
 from jaxddp.data.examples import labels_of
 from jaxddp.data.images.float_pixels import widened
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.source import Source, image_dtype
-from jaxddp.errors import InputError
 from jaxddp.overrides import checked
-from jaxddp.ranges import Range
 from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
 from jaxddp.training.run_identity import RunIdentity
-from jaxddp.wording import counted, shaped, show, some
 
 SIGNATURE_FILE = "signature.json"
 _DECODED = (1, 3, 4)

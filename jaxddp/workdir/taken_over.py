@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.choices import NAMES, given_way
 from jaxddp.config import DataConfig
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.overrides import flatten, plain
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile, read_config
 from jaxddp.sections.examples import IMAGE_KEYS

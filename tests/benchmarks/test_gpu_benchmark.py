@@ -31,8 +31,8 @@ from gpu_results import Refused, Table
 from gpu_scale import GPU
 from gpu_table import render
 
+from jaxddp.core.errors import InputError
 from jaxddp.engine.compiler_options import compiler_options
-from jaxddp.errors import InputError
 from jaxddp.models.cpu_convolution import convolve
 
 ABOUT = {"case": "a network", "device": "a device"}

@@ -17,9 +17,10 @@ from support.forms import CLASSES, COUNTS, FORMS, Form, Pictures, Splits, pictur
 from support.irregular import KINDS, put_back, set_aside
 
 import jaxddp
-from jaxddp.cache_folder import CACHE_VARIABLE
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
+from jaxddp.core.cache_folder import CACHE_VARIABLE
+from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
 from jaxddp.curate.image_manifest import write_manifest
 from jaxddp.curate.pack import Packing, pack
@@ -27,7 +28,6 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
 from jaxddp.data.source import Source
-from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
 
 # What waits for what is no file is ended by pytest; nothing here takes a second.

@@ -44,7 +44,7 @@ from support.logged import (
 )
 
 from jaxddp.config import Config
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
 from jaxddp.training.events import RunEnd

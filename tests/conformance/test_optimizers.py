@@ -34,8 +34,8 @@ from support.optimizers import (
 from support.runs import setup_of, train
 
 from jaxddp.config import Config
+from jaxddp.core.errors import Preempted
 from jaxddp.engine.layerwise import only_trained, with_factors
-from jaxddp.errors import Preempted
 from jaxddp.layers import Layers
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import OPTIMIZERS, SCHEDULES

@@ -21,6 +21,7 @@ from support.networks import largest_difference
 from support.runs import Records, setup_of, train
 from support.shared import sgd
 
+from jaxddp.core.errors import Preempted
 from jaxddp.engine import parts
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.gradient_norm import GradientNorm
@@ -31,7 +32,6 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.parts.plateau import Plateau
 from jaxddp.engine.parts.schedule_free_average import ScheduleFreeAverage
 from jaxddp.engine.state import EVAL_PARAMS
-from jaxddp.errors import Preempted
 from jaxddp.training.checkpoints import Checkpoints
 
 STEPS, CLIP = 12, 0.25

@@ -8,9 +8,9 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.images.header import PNG_START
 from jaxddp.data.images.verify import verify
-from jaxddp.errors import InputError
 
 EOI = b"\xff\xd9"
 

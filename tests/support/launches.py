@@ -134,7 +134,7 @@ class Machine(Started):
         options = f"processes=1, grace=2, save_grace=1, logs=Path({str(folder / 'logs')!r}), {options}"
         code = (
             f"{LAUNCHER}\nfrom jaxddp.config import Config\n"
-            f"from jaxddp.errors import JaxddpError\n"
+            f"from jaxddp.core.errors import JaxddpError\n"
             f"try:\n    sys.exit(launch(Launch({options}), {program(text)!r}, {config}))\n"
             f"except JaxddpError as error:\n    print(error, file=sys.stderr)\n    sys.exit(error.exit_code)\n"
         )

@@ -1,6 +1,6 @@
 """Peers of a process that meets nobody."""
 
-from jaxddp.peers import Peers
+from jaxddp.core.peers import Peers
 
 
 class Second(Peers):

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS, Topology
 
 REPEATS = 9

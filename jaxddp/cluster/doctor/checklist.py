@@ -14,13 +14,13 @@ from typing import Any
 from jaxddp.cluster.doctor import checks, rehearsal
 from jaxddp.cluster.doctor.checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
-from jaxddp.errors import JaxddpError
+from jaxddp.core.errors import JaxddpError
+from jaxddp.core.phases import doing
+from jaxddp.core.wording import plural
 from jaxddp.job.membership import peers
 from jaxddp.mesh import Topology
-from jaxddp.phases import doing
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.step_seconds import FILE
-from jaxddp.wording import plural
 
 _LONGEST_REASON = 500
 

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.cluster.doctor.allreduce import bus_bandwidth, check_sum, time_all_reduce
 from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import ParallelConfig
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.peers import Peers
+from jaxddp.core.versions import installed_version
+from jaxddp.core.wording import counted, size
 from jaxddp.job.environment import Job, find_job
 from jaxddp.mesh import Topology
-from jaxddp.message import Key
 from jaxddp.overrides import flatten
-from jaxddp.peers import Peers
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.joined import join_job
 from jaxddp.training.step_seconds import FILE, StepSeconds
-from jaxddp.versions import installed_version
-from jaxddp.wording import counted, size
 from jaxddp.workdir.session import check_shared
 
 Verdict = Literal["ok", "warn", "fail"]

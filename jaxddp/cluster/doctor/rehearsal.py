@@ -7,6 +7,7 @@ import jax
 
 from jaxddp.cluster.doctor.checks import Finding
 from jaxddp.config import Config
+from jaxddp.core.wording import counted, speed
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
@@ -21,7 +22,6 @@ from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.device_memory import needs_of_batch
 from jaxddp.training.listeners.lines import count_parameters
-from jaxddp.wording import counted, speed
 
 SAMPLE_IMAGES = 512
 _SAMPLE_BATCH = 16

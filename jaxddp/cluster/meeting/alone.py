@@ -11,7 +11,7 @@ from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import PREEMPTED, Budget, End, decide
 from jaxddp.cluster.worker_group import WorkerGroup
-from jaxddp.errors import JaxddpError
+from jaxddp.core.errors import JaxddpError
 from jaxddp.job.ports import address_of
 
 

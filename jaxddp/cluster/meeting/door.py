@@ -8,6 +8,7 @@ from typing import NamedTuple
 from jaxddp.cluster.inbox import Inbox
 from jaxddp.cluster.meeting.conversation import SILENCE_SECONDS, Arrived, Gone, converse, leave
 from jaxddp.cluster.meeting.notes import Note, packed
+from jaxddp.core.wording import show
 from jaxddp.job.connection import Connection, serving
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.handshake import expected_proof, proof_of_coordinator, same
@@ -15,7 +16,6 @@ from jaxddp.job.messages import Challenge, Hello, Refusal, Welcome
 from jaxddp.job.network_thread import NetworkThread
 from jaxddp.job.ports import WAITING
 from jaxddp.job.strangers import Strangers
-from jaxddp.wording import show
 
 
 class _Guest(NamedTuple):

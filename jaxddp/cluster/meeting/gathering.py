@@ -13,7 +13,7 @@ from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import End
 from jaxddp.cluster.worker_group import WorkerGroup
-from jaxddp.errors import JaxddpError, about
+from jaxddp.core.errors import JaxddpError, about
 from jaxddp.job.environment import KEY, Job
 from jaxddp.job.ports import LOOPBACK, is_loopback, listen, split_address
 

@@ -24,9 +24,9 @@ from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import PREEMPTED, Budget, End, decide
 from jaxddp.cluster.worker_group import WorkerGroup
-from jaxddp.errors import JaxddpError, Unreachable
+from jaxddp.core.errors import JaxddpError, Unreachable
+from jaxddp.core.wording import counted
 from jaxddp.job.ports import address_of, listen
-from jaxddp.wording import counted
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import json
 import typing
 from dataclasses import dataclass
 
-from jaxddp.errors import InputError
+from jaxddp.core.errors import InputError
 from jaxddp.job.messages import Code, Count, Number, Strange, Value
 from jaxddp.overrides import check_values
 

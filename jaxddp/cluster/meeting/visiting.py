@@ -12,7 +12,7 @@ from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
 from jaxddp.cluster.restarts import End
 from jaxddp.cluster.worker_group import WorkerGroup
-from jaxddp.errors import JaxddpError, Unreachable
+from jaxddp.core.errors import JaxddpError, Unreachable
 
 _LET_IN_SECONDS = 60.0
 """How long machine 0 may take at most, once it is reached, to let this one in."""

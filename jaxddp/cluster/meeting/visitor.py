@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxddp.cluster.inbox import Inbox
 from jaxddp.cluster.meeting.conversation import SILENCE_SECONDS, Arrived, Gone, converse, leave
 from jaxddp.cluster.meeting.notes import Note, packed
-from jaxddp.errors import InputError, JaxddpError, Unreachable, about
+from jaxddp.core.errors import InputError, JaxddpError, Unreachable, about
 from jaxddp.job.connection import Connection, NotReached, reached
 from jaxddp.job.environment import Job
 from jaxddp.job.greeting import Greeting

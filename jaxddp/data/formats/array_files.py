@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import show
 from jaxddp.data.arrays import ArrayTable, as_pixels, check_labels
 from jaxddp.data.faults import check_apart
-from jaxddp.errors import InputError
-from jaxddp.wording import show
 
 _CHUNK = 1 << 20
 _MOST_NUMBERED = 100_000

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable, check_labels
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import errors_of, read_names
 from jaxddp.data.source import Split
-from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
 
 _PLANES = (3, 32, 32)

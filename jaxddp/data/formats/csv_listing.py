@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, at_once, check_apart
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.csv_text import csv_rows
@@ -26,9 +28,7 @@ from jaxddp.data.source import Split
 from jaxddp.data.storage.home import Home, TextFile, open_root
 from jaxddp.data.storage.local import links_out
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
-from jaxddp.wording import nearest, show
 
 SEPARATOR = ";"
 """Between the labels of a cell."""

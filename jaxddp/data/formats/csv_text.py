@@ -4,10 +4,10 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import show
 from jaxddp.data.faults import Refuse, at_once, index_of_column
 from jaxddp.data.storage.home import TextFile
-from jaxddp.errors import InputError
-from jaxddp.wording import show
 
 
 def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = at_once) -> Iterator[list]:

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, at_once, check_apart, told_to
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.source import Split
 from jaxddp.data.storage.local import LocalFiles, link_out
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
-from jaxddp.wording import nearest, show
 
 _FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
 _IMAGES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp"})

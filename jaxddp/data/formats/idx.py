@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import errors_of, make_table, numbered_names, read_names, read_rest
 from jaxddp.data.source import Split
-from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
 
 CLASSES_FILE = "classes.txt"

@@ -10,7 +10,8 @@ from os import PathLike
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.wording import show
 from jaxddp.data.catalog import DatasetEntry, place_of
 from jaxddp.data.faults import Refuse, at_once
 from jaxddp.data.format import Match, Place
@@ -21,7 +22,6 @@ from jaxddp.data.storage.local import links_out
 from jaxddp.data.subset import ClassSelection
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
-from jaxddp.wording import show
 
 TRAIN_CSV = "LOC_train_solution.csv"
 VAL_CSV = "LOC_val_solution.csv"

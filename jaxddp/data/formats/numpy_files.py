@@ -18,14 +18,14 @@ from typing import IO, cast
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import choices
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import check_length, check_names, errors_of, make_table, numbered_names, read_rest
 from jaxddp.data.source import Split
-from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
-from jaxddp.wording import choices
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 _NAMES = "class_names"

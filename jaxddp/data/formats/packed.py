@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import nearest
 from jaxddp.data.faults import Refuse, at_once, check_apart
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.source import Split
 from jaxddp.data.storage.records import RecordFiles
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
 from jaxddp.registry import FORMATS
-from jaxddp.wording import nearest
 
 MANIFEST = "packed.json"
 FEATURE = "image"

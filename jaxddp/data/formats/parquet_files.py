@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.wording import counted, nearest, show, size
 from jaxddp.data.faults import Refuse, at_once, check_apart, index_of_column, told_to
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.source import Split
 from jaxddp.data.storage.parquet import AGAIN, MOST_KEPT, ParquetFiles, errors_of, opened
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError, about
 from jaxddp.registry import FORMATS
-from jaxddp.wording import counted, nearest, show, size
 
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "test")}
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")

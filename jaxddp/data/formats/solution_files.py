@@ -15,11 +15,11 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted, nearest, show
 from jaxddp.data.faults import Refuse, at_once, check_apart, told_to
 from jaxddp.data.formats.csv_text import check_utf8, csv_rows, errors_of_text
 from jaxddp.data.storage.home import TextFile
-from jaxddp.errors import InputError
-from jaxddp.wording import counted, nearest, show
 
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
 

@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-import jaxddp.private_names as private_names
+import jaxddp.core.private_names as private_names
+from jaxddp.core.errors import InputError
+from jaxddp.core.files import open_regular, reading
+from jaxddp.core.wording import counted, nearest, show
 from jaxddp.data.faults import Refuse, at_once, check_apart
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
 from jaxddp.data.storage.records import ArrayRecords, RecordFiles
 from jaxddp.data.table import ExampleTable
-from jaxddp.errors import InputError
-from jaxddp.files import open_regular, reading
 from jaxddp.registry import FORMATS
-from jaxddp.wording import counted, nearest, show
 
 _PREFIX = "tfds:"
 _SPLITS = {"train": ("train",), "val": ("validation", "test")}

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.images.center import around, center_box, resampled
 from jaxddp.data.images.colors import converted, decoded_channels, gray
 from jaxddp.data.images.header import JPEG_END, JPEG_START, parse_header
@@ -22,7 +23,6 @@ from jaxddp.data.images.stray import without_stray_bytes
 from jaxddp.data.images.verify import verify
 from jaxddp.data.images.windows import Area, random_area_window, resize
 from jaxddp.data.tensorflow_cpu import tf
-from jaxddp.errors import InputError
 
 Window = Callable[[Any], Any]
 """From an image's size, int32[2] (height, width), to the part to keep, int32[4] (top, left, height, width)."""

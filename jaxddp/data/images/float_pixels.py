@@ -4,8 +4,8 @@ import logging
 
 import numpy as np
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 
 _MOST = 65_535
 _AT_ONCE = 1024

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.images.kinds import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
-from jaxddp.errors import InputError
 
 RULES = 3
 """The version of what `verify` asks of a file: raise it when that becomes stricter, so that none counts as verified."""

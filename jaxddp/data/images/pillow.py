@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 import numpy as np
 from PIL import Image
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.data.images.kinds import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
-from jaxddp.errors import InputError
-from jaxddp.message import Key
 
 _MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))
 _GRAY16 = frozenset(("I;16", "I;16B", "I;16L"))

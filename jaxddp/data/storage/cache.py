@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.data.storage.store import Fault, Store
 
 _log = logging.getLogger("jaxddp.data")

@@ -10,13 +10,13 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.wording import nearest
 from jaxddp.data.storage.cache import CachedStore
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.store import Store
-from jaxddp.errors import InputError, JaxddpError
-from jaxddp.wording import nearest
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.data.storage.store import Fault, faults_by_folder
 
 # Listing folders mostly waits for the disk or for a server.

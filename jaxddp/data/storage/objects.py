@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import choices, not_installed, show
 from jaxddp.data.storage.patience import Cut, Patience, T, cause
 from jaxddp.data.storage.store import Fault, faults_by_folder
-from jaxddp.errors import InputError
-from jaxddp.wording import choices, not_installed, show
 
 # Listing waits for the server; a training set has a thousand folders of two pages each.
 _THREADS = 32

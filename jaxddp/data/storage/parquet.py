@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.files import open_regular
+from jaxddp.core.wording import not_installed
 from jaxddp.data.storage.records import missing_files
 from jaxddp.data.storage.store import Fault
-from jaxddp.errors import InputError
-from jaxddp.files import open_regular
-from jaxddp.wording import not_installed
 
 MOST_KEPT = 1 << 30
 """Bytes of row groups that are kept in memory."""

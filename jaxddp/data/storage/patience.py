@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from jaxddp.errors import InputError, Unreachable
-from jaxddp.wording import counted, show
+from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.core.wording import counted, show
 
 T = TypeVar("T")
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
-from jaxddp.cache_folder import CACHE_VARIABLE, cache_folder
+import jaxddp.core.files as files
+from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
+from jaxddp.core.phases import doing
+from jaxddp.core.wording import counted
 from jaxddp.data.storage.cache import name_of_folder, put_sealed, sealed
-from jaxddp.phases import doing
-from jaxddp.wording import counted
 
 _FORMAT = 1
 _log = logging.getLogger("jaxddp.data")

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.storage.store import Fault
-from jaxddp.errors import InputError
 
 AGAIN = "make the files again, or remove the index of them"
 _MAKE_AGAIN = "make the files again"

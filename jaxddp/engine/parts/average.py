@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxddp.core.ranges import Decay, Period
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
 from jaxddp.overrides import check_values
-from jaxddp.ranges import Decay, Period
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import optax
 
+from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.part import Part
-from jaxddp.errors import InputError
 
 GRADIENT_NORM = "gradient_norm"
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxddp.core.ranges import Period
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
 from jaxddp.overrides import checked
-from jaxddp.ranges import Period
 
 
 @dataclass(frozen=True)

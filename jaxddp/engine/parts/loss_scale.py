@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
-from jaxddp.errors import InputError
 
 LOSS_SCALE = "loss_scale"
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxddp.core.ranges import HeldOut, Period, Share
 from jaxddp.engine.parts.part import Part
 from jaxddp.overrides import check_values
-from jaxddp.ranges import HeldOut, Period, Share
 
 _THRESHOLD = 1e-4
 

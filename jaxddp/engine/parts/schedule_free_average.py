@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.schedule_free_state import averaged, is_schedule_free
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
-from jaxddp.errors import InputError
-from jaxddp.message import Key
 
 
 @dataclass(frozen=True)

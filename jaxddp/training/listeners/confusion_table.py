@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.files as files
+import jaxddp.core.files as files
+from jaxddp.core.wording import as_text
 from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunStart
-from jaxddp.wording import as_text
 
 CONFUSION = "confusion.csv"
 

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.config import Config
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows

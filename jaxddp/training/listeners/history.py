@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted, figure, not_installed
 from jaxddp.mesh import Topology
 from jaxddp.overrides import checked
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import METRICS
-from jaxddp.wording import counted, figure, not_installed
 
 if TYPE_CHECKING:
     from pandas import DataFrame

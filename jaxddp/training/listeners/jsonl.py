@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from jaxddp.duration import Duration
+from jaxddp.core.duration import Duration
+from jaxddp.core.wording import counted, duration, figure, plural, size, speed
 from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
-from jaxddp.wording import counted, duration, figure, plural, size, speed
 
 
 def opening(run: RunStart) -> list[str]:

@@ -11,10 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxddp.phases import told_to
+from jaxddp.core.phases import told_to
+from jaxddp.core.wording import duration
 from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners import lines
-from jaxddp.wording import duration
 
 SECONDS_BETWEEN_FRAMES = 0.1
 # Those of the curves, to be told apart on light and on dark.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jax
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.registry import LOGGERS
 from jaxddp.training.events import Listener, RunStart
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.training.events import RunStart
 
 

@@ -5,9 +5,9 @@ import logging
 import time
 from collections.abc import Mapping
 
-import jaxddp.files as files
-from jaxddp.errors import InputError
-from jaxddp.peers import Peers
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.peers import Peers
 from jaxddp.training.events import Listener, RunStart, StepRecord
 from jaxddp.training.step_seconds import FILE, SlowPhase, Spent, StepSeconds
 

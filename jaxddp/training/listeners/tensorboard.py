@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import jaxddp.files as files
+import jaxddp.core.files as files
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config, LogConfig
+from jaxddp.core.wording import on_screen
 from jaxddp.registry import LOGGERS
 from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
@@ -18,7 +19,6 @@ from jaxddp.training.extras import need
 from jaxddp.training.listeners.run_id import keep_id, kept_id
 from jaxddp.training.provenance import provenance
 from jaxddp.training.shown import SHOWN, Shown, drawable, images_to_show
-from jaxddp.wording import on_screen
 
 _FILE = "wandb.json"
 _EXIT_CODES = {"done": 0, "stopped": 0, "failed": 1, "preempted": 75, "interrupted": 130}

@@ -8,7 +8,7 @@ count: absl, through which Orbax logs, calls `logging.basicConfig()`, and from t
 import logging
 import sys
 
-from jaxddp.wording import on_screen
+from jaxddp.core.wording import on_screen
 
 _NAME = "jaxddp"
 

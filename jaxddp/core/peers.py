@@ -4,12 +4,12 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 
-from jaxddp.errors import InputError
-from jaxddp.message import Key
-from jaxddp.wording import show
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import show
 
 Spent = tuple[int, Mapping[str, float]]
-"""The steps that a process has done, and the seconds that it has spent in each phase so far; see `jaxddp.phases`."""
+"""The steps that a process has done, and its seconds in each phase so far; see `jaxddp.core.phases`."""
 _AN_HOUR = 3600.0
 
 

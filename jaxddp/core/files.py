@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxddp.errors import InputError, Unreachable, refused
-from jaxddp.message import Words
-from jaxddp.wording import show
+from jaxddp.core.errors import InputError, Unreachable, refused
+from jaxddp.core.message import Words
+from jaxddp.core.wording import show
 
 _AWAY = frozenset(
     {

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
 
-from jaxddp.errors import InputError
-from jaxddp.ranges import in_ascii
-from jaxddp.wording import show
+from jaxddp.core.errors import InputError
+from jaxddp.core.ranges import in_ascii
+from jaxddp.core.wording import show
 
 Unit = Literal["steps", "epochs", "examples", "%"]
 # An amount is exact, so 1e999999999 would be written out digit by digit.

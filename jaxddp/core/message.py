@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxddp.wording import show
+from jaxddp.core.wording import show
 
 _ABSENT = object()
 

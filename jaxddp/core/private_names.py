@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
-from jaxddp.versions import installed_version
+from jaxddp.core.versions import installed_version
 
 _log = logging.getLogger("jaxddp.libraries")
 

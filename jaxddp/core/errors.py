@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from jaxddp.message import Key, Words, flat, parts_of, plain, text_of
-from jaxddp.wording import in_short, kind_of, on_screen
+from jaxddp.core.message import Key, Words, flat, parts_of, plain, text_of
+from jaxddp.core.wording import in_short, kind_of, on_screen
 
 THEN = "then"
 """How the notes begin that the terminal shows behind an error: what else went wrong because of it."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxddp.errors import Answered, JaxddpError, with_notes
+from jaxddp.core.errors import Answered, JaxddpError, with_notes
 
 _PACKAGE = Path(__file__).parent
 _NOT_OWN = (_PACKAGE, _PACKAGE.parent / "configs", Path(sysconfig.get_path("stdlib")))

@@ -1,0 +1,1 @@
+"""What every other package uses: errors, files, ranges, durations, and the interface to peer processes."""
