@@ -25,7 +25,7 @@ from harness import CHILD_SECONDS, Figures, alternate, copy, machine, random_ima
 
 from jaxddp.api import prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.engine.replicas import Replicas
+from jaxddp.engine.checks.replicas import Replicas
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import simulate_cpu_devices
 from jaxddp.setup.make_run import make_run

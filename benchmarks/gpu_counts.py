@@ -6,7 +6,7 @@ from dataclasses import asdict
 from gpu_kernels import COLLECTIVE, KERNEL_GRADIENT, Kernel, Schedule
 from harness import Figures
 
-from jaxddp.engine.averaging import AVERAGING
+from jaxddp.engine.buckets import AVERAGING
 
 LARGEST = 20
 LAST = 3

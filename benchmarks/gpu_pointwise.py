@@ -26,8 +26,8 @@ from harness import Figures, machine
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
-from jaxddp.models.batch_norm import BatchNorm, Pair
 from jaxddp.models.fused.convolution import Form, convolve_between_norms
+from jaxddp.models.ops.batch_norm import BatchNorm, Pair
 from jaxddp.models.resnet import ARCHITECTURES
 
 IMAGE_SIZE, WIDTH, EXPANSION = 224, 64, 4

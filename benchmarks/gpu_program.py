@@ -39,9 +39,9 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.initial_state import make_init
-from jaxddp.engine.objective import Objective
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe.given import by_hooks

@@ -19,7 +19,7 @@ from gpu_kernels import COLLECTIVE, Kernel, Schedule
 from harness import Figures
 from projection import EFFICIENCY_OF_LINKS, Link, Machine
 
-from jaxddp.measure.peaks import peak
+from jaxddp.measure.data_sheets import peak
 
 DEVICE = "NVIDIA H200"
 BYTES_A_SECOND = 0.9 * 4.8e12

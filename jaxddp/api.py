@@ -25,11 +25,11 @@ from jaxddp.data.sample import write_sample
 from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.initial_state import Transform
-from jaxddp.engine.loss import Loss
-from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
+from jaxddp.engine.step_objective import Metric
 from jaxddp.experiment.train import train_setup
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.job.environment import find_job
@@ -170,7 +170,7 @@ def prepare_training(
         initialize: a transform of the fresh (params, model_state), before any weights; see `make_init`.
         parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
         objective: "fixmatch", "distillation", or a function of the supervised objective, such as `distillation(run)`;
-            see `jaxddp.engine.objective`.
+            see `jaxddp.engine.step_objective`.
         unlabelled: a second source, whose labels are not looked at, for objectives that take one.
         options: further keys of a config by their names alone, such as `accumulate=4`: those of `train`, `checkpoint`,
             `parallel`, `model` and `optimizer` that docs/extending.md lists; see `jaxddp.config`. `precision` is that
@@ -228,7 +228,8 @@ def train(
     """Train a setup for its epochs. The setup stays as it was: training it, or its `with_seed`, compiles nothing anew.
 
     Args:
-        loss: of (logits, labels), the loss of each example, their mean, or (sum, weight); see `jaxddp.engine.loss`.
+        loss: of (logits, labels), the loss of each example, their mean, or (sum, weight); see
+            `jaxddp.engine.example_loss`.
         val: measured each `eval_every` and at the end.
         schedule: multiplies the optimizer's updates, as a function of the step (0 first).
         epochs: how long, from step 0 on; the setup's where absent. A setup with a trained state goes on from its step.

@@ -152,14 +152,14 @@ MODELS = Registry("model.name", "jaxddp.models", has_settings=True)
 """`(config, num_classes) -> model`: whatever `jaxddp.models.adapt.adapt` takes."""
 LOSSES = Registry("loss.name", "jaxddp.losses", has_settings=True)
 """`(config) -> loss`, or `(config, class_weights) -> loss` of one that takes float[K] weights, or None for none; see
-`jaxddp.engine.loss`."""
+`jaxddp.engine.example_loss`."""
 METRICS = Registry("eval.metrics", "jaxddp.metrics")
 """`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.set_metrics`."""
 OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", has_settings=True)
 """`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
 OBJECTIVES = Registry("objective.name", "jaxddp.objectives", has_settings=True)
-"""`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.objective`. The function that
-takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
+"""`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.step_objective`. The function
+that takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
 anything is compiled: of the shape and dtype of an image, and whether there is a second source."""
 SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", has_settings=True)
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.warmup.Steps`."""

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.api import resnet
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
-from jaxddp.models.protocol import MODE_ARGUMENTS, Model
+from jaxddp.models.interface import MODE_ARGUMENTS, Model
 
 EXAMPLE = jnp.zeros((1, 8, 8, 3))
 

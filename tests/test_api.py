@@ -28,7 +28,7 @@ from jaxddp.data.examples import Examples
 from jaxddp.data.order import WHOLE, SampleOrder
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.parts.average import ParameterAverage
-from jaxddp.models.batch_norm import BatchNorm
+from jaxddp.models.ops.batch_norm import BatchNorm
 from jaxddp.workdir.session import held
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)

@@ -19,7 +19,7 @@ from support.shared import sgd
 from jaxddp.api import prepare_training, resnet
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.averaging import GPU_BUCKETS, Averaging, cut, order_of_readiness
+from jaxddp.engine.buckets import GPU_BUCKETS, Averaging, cut, order_of_readiness
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.step import make_local_step, make_train_step

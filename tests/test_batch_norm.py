@@ -14,7 +14,7 @@ from support.cases import few, rarely
 
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.batch_norm import BatchNorm
+from jaxddp.models.ops.batch_norm import BatchNorm
 
 FORMS = [(relu, residual) for relu in (False, True) for residual in (False, True)]
 TWO_FORMS = [(False, False), (True, True), rarely(False, True), rarely(True, False)]

@@ -15,9 +15,9 @@ from support.shared import sgd, topology_of
 
 from jaxddp.config import Config
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.models.blur import blur
+from jaxddp.models.ops.blur import blur
+from jaxddp.models.ops.stems import imagenet_stem, small_stem
 from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet
-from jaxddp.models.stems import imagenet_stem, small_stem
 from jaxddp.registry import MODELS
 
 
@@ -124,7 +124,7 @@ def test_a_resnet_blurs_before_each_stride_over_sixteen_channels(kind, side):
 @pytest.mark.parametrize(("width", "wide"), [(8, [16]), (16, [16, 32])])
 def test_the_stem_and_narrow_images_are_not_blurred(width, wide, monkeypatch):
     seen, images = [], jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
-    monkeypatch.setattr("jaxddp.models.blur.blur", lambda x, stride=1: seen.append(x.shape[-1]) or blur(x, stride))
+    monkeypatch.setattr("jaxddp.models.ops.blur.blur", lambda x, stride=1: seen.append(x.shape[-1]) or blur(x, stride))
     net = network("basic", blur_pool=True, width=width, stem=imagenet_stem, dtype="float32", param_dtype="float32")
     jax.eval_shape(net.init, jax.random.key(0), images)
     # Before the strided convolution and its shortcut's.

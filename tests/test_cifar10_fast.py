@@ -25,7 +25,7 @@ from jaxddp.experiment.train import train as train_experiment
 from jaxddp.measure.flops import count_flops
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups
-from jaxddp.models.whitening import patch_moments, whitening_kernel
+from jaxddp.models.ops.whitening import patch_moments, whitening_kernel
 from jaxddp.recipe_file import read_recipe
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.setup.experiment import Experiment

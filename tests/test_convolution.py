@@ -15,10 +15,10 @@ from support.cases import dear
 
 from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt, for_platform
-from jaxddp.models.cpu_convolution import convolve
-from jaxddp.models.protocol import takes_example_keys
+from jaxddp.models.interface import takes_example_keys
+from jaxddp.models.ops.cpu_convolution import convolve
+from jaxddp.models.ops.stems import small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
-from jaxddp.models.stems import small_stem
 from jaxddp.recipe_file import config_names
 from jaxddp.registry import MODELS
 
@@ -116,7 +116,7 @@ def test_half_precision_is_summed_in_float32():
 
 
 def slow_operations(program: str) -> list[str]:
-    """Those of a lowered CPU program that `jaxddp.models.cpu_convolution` avoids, and max-pool's gradient."""
+    """Those of a lowered CPU program that `jaxddp.models.ops.cpu_convolution` avoids, and max-pool's gradient."""
     found = ["select_and_scatter"] * program.count("stablehlo.select_and_scatter")
     pattern = r"stablehlo\.convolution.*: \(tensor<(\d+)x(\d+)x(\d+)x\d+xf\d+>, tensor<(\d+)x(\d+)x"
     shapes = [tuple(map(int, match)) for match in re.findall(pattern, program)]

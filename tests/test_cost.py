@@ -27,18 +27,18 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Preempted
 from jaxddp.core.wording import size
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, make_local_step, make_train_step
+from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.measure.cost import Cost, compile_with_cost
+from jaxddp.measure.data_sheets import peak
 from jaxddp.measure.flops import count_flops
 from jaxddp.measure.memory import bytes_on_a_device
-from jaxddp.measure.peaks import peak
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.models.cpu_convolution import convolve
+from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.listeners.jsonl import JsonLines
 

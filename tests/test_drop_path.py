@@ -16,15 +16,15 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.buckets import Averaging
+from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.loss import example_loss
-from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt
-from jaxddp.models.drop_path import added, branch_factors
+from jaxddp.models.ops.drop_path import added, branch_factors
 from jaxddp.models.vit import ViT, ViTSize
 
 WIDE = {"dtype": jnp.float64, "param_dtype": jnp.float64}

@@ -11,8 +11,8 @@ from support.networks import make_shallow
 from support.runs import LEAN, SMALL
 
 from jaxddp.cli import main
-from jaxddp.engine.shapes import shapes_of
 from jaxddp.mesh import Topology
+from jaxddp.models.variables import shapes_of
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
 from jaxddp.setup.initial_weights import initial_weights

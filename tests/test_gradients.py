@@ -19,9 +19,9 @@ import jaxddp
 from jaxddp.api import prepare_training
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.microbatches import in_turn, merged
+from jaxddp.engine.microbatches import in_parts, merged
 from jaxddp.engine.step import make_local_step, make_train_step
 
 SMALL, LARGE = random_table(32), random_table(64, image=16)
@@ -112,7 +112,7 @@ def test_parts_come_in_order_also_when_a_sum_is_infinite(unrolled):
             total = total + jnp.where(number == 1, jnp.inf, 1.0)
             return total, (part.row, number, total)
 
-        return in_turn(take, jnp.float32(0), batch, 4, unrolled=unrolled)
+        return in_parts(take, jnp.float32(0), batch, 4, unrolled=unrolled)
 
     total, (found, numbers, totals) = rows(batch)
     assert found.reshape(-1).tolist() == batch.row.tolist()

@@ -22,11 +22,11 @@ import jaxddp
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted
 from jaxddp.core.peers import ALONE
-from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import SKIPPED, Guard
 from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.engine.step_objective import MetricSums
 from jaxddp.setup.suspects import suspects
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.epoch_sums import EpochSums

@@ -10,8 +10,7 @@ from support.runs import fails
 
 import jaxddp
 from jaxddp.core.errors import InputError
-from jaxddp.engine.following import make_follow
-from jaxddp.engine.parts.part import Part
+from jaxddp.engine.parts.part import Part, make_follow
 from jaxddp.engine.state import in_dtypes_of
 from jaxddp.mesh import Topology
 

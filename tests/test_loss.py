@@ -17,10 +17,10 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
@@ -159,7 +159,7 @@ def test_evaluation_divides_by_the_weights_and_counts_the_examples():
     batch = random_batch(24, masked=5)
     with jax.enable_x64(True):
         objective, topology, _, state = parts64(weighted, 4)
-        sums = make_eval_step(objective, topology)(state, topology.place(batch))
+        sums = make_eval_step(make_local_eval_step(objective), topology)(state, topology.place(batch))
         images = objective.preprocess(batch, train=False).images
         logits = objective.model.apply(state.params, {}, images, train=False, key=None)[0]
         real = batch.mask > 0

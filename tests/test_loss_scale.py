@@ -25,8 +25,8 @@ from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.models.ops.stems import small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
-from jaxddp.models.stems import small_stem
 
 TABLE = random_table(48, image=8)
 

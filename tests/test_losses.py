@@ -17,10 +17,10 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.bce import binary_cross_entropy
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.losses.nll import negative_log_likelihood
@@ -170,7 +170,7 @@ def step_in_float64(loss, devices: int, batch):
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
     state, placed = topology.replicate(jax.device_get(state)), topology.place(batch)
-    measured = make_eval_step(objective, topology)(state, placed).means()
+    measured = make_eval_step(make_local_eval_step(objective), topology)(state, placed).means()
     after, sums = make_train_step(make_local_step(objective, optimizer, topology), topology)(state, placed)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(jax.device_get(after.params)))
     return jax.device_get(after.params), sums.means(), measured

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.cases import dear
 
-from jaxddp.models.max_pool import max_pool
+from jaxddp.models.ops.max_pool import max_pool
 
 
 def flax_pool(images, window, stride, padding):

@@ -16,10 +16,10 @@ from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics.top_k import TopK
@@ -227,7 +227,9 @@ def test_evaluation_does_not_mix():
             objective = objective_of(linear_model(), mode)
             params, _ = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3)))
             state = topology.replicate(TrainState(jnp.zeros((), jnp.int32), params, {}, ()))
-            sums = make_eval_step(objective, topology)(state, topology.place(random_batch(SIZE, masked=3)))
+            sums = make_eval_step(make_local_eval_step(objective), topology)(
+                state, topology.place(random_batch(SIZE, masked=3))
+            )
             means.append(sums.means())
         assert means[0] == means[1]
 

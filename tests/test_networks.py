@@ -19,7 +19,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.convnext import ConvNeXt
-from jaxddp.models.gelu import gelu
+from jaxddp.models.ops.gelu import gelu
 from jaxddp.models.vit import ViT, ViTSize
 from jaxddp.registry import MODELS
 

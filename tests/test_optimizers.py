@@ -21,8 +21,7 @@ from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
-from jaxddp.engine.parts.schedule_free_average import ScheduleFreeAverage
-from jaxddp.engine.schedule_free_state import averaged
+from jaxddp.engine.parts.iterate_average import ScheduleFreeAverage, averaged
 from jaxddp.layers import Layers
 from jaxddp.mesh import Topology
 from jaxddp.optimizers.decay import decayed

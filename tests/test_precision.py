@@ -16,8 +16,8 @@ from support.shared import sgd
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
+from jaxddp.models.ops.stems import small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
-from jaxddp.models.stems import small_stem
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
 

@@ -28,7 +28,7 @@ FOLDERS = ("jaxddp", "configs", "launch", "benchmarks", "tests")
 USED = {
     "jaxddp/data/formats/tfds.py": "read_only_builder",
     "jaxddp/data/tensorflow_cpu.py": "sys.modules['keras']",
-    "jaxddp/engine/averaging.py": "eqns",
+    "jaxddp/engine/buckets.py": "eqns",
     "jaxddp/engine/program_cache.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
     "jaxddp/engine/extra_arguments.py": "eqns",
     "jaxddp/workdir/identity.py": "eqns",

@@ -15,6 +15,7 @@ from support.cases import rarely
 from jaxddp.api import resnet
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import for_platform
+from jaxddp.models.ops.stems import small_stem
 from jaxddp.models.resnet import (
     BASIC,
     BOTTLENECK,
@@ -23,7 +24,6 @@ from jaxddp.models.resnet import (
     ResidualBlock,
     ResNet,
 )
-from jaxddp.models.stems import small_stem
 
 COUNTS = {
     "resnet10": 5_418_792,

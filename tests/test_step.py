@@ -21,15 +21,15 @@ from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.initial_state import create_state
-from jaxddp.engine.objective import Objective
-from jaxddp.engine.step import make_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import AXIS
 from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench
+from jaxddp.models.ops.stems import small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
-from jaxddp.models.stems import small_stem
 
 PLAIN = SmallNet(dtype=jnp.float64)
 LINEAR = linear_model()
@@ -241,7 +241,7 @@ def test_evaluation_counts_only_what_is_not_padding(devices):
     objective, topology = objective_of(SmallNet(batch_norm=True, dtype=jnp.float64)), topology_of(devices)
     state = fresh_state(objective, sgd(0.1), topology)
     batch = random_batch(24, masked=11)
-    sums = make_eval_step(objective, topology)(state, topology.place(batch))
+    sums = make_eval_step(make_local_eval_step(objective), topology)(state, topology.place(batch))
     images = objective.preprocess(batch, train=False).images[:13]
     apply = jax.jit(functools.partial(objective.model.apply, train=False, key=None))
     logits, _ = apply(*jax.device_get((state.params, state.model_state)), images)

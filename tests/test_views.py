@@ -10,9 +10,9 @@ from support.networks import SmallNet
 from support.runs import setup_of
 from support.shared import sgd
 
+from jaxddp.augment.views import mean_logits
 from jaxddp.config import Config
 from jaxddp.engine.step import make_predict
-from jaxddp.engine.views import mean_logits
 
 VAL = random_table(23, seed=1)
 

@@ -16,15 +16,15 @@ from support.shared import adapted, sgd
 from jaxddp.api import export_weights, prepare_training, train
 from jaxddp.config import ModelConfig
 from jaxddp.core.errors import InputError
-from jaxddp.engine.shapes import by_path, shapes_of
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
+from jaxddp.models.variables import by_path, shapes_of
 from jaxddp.setup.initial_weights import initial_weights
-from jaxddp.weights.layout import namings_of, own_name, published
 from jaxddp.weights.match import match
 from jaxddp.weights.state_dict import read, write
+from jaxddp.weights.torch_layout import namings_of, own_name, published
 
 
 def small_resnet(classes=CLASSES):

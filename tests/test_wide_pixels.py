@@ -21,7 +21,7 @@ from jaxddp.curate.look import look_at
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source, image_dtype
-from jaxddp.models.whitening import patch_moments
+from jaxddp.models.ops.whitening import patch_moments
 
 SIZE, COUNT = 6, 20
 PLAIN = DataConfig(image_size=SIZE, crop="whole", mean=(0.5,), std=(0.25,), augment=AugmentConfig(flip=False))

@@ -1,7 +1,7 @@
 """A variant of this project's step, and the step as it is, which take turns in one process. Started by
 `benchmarks/gpu.py` for each of `LEVERS`:
 
-- 1x1 convolutions as products of matrices, as `jaxddp.models.cpu_convolution` has them on CPUs;
+- 1x1 convolutions as products of matrices, as `jaxddp.models.ops.cpu_convolution` has them on CPUs;
 - XLA's options in `XLA_OPTIONS`;
 - a state that is not donated;
 - images that lie on the device: one step in a dispatch, and several.
@@ -25,10 +25,10 @@ from outcome import add_result, attempt
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.compiler_options import compiler_options
-from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep, make_local_step
+from jaxddp.engine.step_objective import MetricSums
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import adapt

@@ -14,7 +14,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.wording import show
-from jaxddp.engine.averaging import Averaging
+from jaxddp.engine.buckets import Averaging
 from jaxddp.mesh import Topology
 
 KEY = "parallel.xla_options"

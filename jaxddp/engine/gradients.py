@@ -13,11 +13,11 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
-from jaxddp.engine.averaging import AVERAGING, Averaging
-from jaxddp.engine.microbatches import in_turn, merged
-from jaxddp.engine.objective import MetricSums, TrainObjective
+from jaxddp.engine.buckets import AVERAGING, Averaging
+from jaxddp.engine.microbatches import in_parts, merged
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.state import TrainState
+from jaxddp.engine.step_objective import MetricSums, TrainObjective
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import AXIS, Topology, varying
 from jaxddp.models.frozen import kept, trained, whole
@@ -173,7 +173,7 @@ class Gradients:
             return jax.tree.map(jnp.add, total, grads), (state, sums)
 
         zeros = varying(jax.tree.map(jnp.zeros_like, params))
-        grads, (states, sums) = in_turn(add, zeros, batch, self.accumulate, unrolled=self.for_cpu)
+        grads, (states, sums) = in_parts(add, zeros, batch, self.accumulate, unrolled=self.for_cpu)
         share = Share(grads, merged(states), jax.tree.map(lambda values: values.sum(0), sums))
         return share, range(len(jax.tree.leaves(grads)))
 

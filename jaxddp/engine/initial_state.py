@@ -12,9 +12,10 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import kind_of
 from jaxddp.engine.compiler_options import options_of_one_call
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import EVAL_PARAMS, PARAMS, TrainState, first_difference
+from jaxddp.engine.state import EVAL_PARAMS, TrainState, first_difference
 from jaxddp.mesh import Topology
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
+from jaxddp.models.variables import PARAMS, path_of
 
 Transform = Callable[..., tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) of the same names, shapes and dtypes. One that also has an argument
@@ -101,7 +102,7 @@ def with_weights(params: Any, model_state: Any, weights: Mapping[str, jax.Array]
 
     def given(tree: Any, begin: str) -> Any:
         def of(path: Any, leaf: jax.Array) -> jax.Array:
-            return weights.get(begin + jax.tree_util.keystr(path, simple=True, separator="/"), leaf).astype(leaf.dtype)
+            return weights.get(begin + path_of(path), leaf).astype(leaf.dtype)
 
         return jax.tree_util.tree_map_with_path(of, tree)
 

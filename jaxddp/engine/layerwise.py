@@ -1,4 +1,9 @@
-"""An optimizer that treats the layers of a network apart: some not at all, some later, some at a rate of their own."""
+"""Optimizer wrappers for layers that are frozen, that train from a later step on, or that have their own learning rate.
+
+optax's wrappers do not fit. `partition`, `masked` and `selective_transform` add levels to the optimizer's state, so
+existing checkpoints would not load. `conditionally_mask` stops updating Adam's moments while it is off. None of them
+keeps the two sequences of a schedule-free optimizer together.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.engine.schedule_free_state import is_schedule_free, multiplied, with_steps
+from jaxddp.engine.parts.iterate_average import is_schedule_free, multiplied, with_steps
 from jaxddp.layers import Layers
-from jaxddp.models.frozen import path_of, trained
+from jaxddp.models.frozen import trained
+from jaxddp.models.variables import path_of
 
 
 class Thawing(NamedTuple):

@@ -18,7 +18,7 @@ from jaxddp.data.batch import Batch
 Carry = TypeVar("Carry")
 
 
-def in_turn(
+def in_parts(
     take: Callable[[Carry, Batch, jax.Array], tuple[Carry, Any]],
     carry: Carry,
     batch: Batch,
@@ -26,18 +26,31 @@ def in_turn(
     *,
     unrolled: bool,
 ) -> tuple[Carry, Any]:
-    """Call `take` with the last carry, each of `count` equal parts of a batch, and its number; results are stacked."""
+    """Call `take` with the last carry, each of `count` equal parts of a batch, and its number; see `in_turn`."""
     parts = jax.tree.map(lambda column: column.reshape(count, -1, *column.shape[1:]), batch)
 
-    def step(carry: Carry, number: jax.Array | int) -> tuple[Carry, Any]:
+    def take_part(carry: Carry, number: jax.Array | int) -> tuple[Carry, Any]:
         part = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, keepdims=False), parts)
         return take(carry, part, jnp.asarray(number))
 
+    return in_turn(take_part, carry, count, unrolled=unrolled)
+
+
+def in_turn(
+    take: Callable[[Carry, jax.Array | int], tuple[Carry, Any]], carry: Carry, count: int, *, unrolled: bool = False
+) -> tuple[Carry, Any]:
+    """Call `take` with the last carry and 0, 1, … `count` - 1; results are stacked.
+
+    A loop does it, except where it would turn once, or is to be `unrolled`.
+    """
+    if count == 1:
+        carry, result = take(carry, 0)
+        return carry, jax.tree.map(lambda values: values[None], result)
     if not unrolled:
-        return lax.scan(step, carry, jnp.arange(count))
+        return lax.scan(take, carry, jnp.arange(count))
     results: list[Any] = []
     for number in range(count):
-        carry, result = step(carry, number + zero_after((carry, results[-1:])))
+        carry, result = take(carry, number + zero_after((carry, results[-1:])))
         results.append(result)
     return carry, jax.tree.map(lambda *columns: jnp.stack(columns), *results)
 

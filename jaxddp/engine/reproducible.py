@@ -21,6 +21,7 @@ import jaxddp.core.private_names as private_names
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
+from jaxddp.engine.buckets import stacked_over_devices
 from jaxddp.engine.microbatches import zero_after
 from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS
@@ -133,16 +134,11 @@ def _tree_sum(rows: jax.Array) -> jax.Array:
 
 
 def _over_devices(branch: jax.Array) -> jax.Array:
-    """The tree's sum of a branch [P] from each device: each sums a part of it, and all parts are put together.
-
-    Putting together is a sum with zeros, which changes no number, so that the replication checker sees that all
-    devices have the same.
-    """
+    """The tree's sum of a branch [P] from each device: each device sums a part, and all parts are put together."""
     devices = lax.axis_size(AXIS)
     if devices == 1:
         return lax.psum(branch, AXIS)
     size = -(-len(branch) // devices)
     padded = jnp.pad(branch, (0, devices * size - len(branch)))
     part = _tree_sum(lax.all_to_all(padded.reshape(devices, size), AXIS, 0, 0))
-    slots = jnp.zeros((devices, size), branch.dtype).at[lax.axis_index(AXIS)].set(part)
-    return lax.psum(slots, AXIS).ravel()[: len(branch)]
+    return stacked_over_devices(part).ravel()[: len(branch)]

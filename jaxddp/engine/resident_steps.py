@@ -1,8 +1,6 @@
 """Sets that lie on the devices: several batches in one dispatch, each of which gathers its images there."""
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +9,16 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import MetricSums, Objective
+from jaxddp.engine.microbatches import in_turn
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import EvalStep, TrainStep
+from jaxddp.engine.step import EvalStep, TrainStep, make_eval_step, make_train_step
+from jaxddp.engine.step_objective import MetricSums, Objective
 from jaxddp.mesh import AXIS, Topology
 
-Carry = TypeVar("Carry")
 Images = jax.Array | tuple[jax.Array, jax.Array]
 """All images of a source, [N, H, W, C], replicated; where there is a second, unlabelled one, a pair."""
+_FEED = P(), P(AXIS)
+"""How images and columns are sharded."""
 
 
 def make_resident_steps(
@@ -35,23 +35,15 @@ def make_resident_steps(
     def local_steps(
         state: TrainState, images: Images, columns: Batch, key: jax.Array | None = None
     ) -> tuple[TrainState, MetricSums]:
-        def take_step(number: jax.Array | int, state: TrainState) -> tuple[TrainState, MetricSums]:
+        def take_step(state: TrainState, number: jax.Array | int) -> tuple[TrainState, MetricSums]:
             return local_step(state, gathered(images, columns, number), key)
 
         return in_turn(take_step, state, steps_in(images, columns))
 
-    sharded = jax.shard_map(local_steps, mesh=topology.mesh, in_specs=(P(), P(), P(AXIS), P()), out_specs=P())
-
-    @functools.wraps(local_steps)
-    def steps(
-        state: TrainState, images: Images, columns: Batch, key: jax.Array | None = None
-    ) -> tuple[TrainState, MetricSums]:
-        return sharded(state, images, columns, key)
-
-    return jax.jit(steps, donate_argnums=0, compiler_options=dict(compiler_options or {}))
+    return make_train_step(local_steps, topology, _FEED, compiler_options=compiler_options)
 
 
-def make_resident_eval(local_step: EvalStep, topology: Topology) -> Callable[..., MetricSums]:
+def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:
     """Compile (on first use, for each number of batches) measurements, of `make_local_eval_step`, as one program.
 
     The result takes a state, images and columns as `make_resident_steps` does, and returns the sums of each batch,
@@ -59,13 +51,12 @@ def make_resident_eval(local_step: EvalStep, topology: Topology) -> Callable[...
     """
 
     def local_batches(state: TrainState, images: jax.Array, columns: Batch) -> MetricSums:
-        def measure(number: jax.Array | int, nothing: None) -> tuple[None, MetricSums]:
+        def measure(nothing: None, number: jax.Array | int) -> tuple[None, MetricSums]:
             return nothing, local_step(state, gathered(images, columns, number))
 
         return in_turn(measure, None, steps_in(images, columns))[1]
 
-    specs = (P(), P(), P(AXIS))
-    return jax.jit(jax.shard_map(local_batches, mesh=topology.mesh, in_specs=specs, out_specs=P()))
+    return make_eval_step(local_batches, topology, _FEED)
 
 
 def steps_in(images: Images, columns: Batch, key: jax.Array | None = None) -> int:
@@ -81,16 +72,6 @@ def gathered(images: Images, columns: Batch, number: jax.Array | int) -> Batch:
     own = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
     # Rows come from the order and are never out of bounds.
     return own._replace(image=images.at[own.row].get(mode="promise_in_bounds"))
-
-
-def in_turn(
-    take: Callable[[jax.Array | int, Carry], tuple[Carry, MetricSums]], carry: Carry, times: int
-) -> tuple[Carry, MetricSums]:
-    """Call `take` with 0, 1, … and the last carry, in a loop where that is several times; the sums are stacked."""
-    if times == 1:
-        carry, sums = take(0, carry)
-        return carry, jax.tree.map(lambda values: values[None], sums)
-    return lax.scan(lambda carry, number: take(number, carry), carry, jnp.arange(times))
 
 
 def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[int, ...], topology: Topology) -> bool:

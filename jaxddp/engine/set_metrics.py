@@ -14,7 +14,8 @@ from jax import lax
 
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.loss import random_batches
+from jaxddp.engine.buckets import stacked_over_devices
+from jaxddp.engine.example_loss import random_batches
 from jaxddp.mesh import AXIS
 
 
@@ -78,10 +79,7 @@ def over_devices(contributions: Mapping[str, Any]) -> dict[str, Any]:
     """
 
     def beside(values: jax.Array) -> jax.Array:
-        # Each device fills its own place, and adds zeros to those of the others.
-        places = jnp.zeros((lax.axis_size(AXIS), *values.shape), _number(values.dtype))
-        filled = places.at[lax.axis_index(AXIS)].set(values.astype(places.dtype))
-        return lax.psum(filled, AXIS).reshape(-1, *values.shape[1:])
+        return stacked_over_devices(values.astype(_number(values.dtype))).reshape(-1, *values.shape[1:])
 
     def together(found: Any) -> Any:
         if isinstance(found, Kept):

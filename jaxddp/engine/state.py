@@ -8,12 +8,11 @@ import jax.numpy as jnp
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, show
+from jaxddp.models.variables import path_of
 
 EVAL_PARAMS = "eval_params"
 """The key under which a part's own arrays hold parameters that predict, export and serve in place of the trained ones,
 and that evaluation measures: in place of them, or beside them. One part of a run may have them."""
-PARAMS = "params/"
-"""How the path of a parameter begins, beside those of the model's state."""
 SMALL_LEAF = 1 << 20
 """Arrays of fewer elements are copied together before they are reduced: each reduction is a kernel, and takes 20 ms to
 compile."""
@@ -82,11 +81,7 @@ def is_sound(state: TrainState) -> jax.Array:
 def array_types(tree: Any) -> dict[str, str]:
     """Each array's path and type, {"params/fc/kernel": "float32[512, 10]"}: alike for a saved tree and a live one."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in leaves
-        if hasattr(leaf, "shape")
-    }
+    return {path_of(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves if hasattr(leaf, "shape")}
 
 
 def in_dtypes_of(before: Any, after: Any) -> Any:

@@ -17,36 +17,45 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.data.batch import Batch
 from jaxddp.engine.extra_arguments import updated
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
+from jaxddp.engine.parts.iterate_average import multiplied
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.schedule_free_state import multiplied
 from jaxddp.engine.set_metrics import over_devices
 from jaxddp.engine.state import TrainState, all_finite, in_dtypes_of, kept_types
+from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.frozen import trained, whole
 
 TrainStep = Callable[..., tuple[TrainState, MetricSums]]
 """(state, batch, key of the run's seed, of seed 0 where there is none) -> the next state and the sums of this step."""
-EvalStep = Callable[[TrainState, Batch], MetricSums]
+EvalStep = Callable[..., MetricSums]
+"""(state, batch) -> the sums over the batch."""
 
 _DROPOUT = 0x64726F
 _AT_ONCE = Gradients()
 
 
 def make_train_step(
-    local_step: TrainStep, topology: Topology, *, compiler_options: Mapping[str, str] | None = None
+    local_step: Callable[..., Any],
+    topology: Topology,
+    feed: tuple[P, ...] = (P(AXIS),),
+    *,
+    compiler_options: Mapping[str, str] | None = None,
 ) -> TrainStep:
     """Compile (on first use) one optimizer step, of `make_local_step`, over the global batch.
 
     The result takes a replicated state, which it consumes (its memory is donated to the new one), a batch placed by
     `topology.place`, and the run's key; it returns the new state and that step's sums over the global batch.
+
+    Args:
+        feed: how the arguments between state and key are sharded.
     """
-    sharded = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P())
+    sharded = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), *feed, P()), out_specs=P())
 
     @functools.wraps(local_step)
-    def step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
-        return sharded(state, batch, key)
+    def step(*arguments: Any) -> tuple[TrainState, MetricSums]:
+        # The key may be left out.
+        return sharded(*arguments, *[None] * (len(feed) + 2 - len(arguments)))
 
     return jax.jit(step, donate_argnums=0, compiler_options=dict(compiler_options or {}))
 
@@ -156,10 +165,12 @@ def _shapes_of(feed: Any) -> Any:
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-def make_eval_step(objective: Objective, topology: Topology) -> EvalStep:
-    """Compile (on first use) the measurement of one batch: sums over its unmasked examples, over all devices."""
-    local_step = make_local_eval_step(objective)
-    return jax.jit(jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+def make_eval_step(
+    local_step: Callable[..., MetricSums], topology: Topology, feed: tuple[P, ...] = (P(AXIS),)
+) -> EvalStep:
+    """Compile (on first use) the measurement of one batch, of `make_local_eval_step`: sums over its unmasked examples,
+    over all devices. `feed` is as in `make_train_step`."""
+    return jax.jit(jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), *feed), out_specs=P()))
 
 
 def make_local_eval_step(objective: Objective) -> EvalStep:

@@ -15,7 +15,7 @@ from jaxddp.goal import flat
 from jaxddp.inference.trained import fitted
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
 from jaxddp.recipe.given import Giver, by_hooks
 from jaxddp.recipe.layout import TrainingData, steps_of
 from jaxddp.recipe.make import losses_of, metrics_of, model_of, parts_of

@@ -8,11 +8,11 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import counted
 from jaxddp.mesh import Topology
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
-from jaxddp.weights.layout import namings_of, published
 from jaxddp.weights.state_dict import write
+from jaxddp.weights.torch_layout import namings_of, published
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
 
 _ANY_CLASSES = 2

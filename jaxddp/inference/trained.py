@@ -20,9 +20,8 @@ from jaxddp.data.examples import id_of
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.opening import open_splits
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
+from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.initial_state import with_weights
-from jaxddp.engine.loss import example_loss
-from jaxddp.engine.shapes import by_path, trees_of
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.answers import Answering, images_at_once
 from jaxddp.inference.outcome import Outcome
@@ -31,7 +30,8 @@ from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
+from jaxddp.models.variables import by_path, trees_of
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
 from jaxddp.setup.classifier import Classifier

@@ -1,0 +1,1 @@
+"""Built-in loss functions; each is a registered file."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jaxddp.core.private_names as private_names
+from jaxddp.measure.data_sheets import peak
 from jaxddp.measure.flops import count_flops, reads_jaxprs
-from jaxddp.measure.peaks import peak
 
 _BYTES = [f"{part}_size_in_bytes" for part in ("argument", "output", "alias", "temp")]
 

@@ -1,0 +1,1 @@
+"""Built-in evaluation metrics; each is a registered file."""

@@ -11,10 +11,10 @@ import jax
 
 from jaxddp.core.errors import InputError
 from jaxddp.layers import NO_LAYERS, Layers
-from jaxddp.models.cpu_convolution import convolve
 from jaxddp.models.frozen import evaluating_norms
+from jaxddp.models.interface import BY_POSITION, MODE_ARGUMENTS, Model, Tree, call_mode, name_of, require, signature
 from jaxddp.models.nnx_modules import NNXModel
-from jaxddp.models.protocol import BY_POSITION, MODE_ARGUMENTS, Model, Tree, call_mode, name_of, require, signature
+from jaxddp.models.ops.cpu_convolution import convolve
 
 ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or an object with a Model's two methods"
 
@@ -151,7 +151,7 @@ def for_platform(model: Any, platform: str) -> Any:
     """The model as it is quickest on a platform ("cpu", "gpu"), where that is more than the library's operations.
 
     On CPUs a network `with_convolution(convolution)`, as `jaxddp.models.resnet.ResNet`, adapted or not, gets its
-    convolutions computed by `jaxddp.models.cpu_convolution`. Any other model comes back as it is.
+    convolutions computed by `jaxddp.models.ops.cpu_convolution`. Any other model comes back as it is.
     """
     if platform != "cpu":
         return model

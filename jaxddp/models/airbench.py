@@ -2,7 +2,7 @@
 
 Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), section 3; without the residual
 connections and the second pooling of its larger variants. Its first convolution is not trained: it is to be initialized
-from images, by `jaxddp.models.whitening`.
+from images, by `jaxddp.models.ops.whitening`.
 """
 
 import functools
@@ -19,8 +19,8 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.models.batch_norm import BatchNorm
-from jaxddp.models.max_pool import max_pool
+from jaxddp.models.ops.batch_norm import BatchNorm
+from jaxddp.models.ops.max_pool import max_pool
 from jaxddp.models.resnet import Operation, for_flax
 from jaxddp.registry import MODELS
 from jaxddp.sections.model import Width

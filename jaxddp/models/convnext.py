@@ -18,11 +18,11 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay
-from jaxddp.models.drop_path import added, branch_factors
-from jaxddp.models.gelu import gelu
+from jaxddp.models.ops.drop_path import added, branch_factors
+from jaxddp.models.ops.gelu import gelu
+from jaxddp.models.ops.stems import ModuleFactory
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.resnet import Operation, for_flax
-from jaxddp.models.stems import ModuleFactory
 from jaxddp.registry import MODELS
 
 STAGE_SIZES = {"convnext_tiny": (3, 3, 9, 3), "convnext_small": (3, 3, 27, 3)}

@@ -13,7 +13,8 @@ import flax.linen as nn
 import jax
 
 from jaxddp.layers import Layers
-from jaxddp.models.protocol import Tree
+from jaxddp.models.interface import Tree
+from jaxddp.models.variables import path_of
 
 _MODE = "use_running_average"
 
@@ -36,11 +37,6 @@ def kept(before: Tree, after: Tree, frozen: Layers) -> Tree:
     if not frozen:
         return after
     return whole(_chosen(after, lambda path: not frozen.holds(path, path.partition("/")[2])), before)
-
-
-def path_of(path: Any) -> str:
-    """A variable's path, "layer1_0/conv1/kernel"."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def evaluating_norms(frozen: Layers) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from jaxddp.layers import NO_LAYERS, Layers
-from jaxddp.models.protocol import Tree, call_mode
+from jaxddp.models.interface import Tree, call_mode
 
 if TYPE_CHECKING:
     from flax import nnx

@@ -19,11 +19,11 @@ from jax.typing import DTypeLike
 from jaxddp.choices import settings_of
 from jaxddp.config import Config, ModelConfig
 from jaxddp.core.errors import InputError
-from jaxddp.models.batch_norm import BatchNorm
-from jaxddp.models.blur import blurring
+from jaxddp.models.ops.batch_norm import BatchNorm
+from jaxddp.models.ops.blur import blurring
+from jaxddp.models.ops.stems import STEMS, ModuleFactory, imagenet_stem
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup
-from jaxddp.models.stems import STEMS, ModuleFactory, imagenet_stem
 from jaxddp.registry import MODELS
 from jaxddp.sections.model import Stem, Width
 
@@ -107,7 +107,7 @@ class ResNet(nn.Module):
         kernel_init: initializer of the convolutions.
         zero_init_last_scale: every block starts as the identity.
         shortcut_norm: shortcuts of another shape have a batch norm, as published; else a bias.
-        blur_pool: images are blurred before a convolution that strides, see `jaxddp.models.blur`; it has no parameters.
+        blur_pool: images are blurred before a convolution that strides, see `jaxddp.models.ops.blur`; no parameters.
         axis_name: mesh axis over which training averages batch statistics; None keeps them local to a device.
         group: so many consecutive images have batch statistics of their own in training; None for all of a device.
         dtype: of the computation. The mean over pixels and the head stay in float32 at least.

@@ -20,8 +20,8 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay
-from jaxddp.models.drop_path import added, branch_factors
-from jaxddp.models.gelu import gelu
+from jaxddp.models.ops.drop_path import added, branch_factors
+from jaxddp.models.ops.gelu import gelu
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.registry import MODELS
 

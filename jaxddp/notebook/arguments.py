@@ -16,7 +16,7 @@ from jaxddp.core.message import Key
 from jaxddp.core.own_code import telling
 from jaxddp.core.ranges import Range
 from jaxddp.core.wording import choices, show
-from jaxddp.engine.self_test import Mode
+from jaxddp.engine.checks.self_test import Mode
 from jaxddp.overrides import checked
 
 Epochs = Annotated[float, Range(0, 10**9, above=True)]

@@ -10,12 +10,12 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.examples import labels_of
 from jaxddp.data.source import Source, check_source
-from jaxddp.engine.loss import Loss
-from jaxddp.engine.shapes import by_path
+from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.exported_weights import write_weights
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.metrics.top_k import TopK
+from jaxddp.models.variables import by_path
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked
 from jaxddp.setup.run_setup import RunSetup

@@ -1,0 +1,1 @@
+"""Built-in training objectives; each is a registered file."""

@@ -15,7 +15,7 @@ from jaxddp.core.errors import InputError, about, refused
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Share
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
+from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform

@@ -21,9 +21,9 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Factor, Share
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
+from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
-from jaxddp.models.protocol import takes_example_keys
+from jaxddp.models.interface import takes_example_keys
 from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.examples import RandAugment, RandMagnitude
 from jaxddp.sections.objective import Ratio
@@ -97,7 +97,7 @@ class FixMatch:
 
 @dataclass(frozen=True)
 class _Minimized:
-    """See `jaxddp.engine.objective.TrainObjective`; the module's docstring says what is minimized."""
+    """See `jaxddp.engine.step_objective.TrainObjective`; the module's docstring says what is minimized."""
 
     supervised: Objective
     settings: FixMatchSettings

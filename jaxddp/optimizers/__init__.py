@@ -1,0 +1,1 @@
+"""Built-in optimizers; each is a registered file."""

@@ -28,7 +28,7 @@ def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
     """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), as `optax.contrib.schedule_free_adamw`.
 
     Gradients are taken at y, between the steps z and their average x, which evaluation measures; see
-    `jaxddp.engine.parts.schedule_free_average`.
+    `jaxddp.engine.parts.iterate_average`.
 
     Raises:
         InputError: the rate would fall all the same, or there is no momentum.

@@ -10,11 +10,10 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import Peers
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
-from jaxddp.engine.shapes import parameter_names
-from jaxddp.engine.state import PARAMS
 from jaxddp.layers import Layers, begins, longest
 from jaxddp.models.adapt import with_settled_norms
-from jaxddp.models.protocol import Model, name_of
+from jaxddp.models.interface import Model, name_of
+from jaxddp.models.variables import PARAMS, parameter_names
 from jaxddp.optimizers.decay import is_kernel
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.training.plan import Plan

@@ -11,7 +11,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.wording import counted
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.loss import ExampleLoss, example_loss
+from jaxddp.engine.example_loss import ExampleLoss, example_loss
 from jaxddp.registry import LOSSES
 from jaxddp.sections.loss import BALANCED
 

@@ -8,14 +8,14 @@ from jaxddp.augment.preprocess import Augmentation, Preprocess, check_augmentati
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.engine.loss import ExampleLoss, example_loss
-from jaxddp.engine.objective import Metric, Objective, TrainObjective
+from jaxddp.engine.example_loss import ExampleLoss, example_loss
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
+from jaxddp.engine.step_objective import Metric, Objective, TrainObjective
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
 from jaxddp.recipe.given import Giver
 from jaxddp.recipe.kinds import check_optimizer, check_parts
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import kind_of
-from jaxddp.engine.objective import wide_logits
-from jaxddp.engine.shapes import trees_of
+from jaxddp.engine.step_objective import wide_logits
 from jaxddp.mesh import AXIS
-from jaxddp.models.protocol import Model, takes_example_keys
+from jaxddp.models.interface import Model, takes_example_keys
+from jaxddp.models.variables import trees_of
 
 _IMAGES = 2
 

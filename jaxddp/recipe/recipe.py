@@ -9,12 +9,12 @@ from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import kind_of
+from jaxddp.engine.example_loss import ExampleLoss
 from jaxddp.engine.initial_state import Transform
-from jaxddp.engine.loss import ExampleLoss
-from jaxddp.engine.objective import Metric, Objective, TrainObjective, supervised
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
-from jaxddp.models.protocol import Model
+from jaxddp.engine.step_objective import Metric, Objective, TrainObjective, supervised
+from jaxddp.models.interface import Model
 
 
 @dataclass(frozen=True)

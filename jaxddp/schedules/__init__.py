@@ -1,0 +1,1 @@
+"""Built-in learning rate schedules; each is a registered file."""

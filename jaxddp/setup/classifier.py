@@ -7,10 +7,10 @@ from typing import Any
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Views
 from jaxddp.data.source import Source
-from jaxddp.engine.loss import ExampleLoss
-from jaxddp.engine.objective import Objective
+from jaxddp.engine.example_loss import ExampleLoss
+from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
 from jaxddp.setup.programs import Programs
 from jaxddp.training.evaluation import Evaluator, Measure
 

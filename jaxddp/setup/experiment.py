@@ -19,7 +19,7 @@ from jaxddp.data.examples import labels_of
 from jaxddp.data.growth import Growth
 from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
-from jaxddp.engine.objective import Objective, supervised
+from jaxddp.engine.step_objective import Objective, supervised
 from jaxddp.mesh import Topology
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe

@@ -11,8 +11,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import Peers
 from jaxddp.core.wording import first_line
-from jaxddp.engine.shapes import trees_of
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
+from jaxddp.models.variables import trees_of
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
 
 _log = logging.getLogger("jaxddp.experiment")

@@ -12,10 +12,10 @@ from jaxddp.core.errors import about
 from jaxddp.core.wording import counted
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import Topology
-from jaxddp.models.protocol import Model
-from jaxddp.weights.layout import namings_of, own_name
+from jaxddp.models.interface import Model
 from jaxddp.weights.match import Shapes, listed, match
 from jaxddp.weights.state_dict import read
+from jaxddp.weights.torch_layout import namings_of, own_name
 from jaxddp.workdir.saved_state import read_run
 from jaxddp.workdir.signature import Signature
 

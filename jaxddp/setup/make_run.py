@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
-from jaxddp.engine.replicas import Replicas
+from jaxddp.engine.checks.replicas import Replicas
 from jaxddp.recipe.metrics import check_wanted
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.setup.judged import judgement_of

@@ -8,11 +8,11 @@ import numpy as np
 
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing
-from jaxddp.engine.parts.schedule_free_average import with_average
-from jaxddp.engine.shapes import by_path, trees_of
+from jaxddp.engine.parts.iterate_average import with_average
 from jaxddp.measure.memory import named
 from jaxddp.models.adapt import for_platform
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
+from jaxddp.models.variables import by_path, trees_of
 from jaxddp.recipe.fine_tuning import fine_tuned
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe

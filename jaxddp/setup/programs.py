@@ -11,14 +11,12 @@ import numpy as np
 
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.following import Follow, make_follow
+from jaxddp.engine.checks.self_test import SelfTest
+from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.initial_state import make_init
-from jaxddp.engine.loss import ExampleLoss, Loss, example_loss
-from jaxddp.engine.objective import MetricSums, Objective
-from jaxddp.engine.parts.part import Part
+from jaxddp.engine.parts.part import Follow, Part, make_follow
 from jaxddp.engine.resident_steps import gathered, make_resident_eval, make_resident_steps, steps_in
-from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import (
     Program,
@@ -29,8 +27,9 @@ from jaxddp.engine.step import (
     make_local_step,
     make_train_step,
 )
+from jaxddp.engine.step_objective import MetricSums, Objective
 from jaxddp.mesh import Topology
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
 from jaxddp.recipe.layout import ImageShape
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.registry import METRICS
@@ -118,9 +117,8 @@ class Programs:
         """What measures placed batches, or images that are `resident` on the devices."""
 
         def make() -> Callable[..., MetricSums]:
-            if resident:
-                return make_resident_eval(make_local_eval_step(objective), topology)
-            return make_eval_step(objective, topology)
+            make_eval = make_resident_eval if resident else make_eval_step
+            return make_eval(make_local_eval_step(objective), topology)
 
         kind = f"{'resident eval' if resident else 'eval'} of {objective.views}"
         return self._made(kind, (*_pieces(objective), topology), make)

@@ -18,13 +18,13 @@ from jaxddp.data.division import Division
 from jaxddp.data.examples import labels_of
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
-from jaxddp.engine.loss import Loss
-from jaxddp.engine.objective import Objective
+from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
+from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Device, Topology
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.classifier import Classifier

@@ -10,8 +10,8 @@ from jaxddp.core.errors import InputError, NonFiniteError
 from jaxddp.core.message import Key, Words
 from jaxddp.core.phases import phase
 from jaxddp.core.wording import counted
-from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.engine.parts.guard import SKIPPED
+from jaxddp.engine.step_objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.training.skipped_steps import SkippedSteps
 
 # The host goes on while this many steps that it dispatched last are unfinished, or the one chunk that holds more; so

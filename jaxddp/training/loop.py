@@ -11,7 +11,7 @@ import jax
 
 from jaxddp.core.errors import NonFiniteError, Preempted
 from jaxddp.core.phases import at_step, doing, phase
-from jaxddp.engine.following import rate_factor
+from jaxddp.engine.parts.part import rate_factor
 from jaxddp.engine.state import TrainState
 from jaxddp.goal import VAL, VAL_EMA, flat
 from jaxddp.measure.cost import Work

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxddp.data.division import Division
-from jaxddp.engine.following import Follow
-from jaxddp.engine.parts.part import Part
-from jaxddp.engine.replicas import Replicas
-from jaxddp.engine.self_test import SelfTest
+from jaxddp.engine.checks.replicas import Replicas
+from jaxddp.engine.checks.self_test import SelfTest
+from jaxddp.engine.parts.part import Follow, Part
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program
 from jaxddp.measure.cost import Cost

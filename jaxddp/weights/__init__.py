@@ -1,0 +1,1 @@
+"""Pretrained weights: reading files of named arrays and matching them with a network."""

@@ -10,7 +10,7 @@ from jaxddp.core.message import Key
 from jaxddp.core.wording import counted, nearest
 from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.models.published import Naming
-from jaxddp.weights.layout import from_published, to_published
+from jaxddp.weights.torch_layout import from_published, to_published
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of a network's arrays by path: "params/fc/kernel", "batch_stats/bn1/mean"."""

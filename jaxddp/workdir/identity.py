@@ -19,7 +19,7 @@ from jaxddp.engine.set_metrics import is_set_metric
 from jaxddp.engine.state import TrainState, array_types
 from jaxddp.measure.flops import jaxprs_in
 from jaxddp.mesh import AXIS
-from jaxddp.models.protocol import takes_example_keys
+from jaxddp.models.interface import takes_example_keys
 from jaxddp.overrides import flatten, plain
 from jaxddp.recipe.recipe import Recipe
 

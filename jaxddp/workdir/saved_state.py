@@ -6,9 +6,9 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.engine.shapes import by_path
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
+from jaxddp.models.variables import by_path
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
 from jaxddp.training.checkpoints import Checkpoints
 from jaxddp.training.manifest import CHECKPOINTS

@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.api import resnet
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.batch_norm import BatchNorm
 from jaxddp.models.fused.convolution import Form, convolve_between_norms
 from jaxddp.models.fused.kernels import Incoming, Norm, NormGradient, convolve, image_gradient, kernel_gradient
+from jaxddp.models.ops.batch_norm import BatchNorm
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_plugin

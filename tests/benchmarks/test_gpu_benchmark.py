@@ -33,7 +33,7 @@ from gpu_table import render
 
 from jaxddp.core.errors import InputError
 from jaxddp.engine.compiler_options import compiler_options
-from jaxddp.models.cpu_convolution import convolve
+from jaxddp.models.ops.cpu_convolution import convolve
 
 ABOUT = {"case": "a network", "device": "a device"}
 NOISE = "RESOURCE_EXHAUSTED: Out of memory; torch.OutOfMemoryError: CUDA out of memory: candidate left out"

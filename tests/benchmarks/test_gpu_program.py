@@ -21,7 +21,7 @@ from gpu_kernels import COLLECTIVE, KERNEL_GRADIENT, Kernel, Schedule, read_sche
 from projection import ring
 
 from jaxddp.api import resnet
-from jaxddp.engine.averaging import GPU_BUCKETS
+from jaxddp.engine.buckets import GPU_BUCKETS
 from jaxddp.models.adapt import adapt
 
 PROGRAM = """

@@ -19,12 +19,12 @@ from support.shared import interned, sgd
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, load
-from jaxddp.engine.shapes import shapes_of
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
-from jaxddp.models.protocol import takes_example_keys
+from jaxddp.models.interface import takes_example_keys
+from jaxddp.models.variables import shapes_of
 from jaxddp.recipe_file import config_names
 from jaxddp.registry import MODELS
 from jaxddp.serving.program import export_program
@@ -32,8 +32,8 @@ from jaxddp.setup.initial_weights import initial_weights
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import initialize
 from jaxddp.training.loop import fit
-from jaxddp.weights.layout import namings_of, published
 from jaxddp.weights.state_dict import write
+from jaxddp.weights.torch_layout import namings_of, published
 from jaxddp.workdir.signature import Signature
 
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -26,11 +26,11 @@ from jaxddp.engine import parts
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.guard import Guard
+from jaxddp.engine.parts.iterate_average import ScheduleFreeAverage
 from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.parts.plateau import Plateau
-from jaxddp.engine.parts.schedule_free_average import ScheduleFreeAverage
 from jaxddp.engine.state import EVAL_PARAMS
 from jaxddp.training.checkpoints import Checkpoints
 

@@ -15,7 +15,7 @@ from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.examples import labels_of
 from jaxddp.engine.compiler_options import compiler_options
-from jaxddp.engine.loss import Loss
+from jaxddp.engine.example_loss import Loss
 from jaxddp.experiment.evaluate import evaluate
 from jaxddp.experiment.train import of_file
 from jaxddp.experiment.train import train as run_training

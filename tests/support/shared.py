@@ -13,7 +13,7 @@ from typing import Any
 
 import optax
 
-from jaxddp.engine.loss import example_loss
+from jaxddp.engine.example_loss import example_loss
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt

@@ -1,0 +1,1 @@
+"""Optional parts of the training step, each with its own arrays in the state."""

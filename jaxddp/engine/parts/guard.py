@@ -1,4 +1,7 @@
-"""A step whose gradient is not finite changes nothing but the number of steps."""
+"""A step whose gradient is not finite changes nothing but the step count.
+
+`optax.apply_if_finite` does this for an optimizer alone, not for batch statistics and the arrays of other parts.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

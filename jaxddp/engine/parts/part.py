@@ -1,12 +1,18 @@
 """An optional piece of the training step, with arrays of its own in the state."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxddp.engine.state import TrainState
-from jaxddp.goal import VAL, VAL_EMA
+from jaxddp.engine.state import TrainState, kept_types
+from jaxddp.goal import VAL, VAL_EMA, named
+from jaxddp.mesh import Topology
+
+Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
+"""(state, `flat` metrics of its validation) -> the state that the next step takes; the same on every process."""
 
 
 class Part:
@@ -80,3 +86,31 @@ def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, Train
     if not any(part.beside for part in parts):
         return {VAL: state}
     return {VAL: state.measuring(state.params), VAL_EMA: state.measuring(state.eval_params)}
+
+
+def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
+    """Tell validations to the parts that follow them; of a step that has none the state stays as it is.
+
+    Raises: InputError; when it is called, where a part changes what its arrays consist of.
+    """
+    following = [part for part in parts if part.follows]
+
+    @jax.jit(out_shardings=topology.replicated)
+    def told(own: dict[str, jax.Array], metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {part.name: part.validated(own[part.name], metrics) for part in following}
+
+    def follow(state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
+        if not following:
+            return state
+        values = {named(name): np.float32(np.nan if value is None else value) for name, value in metrics.items()}
+        own = {part.name: state.parts[part.name] for part in following}
+        told_of = state.replace(parts={**state.parts, **told(own, topology.replicate(values))})
+        return kept_types(state, told_of, "what parts make of a validation")
+
+    return follow
+
+
+def rate_factor(parts: Sequence[Part], state: TrainState) -> float:
+    """What the parts multiply the learning rate by."""
+    factors = (part.rate_factor(state.parts.get(part.name)) for part in parts)
+    return math.prod(float(factor) for factor in factors if factor is not None)

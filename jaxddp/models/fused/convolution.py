@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxddp.models.batch_norm import Pair, applied, is_positive, moments, sums, through_statistics
 from jaxddp.models.fused.kernels import Incoming, Norm, NormGradient, convolve, image_gradient, kernel_gradient
+from jaxddp.models.ops.batch_norm import Pair, applied, is_positive, moments, sums, through_statistics
 
 
 class Form(NamedTuple):

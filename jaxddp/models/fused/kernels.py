@@ -20,8 +20,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jaxddp.models.batch_norm import Pair
 from jaxddp.models.fused.blocks import Block, block_length, inside, load, store
+from jaxddp.models.ops.batch_norm import Pair
 
 # Of a result's block, and of what is multiplied at once.
 ROWS, COLUMNS, DEPTH = 128, 128, 64

@@ -6,9 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxddp.engine.state import PARAMS
-from jaxddp.models.frozen import path_of
-from jaxddp.models.protocol import Model
+from jaxddp.models.interface import Model
+
+PARAMS = "params/"
+"""How the path of a parameter begins, beside those of the model's state."""
+
+
+def path_of(path: Any) -> str:
+    """A JAX key path as text, "layer1_0/conv1/kernel"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def trees_of(model: Model, image_shape: tuple[int, int, int]) -> tuple[Any, Any]:

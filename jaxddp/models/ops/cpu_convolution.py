@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import jaxddp.models.cpu_depthwise as cpu_depthwise
+import jaxddp.models.ops.cpu_depthwise as cpu_depthwise
 
 # A patch copies each value k * k times, for as many products as there are features on the other side. From so many on
 # the copies are cheaper than what they save (measured: 128 to 512 features, maps of 2x2 to 14x14).

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 from jaxddp.augment.mixing import Mixing
 from jaxddp.augment.preprocess import Preprocess
+from jaxddp.augment.views import mean_logits
 from jaxddp.config import Views
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, shaped
 from jaxddp.data.batch import Batch
-from jaxddp.engine.loss import ExampleLoss
+from jaxddp.engine.example_loss import ExampleLoss
 from jaxddp.engine.set_metrics import SetMetric, is_set_metric, measured
-from jaxddp.engine.views import mean_logits
-from jaxddp.models.protocol import Model, takes_example_keys
+from jaxddp.models.interface import Model, takes_example_keys
 
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
 """(logits float[B, K], labels int32[B], or float[B, K] where there may be several) -> float[B]."""

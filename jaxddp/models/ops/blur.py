@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxddp.models.stems import ModuleFactory
+from jaxddp.models.ops.stems import ModuleFactory
 
 _LEAST_CHANNELS = 16
 _WEIGHTS = (1, 2, 1)

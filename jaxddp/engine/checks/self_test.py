@@ -22,10 +22,11 @@ from jaxddp.core.message import Option
 from jaxddp.data.batch import Batch
 from jaxddp.engine.compiler_options import options_in_haste
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.state import TrainState
+from jaxddp.engine.step_objective import TrainObjective
 from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.variables import path_of
 
 EXAMPLES_PER_DEVICE, MOST_DEVICES = 2, 8
 """So many examples, of so many devices at most: one device computes all of them."""
@@ -160,7 +161,7 @@ class SelfTest:
         if in_slices not in self._alone:
             self._alone[in_slices] = self._beside(in_slices, jax.tree.leaves(here)[0].device)
         leaves = jax.tree_util.tree_leaves_with_path(here[0])
-        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+        names = [path_of(path) for path, _ in leaves]
         return _Found(names, np.asarray(self._alone[in_slices](*here), np.float64))
 
     def _beside(self, in_slices: bool, device: Any) -> Any:

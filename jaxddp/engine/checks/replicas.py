@@ -21,8 +21,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.core.errors import ReplicaError
 from jaxddp.core.wording import counted
+from jaxddp.engine.buckets import stacked_over_devices
 from jaxddp.engine.state import SMALL_LEAF
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.variables import path_of
 
 _NAMED = 4
 """How many devices a line names."""
@@ -52,7 +54,7 @@ class Replicas:
         by_array = np.asarray(array_checksums(self.topology)(state).addressable_data(0))
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
         differing = np.flatnonzero((by_array != by_array[:1]).any(axis=0))
-        names = [jax.tree_util.keystr(paths[place], simple=True, separator="/") for place in differing]
+        names = [path_of(paths[place]) for place in differing]
         raise ReplicaError(
             f"step {step}: the devices no longer hold the same state: {_who(found.tolist(), self.topology)}, "
             f"{_where(names, len(paths))}. Nothing of it is saved: start the same command again, which goes on from "
@@ -86,9 +88,7 @@ def array_checksums(topology: Topology) -> Callable[[Any], jax.Array]:
 def _on_each(checksum: Callable[[Any], jax.Array], topology: Topology) -> Callable[[Any], jax.Array]:
     def local(state: Any) -> jax.Array:
         # What is known to be the same everywhere might be computed once.
-        own = checksum(lax.pcast(state, AXIS, to="varying"))
-        slots = jnp.zeros((topology.num_devices, *own.shape), own.dtype)
-        return lax.psum(slots.at[lax.axis_index(AXIS)].set(own), AXIS)
+        return stacked_over_devices(checksum(lax.pcast(state, AXIS, to="varying")))
 
     return jax.jit(jax.shard_map(local, mesh=topology.mesh, in_specs=P(), out_specs=P()))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxddp.models.max_pool import max_pool
+from jaxddp.models.ops.max_pool import max_pool
 
 ModuleFactory = Callable[..., Callable[..., jax.Array]]
 """Its result is called with images: a module, or a function that calls one."""

@@ -1,0 +1,1 @@
+"""Checks that the devices compute the right gradient and hold the same state."""

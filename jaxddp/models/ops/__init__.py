@@ -1,0 +1,1 @@
+"""Layers and operations that several networks share."""
