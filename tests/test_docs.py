@@ -34,8 +34,11 @@ from jaxddp.training.run_identity import FREE
 
 ROOT = Path(__file__).parent.parent
 _DOCS = (f"docs/{file.name}" for file in ROOT.glob("docs/*.md"))
-PAGES = ("README.md", "CONTRIBUTING.md", "BUILD_NOTES.md", "configs/README.md", *_DOCS)
-FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", ".ci")
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "BUILD_NOTES.md", "CHANGELOG.md", "configs/README.md", "benchmarks/RESULTS.md"),
+    *_DOCS,
+)
+FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", "docs", ".ci")
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())
 
@@ -133,7 +136,9 @@ def command(words: list[str]) -> list[str]:
 
 def lone_options(path: str, text: str) -> list[str]:
     """An option that stands alone between backticks is that of some command, or of a script that lies beside them."""
-    scripts = [file.read_text() for folder in ("launch", "benchmarks") for file in (ROOT / folder).glob("*.py")]
+    scripts = [
+        file.read_text() for folder in ("launch", "benchmarks", "docs") for file in (ROOT / folder).rglob("*.py")
+    ]
     known = frozenset(re.findall(r'"(--[a-z][\w-]*)"', "".join(scripts))).union(
         *(options(*name, "digits") for name in OF_A_CONFIG), *(options(*name) for name in COMMANDS), map(typed, KEYS)
     )
@@ -150,10 +155,11 @@ def keys(path: str, text: str) -> list[str]:
 
 
 def places(path: str, text: str) -> list[str]:
-    """Every file and every module that is named exists."""
+    """Every file and every module that is named exists, and so does every script that `python` runs."""
     found = []
-    for span in spans(text):
-        name = span.split("(")[0].split(" ")[0]
+    runs = [line for block in blocks(text) for line in block.text.splitlines() if line.startswith("python ")]
+    for span in [*spans(text), *runs]:
+        name = span.removeprefix("python ").split("(")[0].split(" ")[0]
         if re.fullmatch(rf"({'|'.join(map(re.escape, FOLDERS))})/[\w./-]*", name):
             if not (ROOT / name).exists():
                 found.append(f"{path}: there is no {name}")
@@ -240,6 +246,8 @@ BAD = [
     (keys, "`parallel.x.*`"),
     (places, "`jaxddp/nothing.py`"),
     (places, "`tests/nothing/`"),
+    (places, "`python benchmarks/nothing.py DIR`"),
+    (places, "```\npython docs/nothing.py\n```"),
     (places, "`jaxddp.nothing`"),
     (places, "`jaxddp.config.Confg`"),
     (places, "`jaxddp.core.errors.InputError.nothing`"),
@@ -255,7 +263,11 @@ GOOD = [
     (commands, "```\njaxddp launch --gpus 0 -- python my_script.py --anything\n```"),
     (lone_options, "`--model.batch-norm sync` `--nr` `-n`"),
     (keys, "`train.batch_size` `data.augment` `parallel.*` `metrics.jsonl` `data.txt.gz/x`"),
-    (places, "`jaxddp/engine/` `launch/main.py` `jaxddp.train(…)` `jaxddp.config.Config.replace` `jaxddp[cuda12]`"),
+    (
+        places,
+        "`jaxddp/engine/` `launch/main.py` `jaxddp.train(…)` `jaxddp.config.Config.replace` `jaxddp[cuda12]`",
+    ),
+    (places, "`python docs/lists.py --check`"),
     (examples, "```python\nfrom jaxddp.config import Config\njaxddp.train\nimport nothing\n```"),
     (examples, "```python\n# jaxddp/losses/mine.py\nimport jax\n\ndef f(x): return len(jax.y(x))\n```"),
     (targets, "`make demo` and `make lint types`"),
@@ -289,6 +301,14 @@ def test_the_pages_hold_what_the_rules_look_for():
     assert len(list(command_lines(text))) > 30
     assert len(re.findall(r"\]\([^)]+\)", prose(text))) > 60
     assert len([block for block in blocks(text) if block.language == "python"]) > 5
+
+
+@pytest.mark.parametrize(("page", "most"), [("BUILD_NOTES.md", 15_000), ("README.md", 8_000)])
+def test_a_page_stays_short(page, most):
+    length = len((ROOT / page).read_text())
+    assert length <= most, (
+        f"{page} has {length:,} characters, of at most {most:,}: move what is not for everybody to docs/"
+    )
 
 
 def test_the_recipe_of_the_readme_runs(tmp_path):
@@ -326,8 +346,16 @@ def test_the_complete_recipe_brings_what_each_hook_promises(tmp_path):
 
 
 KINDS = (MODELS, LOSSES, METRICS, OPTIMIZERS, OBJECTIVES, SCHEDULES, AUGMENTATIONS, LOGGERS)
-# Without the pages for those who change the package.
-TOLD = "\n".join((ROOT / page).read_text() for page in PAGES if page not in ("CONTRIBUTING.md", "BUILD_NOTES.md"))
+# Without the pages for those who change the package, and without the list that has every key by itself.
+NOT_FOR_USERS = (
+    "CONTRIBUTING.md",
+    "BUILD_NOTES.md",
+    "CHANGELOG.md",
+    "benchmarks/RESULTS.md",
+    "docs/design.md",
+    "docs/keys.md",
+)
+TOLD = "\n".join((ROOT / page).read_text() for page in PAGES if page not in NOT_FOR_USERS)
 
 
 def test_every_key_of_a_config_stands_in_the_docs():
