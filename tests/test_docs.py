@@ -1,7 +1,7 @@
-"""What the pages say exists does: links, commands and their options, config keys, modules and files, Python examples.
+"""The pages match the code: links, commands and their options, config keys, modules and files, Python examples, lists.
 
-Every rule is a function of a page's path and text that returns what is wrong, so each is shown to catch an error
-(`BAD`) and to leave a sound text alone (`GOOD`) before it is believed about the pages.
+Each rule is a function of a page's path and text that returns the errors. `BAD` and `GOOD` show that each rule catches
+an error and accepts a correct text.
 """
 
 import ast
@@ -12,8 +12,11 @@ import importlib
 import inspect
 import io
 import itertools
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +30,7 @@ from support.pages import blocks, page_block
 from jaxddp import cli
 from jaxddp.commands.spelling import typed
 from jaxddp.config import Config, load
+from jaxddp.hooks import HOOKS
 from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten
 from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES
@@ -42,10 +46,10 @@ FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", "d
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())
 
-# A command whose first argument is a config has other options than one without it.
-OF_A_CONFIG = (("train",), ("eval",), ("find-lr",), ("doctor",), ("config",), ("data", "show"))
+# Commands whose first argument is a config, which decides their options.
+CONFIG_COMMANDS = (("train",), ("eval",), ("find-lr",), ("doctor",), ("config",), ("data", "show"))
 COMMANDS = (
-    *OF_A_CONFIG,
+    *CONFIG_COMMANDS,
     ("data", "check"),
     ("data", "pack"),
     ("data", "sample"),
@@ -59,38 +63,39 @@ COMMANDS = (
 
 
 def prose(text: str) -> str:
+    """Return the text without its fenced blocks."""
     return re.sub(r"^```\w*\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def spans(text: str) -> list[str]:
-    """What stands between backticks, outside fenced blocks."""
+    """Return the texts between backticks, outside fenced blocks."""
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as GitHub names them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", prose(page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def links(path: str, text: str) -> list[str]:
-    """Every relative link leads to a file, and its anchor to a heading there."""
-    found = []
+    """Every relative link leads to a file, and its anchor to a heading of that file."""
+    errors = []
     for target in re.findall(r"\]\(([^)]+)\)", prose(text)):
         file, _, anchor = target.partition("#")
-        place = (ROOT / path).parent / file if file else ROOT / path
+        page = (ROOT / path).parent / file if file else ROOT / path
         if "://" in target:
             continue
-        if not place.exists():
-            found.append(f"{path}: {target} leads nowhere")
-        elif anchor and anchor not in anchors(place):
-            found.append(f"{path}: {target}: no such heading")
-    return found
+        if not page.exists():
+            errors.append(f"{path}: {target} leads nowhere")
+        elif anchor and anchor not in anchors(page):
+            errors.append(f"{path}: {target}: no such heading")
+    return errors
 
 
 @functools.cache
 def options(*words: str) -> frozenset[str]:
-    """The options that a command's `--help` names."""
+    """Return the options in a command's `--help`."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         cli.main([*words, "--help"])
@@ -98,7 +103,7 @@ def options(*words: str) -> frozenset[str]:
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """The words of each command of jaxddp, whether on a line of a block or between backticks."""
+    """Yield the words of each jaxddp command, in a fenced block or between backticks."""
     lines = [line for block in blocks(text) for line in block.text.replace("\\\n", " ").splitlines()]
     for line in [*lines, *spans(text)]:
         words = line.strip().removeprefix(".venv/bin/")
@@ -107,47 +112,50 @@ def command_lines(text: str) -> Iterator[list[str]]:
 
 
 def commands(path: str, text: str) -> list[str]:
-    """Commands exist, the options after them are theirs, and a config that is named exists."""
-    return [f"{path}: jaxddp {' '.join(line)}: {wrong}" for line in command_lines(text) for wrong in command(line)]
+    """Commands exist, and so do their options and configs."""
+    return [f"{path}: jaxddp {' '.join(line)}: {error}" for line in command_lines(text) for error in command(line)]
 
 
 def command(words: list[str]) -> list[str]:
+    """Return the errors of one command line."""
     if words[0] == "launch" and "--" in words:
-        at = words.index("--")
-        started = words[at + 1 :]
-        return command(words[:at]) + (command(started) if started[0] != "python" else [])
+        separator = words.index("--")
+        launched = words[separator + 1 :]
+        return command(words[:separator]) + (command(launched) if launched[0] != "python" else [])
     length = 2 if words[0] == "data" else 1
     name, rest = tuple(words[:length]), words[length:]
     if name not in COMMANDS and name != ("data",):
         return [f"there is no command {' '.join(name)}"]
-    wrong = []
-    if rest and name in OF_A_CONFIG and not rest[0].startswith("-"):
+    errors = []
+    if rest and name in CONFIG_COMMANDS and not rest[0].startswith("-"):
         config = rest[0]
-        known = config in CONFIGS or config.startswith("runs/") or config.endswith((".py", "config.json"))
-        if not (known or config.isupper() or config == "…"):
-            wrong.append(f"there is no config {config}")
-        # What a config's choices do not read is not on its page.
+        exists = config in CONFIGS or config.startswith("runs/") or config.endswith((".py", "config.json"))
+        if not (exists or config.isupper() or config == "…"):
+            errors.append(f"there is no config {config}")
+        # A config's `--help` leaves out keys that its choices do not read.
         pairs = itertools.pairwise(rest)
         name = (*name, "digits", *(word for pair in pairs if pair[0].endswith((".name", ".schedule")) for word in pair))
     known = options(*name)
-    given = [word.partition("=")[0] for word in rest if word.startswith("--")]
-    return wrong + [f"there is no option {word}" for word in given if word not in known]
+    named = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    return errors + [f"there is no option {word}" for word in named if word not in known]
 
 
 def lone_options(path: str, text: str) -> list[str]:
-    """An option that stands alone between backticks is that of some command, or of a script that lies beside them."""
+    """An option alone between backticks belongs to a command or to a script."""
     scripts = [
         file.read_text() for folder in ("launch", "benchmarks", "docs") for file in (ROOT / folder).rglob("*.py")
     ]
     known = frozenset(re.findall(r'"(--[a-z][\w-]*)"', "".join(scripts))).union(
-        *(options(*name, "digits") for name in OF_A_CONFIG), *(options(*name) for name in COMMANDS), map(typed, KEYS)
+        *(options(*name, "digits") for name in CONFIG_COMMANDS),
+        *(options(*name) for name in COMMANDS),
+        map(typed, KEYS),
     )
     named = [word for span in spans(text) if span.startswith("--") for word in span.split() if word.startswith("--")]
     return [f"{path}: there is no option {word}" for word in named if word.partition("=")[0] not in known]
 
 
 def keys(path: str, text: str) -> list[str]:
-    """Every config key that is named exists, or is a part of the tree (`parallel.*`)."""
+    """Every config key exists, or is a section of the config (`parallel.*`)."""
     parts = {key.partition(".")[0] for key in KEYS if "." in key}
     named = [span for span in spans(text) if re.fullmatch(rf"({'|'.join(parts)})(\.[a-z_0-9]+|\.\*)+", span)]
     trees = {key[: end.start()] for key in KEYS for end in re.finditer(r"\.", key)}
@@ -155,36 +163,36 @@ def keys(path: str, text: str) -> list[str]:
 
 
 def places(path: str, text: str) -> list[str]:
-    """Every file and every module that is named exists, and so does every script that `python` runs."""
-    found = []
+    """Every file, module and script exists."""
+    errors = []
     runs = [line for block in blocks(text) for line in block.text.splitlines() if line.startswith("python ")]
     for span in [*spans(text), *runs]:
         name = span.removeprefix("python ").split("(")[0].split(" ")[0]
         if re.fullmatch(rf"({'|'.join(map(re.escape, FOLDERS))})/[\w./-]*", name):
             if not (ROOT / name).exists():
-                found.append(f"{path}: there is no {name}")
+                errors.append(f"{path}: there is no {name}")
         elif re.fullmatch(r"jaxddp(\.\w+)+", name) and not resolves(name):
-            found.append(f"{path}: there is no {name}")
-    return found
+            errors.append(f"{path}: there is no {name}")
+    return errors
 
 
 def resolves(name: str) -> bool:
-    """Whether a dotted name is a module, or an attribute of one."""
+    """Return whether a dotted name is a module, or an attribute of one."""
     module, rest = name, list[str]()
     while True:
         try:
-            found = importlib.import_module(module)
+            value = importlib.import_module(module)
             break
         except ModuleNotFoundError:
             module, _, last = module.rpartition(".")
             if not module:
                 return False
             rest.insert(0, last)
-    return all((found := getattr(found, attribute, None)) is not None for attribute in rest)
+    return all((value := getattr(value, attribute, None)) is not None for attribute in rest)
 
 
 def undefined(code: ast.Module) -> set[str]:
-    """The names that a module uses, and neither defines nor imports."""
+    """Return the names that a module uses but neither defines nor imports."""
     used, known = set[str](), {*dir(builtins)}
     for node in ast.walk(code):
         match node:
@@ -198,8 +206,8 @@ def undefined(code: ast.Module) -> set[str]:
 
 
 def examples(path: str, text: str) -> list[str]:
-    """Python and TOML can be parsed, what an example takes from jaxddp is there, and a whole file has its imports."""
-    found = []
+    """Python and TOML parse, names of jaxddp exist, and an example of a whole file has its imports."""
+    errors = []
     for block in blocks(text):
         if block.language == "toml":
             tomllib.loads(block.text)
@@ -207,19 +215,19 @@ def examples(path: str, text: str) -> list[str]:
             continue
         code = ast.parse(block.text)
         if block.text.startswith("# jaxddp/") and "import" in block.text:
-            found += [f"{path}: {name} comes from nowhere" for name in undefined(code)]
+            errors += [f"{path}: {name} is not defined" for name in undefined(code)]
         for node in ast.walk(code):
             names = []
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jaxddp":
                 names = [f"jaxddp.{node.attr}"]
-            found += [f"{path}: {name} is not there" for name in names if not resolves(name)]
-    return found
+            errors += [f"{path}: there is no {name}" for name in names if not resolves(name)]
+    return errors
 
 
 def targets(path: str, text: str) -> list[str]:
-    """Every target of make that is named exists."""
+    """Every target of make exists."""
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     lines = [line for block in blocks(text) for line in block.text.splitlines()]
     calls = [line.split("#")[0].split()[1:] for line in [*lines, *spans(text)] if line.startswith("make ")]
@@ -284,19 +292,19 @@ def test_an_error_is_caught(rule, text):
 
 
 @pytest.mark.parametrize(("rule", "text"), GOOD, ids=case_name)
-def test_a_sound_text_is_left_alone(rule, text):
+def test_a_correct_text_is_accepted(rule, text):
     assert rule("README.md", text) == []
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_says_what_is_so(page):
+def test_a_page_matches_the_code(page):
     text = (ROOT / page).read_text()
-    found = [wrong for rule in RULES for wrong in rule(page, text)]
-    assert not found, "\n".join(found)
+    errors = [error for rule in RULES for error in rule(page, text)]
+    assert not errors, "\n".join(errors)
 
 
-def test_the_pages_hold_what_the_rules_look_for():
-    """A pattern that finds nothing would find nothing wrong."""
+def test_the_rules_find_something_in_the_pages():
+    """A pattern that matches nothing would report no error."""
     text = "\n".join((ROOT / page).read_text() for page in PAGES)
     assert len(list(command_lines(text))) > 30
     assert len(re.findall(r"\]\([^)]+\)", prose(text))) > 60
@@ -318,8 +326,8 @@ def test_the_recipe_of_the_readme_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_complete_recipe_brings_what_each_hook_promises(tmp_path):
-    """Each hook on its own; that a run uses them is the matter of the recipe file's own tests."""
+def test_the_hooks_of_the_complete_recipe_return_valid_objects(tmp_path):
+    """Each hook alone; the tests of recipe files show that a run uses them."""
     source = page_block("docs/extending.md", "get_listeners(config")
     (tmp_path / "my_recipe.py").write_text(source)
     config = load(tmp_path / "my_recipe.py")
@@ -341,12 +349,12 @@ def test_the_complete_recipe_brings_what_each_hook_promises(tmp_path):
     image = hooks["get_augmentation"](config)(key, images[0])
     assert image.shape == images[0].shape and image.dtype == images.dtype
     (listener,) = hooks["get_listeners"](config, tmp_path)
-    moments = {name for name, _ in inspect.getmembers(listener, inspect.ismethod)}
-    assert moments and moments <= {"start", "step", "evaluation", "end"}
+    methods = {name for name, _ in inspect.getmembers(listener, inspect.ismethod)}
+    assert methods and methods <= {"start", "step", "evaluation", "end"}
 
 
 KINDS = (MODELS, LOSSES, METRICS, OPTIMIZERS, OBJECTIVES, SCHEDULES, AUGMENTATIONS, LOGGERS)
-# Without the pages for those who change the package, and without the list that has every key by itself.
+# Pages for developers, and the generated list that has every key.
 NOT_FOR_USERS = (
     "CONTRIBUTING.md",
     "BUILD_NOTES.md",
@@ -355,43 +363,58 @@ NOT_FOR_USERS = (
     "docs/design.md",
     "docs/keys.md",
 )
-TOLD = "\n".join((ROOT / page).read_text() for page in PAGES if page not in NOT_FOR_USERS)
+USER_PAGES = "\n".join((ROOT / page).read_text() for page in PAGES if page not in NOT_FOR_USERS)
 
 
-def test_every_key_of_a_config_stands_in_the_docs():
-    words = {word.strip(".") for word in re.findall(r"[\w.-]+", TOLD)}
+def test_a_page_explains_every_key_of_a_config():
+    words = {word.strip(".") for word in re.findall(r"[\w.-]+", USER_PAGES)}
     assert not [key for key in KEYS if key not in words and typed(key) not in words]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.key for kind in KINDS])
-def test_every_name_that_a_config_may_say_stands_in_the_docs(kind):
-    # Other tests of this worker may have added some; a name of an augmentation may be that of a key.
-    own = [name for name in kind.names() if not getattr(kind.get(name), "__module__", "").startswith("test")]
-    assert not [name for name in own if f"`{name}`" not in TOLD and f"data.augment.{name}" not in KEYS]
+def test_a_page_has_every_name_that_a_config_may_choose(kind):
+    # Other tests of this worker may have added names. An augmentation may have the name of a key.
+    names = [name for name in kind.names() if not getattr(kind.get(name), "__module__", "").startswith("test")]
+    assert not [name for name in names if f"`{name}`" not in USER_PAGES and f"data.augment.{name}" not in KEYS]
 
 
-def test_the_table_of_loggers_has_every_one():
+def test_the_table_of_loggers_is_complete():
     page = (ROOT / "docs/runs.md").read_text()
     (table,) = re.findall(r"^\| logger .*?\n\n", page, re.MULTILINE | re.DOTALL)
     assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == LOGGERS.names()
 
 
-def test_what_a_resumed_run_may_change_is_what_the_code_lets_it():
-    page = (ROOT / "docs/runs.md").read_text()
-    (free,) = re.findall(r"What may change on resume: (.*?)\. Any other", page, re.DOTALL)
+def test_a_resumed_run_may_change_all_of_parallel_except_reproducible():
     parallel = {key for key in KEYS if key.startswith("parallel.")}
-    assert "`parallel.*` but for `parallel.reproducible`" in free and parallel - FREE == {"parallel.reproducible"}
-    assert {*spans(free)} - {"parallel.*", "parallel.reproducible"} == (FREE & KEYS.keys()) - parallel
+    assert parallel - FREE == {"parallel.reproducible"}
 
 
-def test_the_table_of_recipes_has_every_config():
+def test_the_table_of_recipes_is_complete():
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "configs/README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(CONFIGS)
 
 
-def test_the_configs_whose_batch_norm_is_not_local_are_named():
+def test_the_hooks_of_a_recipe_file_are_in_the_table_with_their_arguments():
+    table = dict(re.findall(r"^\| `(get_\w+)\((.*?)\)` \|", (ROOT / "docs/extending.md").read_text(), re.MULTILINE))
+    assert table == {"get_config": "", **HOOKS}
+
+
+def test_the_page_names_the_configs_whose_batch_norm_is_not_local():
     others = {name for name in CONFIGS if load(name).model.batch_norm not in (None, "local")}
-    (told,) = re.findall(
+    (listed,) = re.findall(
         r"shipped config but(.*?), which are `ghost`", (ROOT / "docs/scaling.md").read_text(), re.DOTALL
     )
-    assert set(re.findall(r"`(\w+)`", told)) == others
+    assert set(re.findall(r"`(\w+)`", listed)) == others
+
+
+@pytest.mark.slow
+def test_the_lists_in_the_pages_are_up_to_date():
+    # In a process of its own: other tests may have added names to the registries.
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs/lists.py", "--check"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
