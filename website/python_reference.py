@@ -1,0 +1,107 @@
+"""Pages about the Python API; mkdocstrings fills in signatures and docstrings."""
+
+import importlib
+import re
+from collections.abc import Iterator
+from types import ModuleType
+
+import jaxddp
+import jaxddp.config as config
+from website.documents import ROOT
+
+GROUPS = {
+    "Train": ("prepare_training", "train", "RunSetup", "History", "Listener"),
+    "Data": (
+        *("open_data", "train_solutions", "val_solutions", "test_listing", "write_sample"),
+        *("ArrayTable", "ExampleTable"),
+    ),
+    "Models, losses, objectives": ("resnet", "adapt", "softmax_cross_entropy", "sigmoid_cross_entropy", "distillation"),
+    "Results": (
+        *("load_run", "TrainedRun", "evaluate", "evaluate_run", "topk_accuracy", "show_inputs", "show_predictions"),
+        *("export_weights", "export_program"),
+    ),
+    "Settings and errors": ("Config", "DataConfig", "AugmentConfig", "InputError"),
+}
+"""The names of the package, by what they are for."""
+NAMING = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/registry.py")
+"""Files whose dotted names are a part of the API."""
+NAME = re.compile(r"(?<![\w.\"])jaxddp(?:\.\w+)+")
+IMPORT = re.compile(r"^from (jaxddp[\w.]*) import ([\w, ]+)", re.MULTILINE)
+HEADING = {"package": "jaxddp", "config": "jaxddp.config", "registry": "jaxddp.registry"}
+
+
+def python_pages() -> dict[str, str]:
+    """The Markdown texts by path. Raises: ValueError; a name of the package has no group."""
+    return {
+        "python/index.md": package_page(),
+        "python/config.md": config_page(),
+        "python/extending.md": extending_page(),
+        "python/registry.md": "# Registries\n\n::: jaxddp.registry\n    options: {show_root_heading: false, heading_level: 2}\n",
+    }
+
+
+def package_page() -> str:
+    """The names of `jaxddp` itself."""
+    grouped = {name for names in GROUPS.values() for name in names}
+    if differing := grouped ^ {*dir(jaxddp)}:
+        raise ValueError(f"GROUPS of website/python_reference.py and the names of jaxddp differ: {sorted(differing)}")
+    lines = ["# Python API", "", "These are names of the package: `jaxddp.train`, `jaxddp.open_data`.", ""]
+    for title, names in GROUPS.items():
+        lines += [f"## {title}", "", *(f"::: jaxddp.api.{name}\n" for name in names)]
+    return "\n".join(lines)
+
+
+def config_page() -> str:
+    """The names of `jaxddp.config`."""
+    lines = ["# Configs", "", "A recipe file takes these from `jaxddp.config`. [Settings](../settings.md) lists all keys.", ""]
+    classes = (name for name in config.__all__ if name not in dir(jaxddp))
+    return "\n".join([*lines, *(f"::: jaxddp.config.{name}\n    options: {{heading_level: 2}}\n" for name in ("load", *(name for name in classes if name != "load")))])
+
+
+def extending_page() -> str:
+    """What the guide about extending and the registries name, by module."""
+    lines = ["# Protocols", "", "What [Extending](../extending.md) and the [registries](registry.md) name.", ""]
+    for module, names in named().items():
+        lines += [f"## {module}", ""]
+        if names:
+            lines += [f"::: {module}.{name}\n" for name in names]
+        else:
+            lines += [f"::: {module}\n    options: {{show_root_heading: false}}\n"]
+    return "\n".join(lines)
+
+
+def named() -> dict[str, list[str]]:
+    """The public names by their modules; a module without names has all of its own on the page."""
+    shown = {"jaxddp", "jaxddp.api", "jaxddp.config", "jaxddp.registry"}
+    found: dict[str, list[str]] = {}
+    for name in sorted({*dotted_names()}):
+        module, attribute = split(name)
+        if module not in shown:
+            found.setdefault(module, [])
+            if attribute and attribute not in found[module]:
+                found[module].append(attribute)
+    return found
+
+
+def dotted_names() -> Iterator[str]:
+    for file in NAMING:
+        text = (ROOT / file).read_text("utf-8")
+        yield from NAME.findall(IMPORT.sub("", text))
+        yield from (f"{module}.{name.strip()}" for module, names in IMPORT.findall(text) for name in names.split(","))
+
+
+def split(name: str) -> tuple[str, str]:
+    """The module of a dotted name, and its first attribute in it, "" of a module. Raises: ModuleNotFoundError."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        module = ".".join(parts[:length])
+        if is_module(module):
+            return module, "".join(parts[length : length + 1])
+    raise ModuleNotFoundError(name)
+
+
+def is_module(name: str) -> bool:
+    try:
+        return isinstance(importlib.import_module(name), ModuleType)
+    except ModuleNotFoundError:
+        return False
