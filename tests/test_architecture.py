@@ -63,7 +63,7 @@ HOUSE = (
     Room(12, "cluster"),
     Room(12, "curate"),
     Room(12, "reports"),
-    Room(13, "cli commands __main__", "tyro rich"),
+    Room(13, "cli command_line commands __main__", "tyro rich"),
 )
 ROOMS = {place: room for room in HOUSE for place in room.places.split()}
 DOOR = "__init__"
@@ -93,7 +93,7 @@ FILES = {
     "jaxddp/serving/onnx_file.py": "jax2onnx onnxruntime",
     "jaxddp/training/checkpoints.py": "orbax",
     "jaxddp/reports/page.py": "jinja2 plotly",
-    "jaxddp/reports/thumbnails.py": "PIL",
+    "jaxddp/reports/validation_images.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
     "jaxddp/notebook/figures.py": "matplotlib",
     "jaxddp/inference/trained.py": "matplotlib",

@@ -14,11 +14,12 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # A notice of the theme's that is printed at each build.
 os.environ["NO_MKDOCS_2_WARNING"] = "1"
 
-from website.command_line import command_pages
-from website.documents import copied_documents
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
+
+from website.command_line import command_pages
+from website.documents import copied_documents
 from website.navigation import navigation
 from website.python_reference import python_pages
 from website.recipe_pages import recipe_pages

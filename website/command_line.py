@@ -11,7 +11,7 @@ from typing import NamedTuple
 from unittest import mock
 
 from jaxddp import cli
-from jaxddp.commands.parse import parse
+from jaxddp.command_line.parse import parse
 from jaxddp.config import Config
 
 COMMANDS = (
@@ -70,9 +70,10 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Every key of a config is an option of `train`, `eval`, `find-lr`, `doctor`, `config` and `data show`, behind the",
-        "config's name. Defaults are those of a config that sets nothing; `jaxddp train CONFIG --help` shows the values of",
-        "one, and leaves out the keys that its choices do not read. `None` stands for the default of what reads the key.",
+        "Every key of a config is an option of `train`, `eval`, `find-lr`, `doctor`, `config` and `data show`, after",
+        "the config's name. The defaults are those of a config that sets nothing. `jaxddp train CONFIG --help` shows the",
+        "values of one config, without the keys that it does not read. Where a default is `None`, what reads the key",
+        "has a default.",
         "",
     ]
     for title, options in shown.boxes.items():

@@ -1,6 +1,7 @@
 """Pages about the Python API; mkdocstrings fills in signatures and docstrings."""
 
 import importlib
+import json
 import re
 from collections.abc import Iterator
 from types import ModuleType
@@ -27,16 +28,16 @@ NAMING = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/registry.py")
 """Files whose dotted names are a part of the API."""
 NAME = re.compile(r"(?<![\w.\"])jaxddp(?:\.\w+)+")
 IMPORT = re.compile(r"^from (jaxddp[\w.]*) import ([\w, ]+)", re.MULTILINE)
-HEADING = {"package": "jaxddp", "config": "jaxddp.config", "registry": "jaxddp.registry"}
 
 
 def python_pages() -> dict[str, str]:
     """The Markdown texts by path. Raises: ValueError; a name of the package has no group."""
+    registries = directive("jaxddp.registry", show_root_heading=False, heading_level=2)
     return {
         "python/index.md": package_page(),
         "python/config.md": config_page(),
         "python/extending.md": extending_page(),
-        "python/registry.md": "# Registries\n\n::: jaxddp.registry\n    options: {show_root_heading: false, heading_level: 2}\n",
+        "python/registry.md": "# Registries\n\n" + registries,
     }
 
 
@@ -47,15 +48,28 @@ def package_page() -> str:
         raise ValueError(f"GROUPS of website/python_reference.py and the names of jaxddp differ: {sorted(differing)}")
     lines = ["# Python API", "", "These are names of the package: `jaxddp.train`, `jaxddp.open_data`.", ""]
     for title, names in GROUPS.items():
-        lines += [f"## {title}", "", *(f"::: jaxddp.api.{name}\n" for name in names)]
+        lines += [f"## {title}", "", *(directive(f"jaxddp.api.{name}") for name in names)]
     return "\n".join(lines)
 
 
 def config_page() -> str:
-    """The names of `jaxddp.config`."""
-    lines = ["# Configs", "", "A recipe file takes these from `jaxddp.config`. [Settings](../settings.md) lists all keys.", ""]
-    classes = (name for name in config.__all__ if name not in dir(jaxddp))
-    return "\n".join([*lines, *(f"::: jaxddp.config.{name}\n    options: {{heading_level: 2}}\n" for name in ("load", *(name for name in classes if name != "load")))])
+    """The names of `jaxddp.config` that are not names of `jaxddp`."""
+    names = [name for name in config.__all__ if name not in dir(jaxddp)]
+    return "\n".join(
+        [
+            "# Configs",
+            "",
+            "A recipe file takes these from `jaxddp.config`. [Settings](../settings.md) lists all keys.",
+            "",
+            *(directive(f"jaxddp.config.{name}", heading_level=2) for name in sorted(names, key="load".__ne__)),
+        ]
+    )
+
+
+def directive(name: str, **options: object) -> str:
+    """What mkdocstrings replaces by the documentation of a name."""
+    lines = [f"    options: {json.dumps(options)}"] if options else []
+    return "\n".join([f"::: {name}", *lines, ""])
 
 
 def extending_page() -> str:
@@ -63,10 +77,9 @@ def extending_page() -> str:
     lines = ["# Protocols", "", "What [Extending](../extending.md) and the [registries](registry.md) name.", ""]
     for module, names in named().items():
         lines += [f"## {module}", ""]
-        if names:
-            lines += [f"::: {module}.{name}\n" for name in names]
-        else:
-            lines += [f"::: {module}\n    options: {{show_root_heading: false}}\n"]
+        lines += [directive(f"{module}.{name}") for name in names]
+        if not names:
+            lines.append(directive(module, show_root_heading=False))
     return "\n".join(lines)
 
 
