@@ -117,7 +117,7 @@ FINDING = "jaxddp/registry.py"
 
 SHARED = {"support", "recipes"}
 """Folders of tests/ that hold no tests: what these import, and what runs are given."""
-SCRIPTS = {"benchmarks", "launch"}
+SCRIPTS = {"benchmarks", "launch", "website"}
 TEST_FOLDERS = {"tests", "integration", "conformance"}
 EXAMPLES = "tests/test_architecture.py"
 IMPORTED = re.compile(r"(?:^|[;\n])\s*(?:from|import)\s+([\w.]+)")
@@ -276,7 +276,7 @@ RULES: dict[Rule, tuple[str, ...]] = {
     hidden_imports: ("jaxddp", "configs"),
     machine: ("jaxddp", "configs"),
     bare_packages: ("jaxddp",),
-    sizes: ("jaxddp", "configs", "launch", "benchmarks"),
+    sizes: ("jaxddp", "configs", "launch", "benchmarks", "website"),
     apart: ("tests",),
 }
 

@@ -4,6 +4,7 @@ Writes the pages into build/pages, runs MkDocs on them, and leaves the site in b
 place in the navigation or a name without a docstring ends it with exit code 1.
 """
 
+import logging
 import os
 import shutil
 import sys
@@ -25,7 +26,6 @@ from website.python_reference import python_pages
 from website.recipe_pages import recipe_pages
 
 ROOT = Path(__file__).parents[1]
-PAGES = ROOT / "build/pages"
 
 
 def write_pages(folder: Path) -> dict[str, str]:
@@ -43,11 +43,13 @@ def write_pages(folder: Path) -> dict[str, str]:
     return pages
 
 
-def main() -> int:
-    """Build the site; returns the exit code."""
+def main(folder: Path = ROOT / "build") -> int:
+    """Build the site in a folder: its pages in pages/, itself in site/. Returns the exit code."""
     os.chdir(ROOT)
-    pages = write_pages(PAGES)
-    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, nav=navigation(pages))
+    logging.basicConfig(level=logging.WARNING, format="docs: %(message)s")
+    pages = write_pages(folder / "pages")
+    places = {"docs_dir": str(folder / "pages"), "site_dir": str(folder / "site")}
+    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, nav=navigation(pages), **places)
     try:
         build(config)
     except Abort as error:

@@ -22,6 +22,14 @@ COLUMNS = "110"
 """A terminal so narrow has one column of options."""
 
 
+SETTINGS = """# Settings
+
+Every key of a config is an option of `train`, `eval`, `find-lr`, `doctor`, `config` and `data show`, after the config's
+name. The defaults are those of a config that sets nothing. `jaxddp train CONFIG --help` shows the values of one config,
+without the keys that it does not read. Where the default is `None`, the component that reads the key has a default.
+"""
+
+
 class Option(NamedTuple):
     """An option as `--help` shows it: its name with its values, what it does, and its default."""
 
@@ -67,15 +75,7 @@ def page_of(name: str) -> str:
 def settings() -> str:
     """Every key of a config, by section: all of them are options of the commands that take a config."""
     shown = read(printed(lambda: parse(Config, Config(), "jaxddp train CONFIG", ["--help"])))
-    lines = [
-        "# Settings",
-        "",
-        "Every key of a config is an option of `train`, `eval`, `find-lr`, `doctor`, `config` and `data show`, after",
-        "the config's name. The defaults are those of a config that sets nothing. `jaxddp train CONFIG --help` shows the",
-        "values of one config, without the keys that it does not read. Where a default is `None`, what reads the key",
-        "has a default.",
-        "",
-    ]
+    lines = [SETTINGS]
     for title, options in shown.boxes.items():
         lines += [f"## {title.removesuffix(' options').capitalize()}", "", *table(options), ""]
     return "\n".join(lines)

@@ -15,15 +15,14 @@ def navigation(pages: Mapping[str, str]) -> list[dict[str, Any]]:
     folders = ("recipes/", "commands/", "python/")
     apart = {"index.md", "troubleshooting.md", "settings.md", *BEHIND}
     others = [path for path in sorted(pages) if path not in {*GUIDES, *apart} and not path.startswith(folders)]
-    sections = {
-        "Guides": entries(pages, (*GUIDES, *others)),
+    sections: dict[str, list[Any]] = {
+        "Guides": entries(pages, (*GUIDES, *others, "troubleshooting.md")),
         "Recipes": entries(pages, folder(pages, "recipes/")),
         "Commands": [*entries(pages, folder(pages, "commands/")), *entries(pages, ("settings.md",))],
         "Python": entries(pages, folder(pages, "python/")),
-        "Troubleshooting": "troubleshooting.md",
         "About": entries(pages, BEHIND),
     }
-    return [{"Home": "index.md"}, *({title: part} for title, part in sections.items())]
+    return [{"Home": "index.md"}, *({title: part} for title, part in sections.items() if part)]
 
 
 def folder(pages: Iterable[str], name: str) -> list[str]:

@@ -1,10 +1,13 @@
 """Pages about the Python API; mkdocstrings fills in signatures and docstrings."""
 
+import ast
 import importlib
+import inspect
 import json
 import re
 from collections.abc import Iterator
 from types import ModuleType
+from typing import TypeVar
 
 import jaxddp
 import jaxddp.config as config
@@ -81,6 +84,34 @@ def extending_page() -> str:
         if not names:
             lines.append(directive(module, show_root_heading=False))
     return "\n".join(lines)
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """Each name on these pages: the module that has it, and the attribute."""
+    yield from (("jaxddp.api", name) for name in dir(jaxddp))
+    yield from (("jaxddp.config", name) for name in config.__all__)
+    for module, names in (*named().items(), ("jaxddp.registry", [])):
+        yield from ((module, name) for name in names or public_names(module))
+
+
+def public_names(module: str) -> list[str]:
+    """The names that a module defines itself, without type variables and those that begin with an underscore."""
+    loaded = importlib.import_module(module)
+    names = [name for node in ast.parse(inspect.getsource(loaded)).body for name in defined(node)]
+    return [name for name in names if name[0] != "_" and not isinstance(getattr(loaded, name), TypeVar)]
+
+
+def defined(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module or of a class defines."""
+    match node:
+        case ast.FunctionDef(name) | ast.ClassDef(name) | ast.AnnAssign(ast.Name(name)):
+            return [name]
+        case ast.Assign(targets):
+            parts = [
+                part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])
+            ]
+            return [part.id for part in parts if isinstance(part, ast.Name)]
+    return []
 
 
 def named() -> dict[str, list[str]]:
