@@ -11,8 +11,6 @@ from typing import NamedTuple
 from unittest import mock
 
 from jaxddp import cli
-from jaxddp.command_line.parse import parse
-from jaxddp.config import Config
 
 COMMANDS = (
     *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config"),
@@ -20,14 +18,6 @@ COMMANDS = (
 )
 COLUMNS = "110"
 """A terminal so narrow has one column of options."""
-
-
-SETTINGS = """# Settings
-
-Every key of a config is an option of `train`, `eval`, `find-lr`, `doctor`, `config` and `data show`, after the config's
-name. The defaults are those of a config that sets nothing. `jaxddp train CONFIG --help` shows the values of one config,
-without the keys that it does not read. Where the default is `None`, the component that reads the key has a default.
-"""
 
 
 class Option(NamedTuple):
@@ -47,9 +37,9 @@ class Help(NamedTuple):
 
 
 def command_pages() -> dict[str, str]:
-    """The Markdown text of a page for each command, of one for all of them, and of one for the settings."""
+    """The Markdown texts of a page for each command and of one for all of them, by path."""
     pages = {f"commands/{name.replace(' ', '-')}.md": page_of(name) for name in COMMANDS}
-    return {"commands/index.md": index()} | pages | {"settings.md": settings()}
+    return {"commands/index.md": index()} | pages
 
 
 def index() -> str:
@@ -69,15 +59,6 @@ def page_of(name: str) -> str:
     lines = [f"# jaxddp {name}", "", "```text", shown.usage, "```", "", example_as_code(shown.text), ""]
     for title, options in shown.boxes.items():
         lines += [f"## {title.capitalize()}", "", *table(options), ""]
-    return "\n".join(lines)
-
-
-def settings() -> str:
-    """Every key of a config, by section: all of them are options of the commands that take a config."""
-    shown = read(printed(lambda: parse(Config, Config(), "jaxddp train CONFIG", ["--help"])))
-    lines = [SETTINGS]
-    for title, options in shown.boxes.items():
-        lines += [f"## {title.removesuffix(' options').capitalize()}", "", *table(options), ""]
     return "\n".join(lines)
 
 

@@ -4,7 +4,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-GUIDES = ("data.md", "recipes.md", "fine-tuning.md", "runs.md", "scaling.md", "serving.md", "extending.md")
+GUIDES = (
+    "features.md",
+    "data.md",
+    "recipes.md",
+    "fine-tuning.md",
+    "runs.md",
+    "scaling.md",
+    "serving.md",
+    "extending.md",
+)
 """The first guides, in the order of a reader; other documents follow them."""
 BEHIND = ("limits.md", "results.md", "design.md", "build-notes.md", "contributing.md", "changelog.md")
 """About jaxddp itself."""
@@ -13,12 +22,12 @@ BEHIND = ("limits.md", "results.md", "design.md", "build-notes.md", "contributin
 def navigation(pages: Mapping[str, str]) -> list[dict[str, Any]]:
     """Sections of links, by title, as MkDocs takes them."""
     folders = ("recipes/", "commands/", "python/")
-    apart = {"index.md", "troubleshooting.md", "settings.md", *BEHIND}
+    apart = {"index.md", "troubleshooting.md", "keys.md", *BEHIND}
     others = [path for path in sorted(pages) if path not in {*GUIDES, *apart} and not path.startswith(folders)]
     sections: dict[str, list[Any]] = {
         "Guides": entries(pages, (*GUIDES, *others, "troubleshooting.md")),
         "Recipes": entries(pages, folder(pages, "recipes/")),
-        "Commands": [*entries(pages, folder(pages, "commands/")), *entries(pages, ("settings.md",))],
+        "Commands": [*entries(pages, folder(pages, "commands/")), *entries(pages, ("keys.md",))],
         "Python": entries(pages, folder(pages, "python/")),
         "About": entries(pages, BEHIND),
     }

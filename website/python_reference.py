@@ -62,7 +62,7 @@ def config_page() -> str:
         [
             "# Configs",
             "",
-            "A recipe file takes these from `jaxddp.config`. [Settings](../settings.md) lists all keys.",
+            "A recipe file takes these from `jaxddp.config`. [Every key](../keys.md) has the keys.",
             "",
             *(directive(f"jaxddp.config.{name}", heading_level=2) for name in sorted(names, key="load".__ne__)),
         ]
