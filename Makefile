@@ -14,9 +14,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up .venv"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv \
-	  && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[demo,dev]' \
+	  && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[demo,dev,docs]' \
 	  || { echo "uv cannot; pip does it in a few minutes"; \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'; }
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev,docs]'; }
 	@touch $@
 
 demo: setup
@@ -69,7 +69,12 @@ format: setup
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv .venv-newest runs/demo data/digits
+	rm -rf .venv .venv-newest build runs/demo data/digits
+
+# The documentation site, in build/site; no address is asked for anything.
+.PHONY: docs
+docs: setup
+	$(BIN)/python -m website.build
 
 # The picture of README.md, from a run of its own.
 .PHONY: picture

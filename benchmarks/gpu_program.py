@@ -32,7 +32,7 @@ from harness import Figures, machine
 from roofline import predict
 
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.commands.parse import parse_recipe
+from jaxddp.command_line.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch

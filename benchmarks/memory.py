@@ -29,7 +29,7 @@ import numpy as np
 import tyro
 from harness import CHILD_SECONDS, Figures, machine
 
-from jaxddp.commands.parse import parse_recipe
+from jaxddp.command_line.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.core.message import text_of
 from jaxddp.data.arrays import ArrayTable

@@ -24,7 +24,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     since = time.monotonic()
     import jax.monitoring
 
-    from jaxddp.commands.parse import parse
+    from jaxddp.command_line.parse import parse
     from jaxddp.commands.train import Train
     from jaxddp.experiment.train import of_file, train
     from jaxddp.recipe_file import read_recipe

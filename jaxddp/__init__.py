@@ -12,10 +12,16 @@ from jaxddp.core.log_lines import show_lines
 if TYPE_CHECKING:
     from jaxddp.api import *  # noqa: F403
 
+    __version__: str
+
 show_lines()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from jaxddp.core.versions import installed_version
+
+        return installed_version("jaxddp") or "unknown"
     # On first use: the launcher, and the help for a mistyped command, need none of JAX, which takes seconds to import.
     if not name.startswith("__"):
         import jaxddp.api as api

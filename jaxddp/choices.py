@@ -54,6 +54,7 @@ KINDS = (
     Kind(OPTIMIZERS, "get_optimizer"),
     Kind(SCHEDULES, "get_optimizer"),
 )
+"""The kinds whose entries have settings."""
 NAMES = tuple(kind.key for kind in KINDS)
 
 

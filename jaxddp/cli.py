@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from jaxddp.commands.screen import StatusLine
+from jaxddp.command_line.terminal import StatusLine
 from jaxddp.core.errors import InputError, JaxddpError, with_notes
 from jaxddp.core.own_code import telling
 from jaxddp.core.versions import versions
@@ -90,7 +90,7 @@ def _saying_what_lasts() -> Iterator[None]:
 def _told(error: JaxddpError, arguments: list[str]) -> str:
     if error.key is None:
         return str(error)
-    from jaxddp.commands.told import line_of
+    from jaxddp.command_line.error_line import line_of
 
     return line_of(error, arguments)
 
@@ -139,7 +139,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
     if name == "train":
         from jaxddp.commands.train import run
     elif name == "eval":
-        from jaxddp.commands.evaluate import run
+        from jaxddp.commands.eval import run
     elif name == "find-lr":
         from jaxddp.commands.find_lr import run
     elif name == "predict":

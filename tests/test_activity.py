@@ -12,7 +12,7 @@ from support.listeners import run_start
 import jaxddp.core.phases as phases
 import jaxddp.job.activity as activity
 from jaxddp.cli import main
-from jaxddp.commands.screen import StatusLine
+from jaxddp.command_line.terminal import StatusLine
 from jaxddp.training.listeners.live import LiveDisplay
 
 

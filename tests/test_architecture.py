@@ -63,7 +63,7 @@ HOUSE = (
     Room(12, "cluster"),
     Room(12, "curate"),
     Room(12, "reports"),
-    Room(13, "cli commands __main__", "tyro rich"),
+    Room(13, "cli command_line commands __main__", "tyro rich"),
 )
 ROOMS = {place: room for room in HOUSE for place in room.places.split()}
 DOOR = "__init__"
@@ -93,7 +93,7 @@ FILES = {
     "jaxddp/serving/onnx_file.py": "jax2onnx onnxruntime",
     "jaxddp/training/checkpoints.py": "orbax",
     "jaxddp/reports/page.py": "jinja2 plotly",
-    "jaxddp/reports/thumbnails.py": "PIL",
+    "jaxddp/reports/validation_images.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
     "jaxddp/notebook/figures.py": "matplotlib",
     "jaxddp/inference/trained.py": "matplotlib",
@@ -117,7 +117,7 @@ FINDING = "jaxddp/registry.py"
 
 SHARED = {"support", "recipes"}
 """Folders of tests/ that hold no tests: what these import, and what runs are given."""
-SCRIPTS = {"benchmarks", "launch"}
+SCRIPTS = {"benchmarks", "launch", "website"}
 TEST_FOLDERS = {"tests", "integration", "conformance"}
 EXAMPLES = "tests/test_architecture.py"
 IMPORTED = re.compile(r"(?:^|[;\n])\s*(?:from|import)\s+([\w.]+)")
@@ -276,7 +276,7 @@ RULES: dict[Rule, tuple[str, ...]] = {
     hidden_imports: ("jaxddp", "configs"),
     machine: ("jaxddp", "configs"),
     bare_packages: ("jaxddp",),
-    sizes: ("jaxddp", "configs", "launch", "benchmarks"),
+    sizes: ("jaxddp", "configs", "launch", "benchmarks", "website"),
     apart: ("tests",),
 }
 

@@ -19,8 +19,8 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.choices import KINDS, check_read, keys_of_choices, resolved
 from jaxddp.cli import main
-from jaxddp.commands.parse import parse_recipe
-from jaxddp.commands.spelling import typed
+from jaxddp.command_line.parse import parse_recipe
+from jaxddp.command_line.short_forms import typed
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
 from jaxddp.core.duration import Duration

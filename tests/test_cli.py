@@ -22,7 +22,7 @@ from support.peers import Second
 from support.runs import RECIPE, fails, metrics, train_words
 
 from jaxddp.cli import main
-from jaxddp.commands.parse import workdir_of
+from jaxddp.command_line.parse import workdir_of
 from jaxddp.core.peers import ALONE
 from jaxddp.recipe_file import read_recipe
 from jaxddp.setup.from_file import open_experiment

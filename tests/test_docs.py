@@ -28,7 +28,7 @@ import pytest
 from support.pages import blocks, page_block
 
 from jaxddp import cli
-from jaxddp.commands.spelling import typed
+from jaxddp.command_line.short_forms import typed
 from jaxddp.config import Config, load
 from jaxddp.hooks import HOOKS
 from jaxddp.models.adapt import adapt

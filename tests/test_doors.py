@@ -13,10 +13,10 @@ from support.runs import fails, metrics
 
 import jaxddp
 from jaxddp.cli import main
+from jaxddp.command_line.parse import option, parse_recipe
 from jaxddp.commands.doctor import DoctorOfConfig
-from jaxddp.commands.evaluate import Eval
+from jaxddp.commands.eval import Eval
 from jaxddp.commands.find_lr import FindLr
-from jaxddp.commands.parse import option, parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, LossConfig, load
 from jaxddp.core.errors import InputError

@@ -14,7 +14,7 @@ import jaxddp.core.errors as errors
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.choices import check_read
 from jaxddp.cli import main
-from jaxddp.commands.told import line_of
+from jaxddp.command_line.error_line import line_of
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, about, as_written, error_from
 from jaxddp.core.message import Key, Option, joined

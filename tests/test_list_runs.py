@@ -20,7 +20,7 @@ from jaxddp.goal import Goal
 from jaxddp.reports.charts import curves
 from jaxddp.reports.overview import run_table, runs_below
 from jaxddp.reports.run_files import read_runs
-from jaxddp.reports.seeds import Group, seed_table
+from jaxddp.reports.seeds import SeedGroup, seed_table
 from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.training.listeners.lines import RunLines
 from jaxddp.training.manifest import Manifests
@@ -148,7 +148,7 @@ def test_the_best_is_that_of_the_run_s_own_goal_and_of_the_average(tmp_path):
     assert [run.best.value for run in runs] == pytest.approx(least)
     assert np.isnan(first.validations["val_ema loss"][0]) and len(first.validations["val_ema loss"]) == 4
     assert first.validation_seconds == pytest.approx(7 * 0.5)
-    rows = {(row[1].text, row[2].text): row for row in seed_table(runs, [Group("all", "#000000", (0, 1))]).rows}
+    rows = {(row[1].text, row[2].text): row for row in seed_table(runs, [SeedGroup("all", "#000000", (0, 1))]).rows}
     assert rows["val_ema loss", "best"][3].text == "2" and ("val_ema top1", "last") in rows
     names = [trace["name"] for chart in curves(runs, ["#000000"] * 2) for trace in chart.data]
     assert "a, validation of the average" in names and "b, validation" in names

@@ -10,7 +10,7 @@ import botocore.validate
 import pytest
 import yaml
 
-from jaxddp.commands.parse import parse_recipe
+from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.job.environment import find_job
 

@@ -16,7 +16,7 @@ from support.runs import exploding, metrics, setup_of, train, train_words
 from support.shared import sgd
 
 from jaxddp.cli import main
-from jaxddp.commands.parse import parse
+from jaxddp.command_line.parse import parse
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
 from jaxddp.core.duration import Duration

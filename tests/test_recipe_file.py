@@ -10,7 +10,7 @@ from support.data import random_table, write_arrays
 from support.recipes import CONFIG, NETWORK, WHOLE
 
 from jaxddp.cli import main
-from jaxddp.commands import parse
+from jaxddp.command_line import parse
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError

@@ -27,16 +27,15 @@ from jaxddp.reports.overview import run_table, speed_table
 from jaxddp.reports.page import render
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.seeds import mean_curve
-from jaxddp.reports.tables import Table, number
-from jaxddp.reports.thumbnails import thumbnails
-from jaxddp.reports.validated import Validated
+from jaxddp.reports.text_tables import TextTable, number
+from jaxddp.reports.validation_images import ValidationImages, thumbnails
 
 
 def runs_of(folder: Path, seeds: int = 3, **changes) -> list[RunFiles]:
     return read_runs([write_run(folder / f"seed{seed}", seed, **changes) for seed in range(seeds)])
 
 
-def texts(table: Table) -> list[list[str]]:
+def texts(table: TextTable) -> list[list[str]]:
     return [[cell.text for cell in row] for row in table.rows]
 
 
@@ -88,12 +87,12 @@ def test_of_many_points_none_of_the_peaks_is_lost(tmp_path):
     rows[17]["loss"] = None
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = page_of(read_runs([place]))
-    (trace,) = chart(page.curves, "loss").data
+    (trace,) = chart(page.curves.charts, "loss").data
     assert len(trace["y"]) <= MOST_POINTS and (max(trace["y"]), min(trace["y"])) == (50, -3)
     kept = trace["meta"]["rows"]
     assert kept == sorted(kept) and {12_345, 777} <= {*kept}
     assert trace["y"] == pytest.approx([losses[row] for row in kept], rel=1e-6)
-    assert len(page.positions["0 steps"]["step"]) == len(losses)
+    assert len(page.curves.positions["0 steps"]["step"]) == len(losses)
 
 
 @pytest.mark.parametrize(("losses", "wide"), [((0.01, 1.01), True), ((0.011, 1), False), ((0, 1), False), ((), False)])
@@ -102,9 +101,9 @@ def test_a_loss_that_spans_much_has_a_logarithmic_axis_at_first(tmp_path, losses
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in enumerate((*losses, None))]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = page_of(read_runs([place]))
-    assert page.logarithmic == wide
+    assert page.curves.logarithmic == wide
     html = render(page)
-    assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves))
+    assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves.charts))
 
 
 def test_plotly_knows_every_property_of_the_charts(tmp_path):
@@ -113,7 +112,7 @@ def test_plotly_knows_every_property_of_the_charts(tmp_path):
     page = page_of(runs)
     classes = run_classes(0, "a", "#000000", outcome_of_noise())
     assert classes.matrix is not None
-    for one in (*page.curves, *page.seed_curves, classes.matrix):
+    for one in (*page.curves.charts, *page.seeds.charts, classes.matrix):
         figure = graph_objects.Figure({"data": one.data, "layout": one.layout})
         assert len(figure.data) == len(one.data) > 0
     with pytest.raises(ValueError):
@@ -133,14 +132,14 @@ def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
             values = np.array([row[metric] for row in rows])
             told = (values.mean(), values.std(ddof=1), values.min(), values.max())
             expected = ["all runs", metric, moment, "4", *(number(metric, value) for value in told)]
-            assert expected in texts(page.seeds)
-    assert len(page.seeds.rows) == 4
-    least, most, mean = chart(page.seed_curves, "loss of validation").data
+            assert expected in texts(page.seeds.table)
+    assert len(page.seeds.table.rows) == 4
+    least, most, mean = chart(page.seeds.charts, "loss of validation").data
     values = np.array([[row["loss"] for row in rows] for rows in validated])
     assert mean["y"] == pytest.approx(values.mean(0), rel=1e-6)
     assert least["y"] == pytest.approx(values.min(0), rel=1e-6)
     assert most["y"] == pytest.approx(values.max(0), rel=1e-6)
-    assert page.positions[mean["meta"]["where"]]["step"] == [10, 20, 30, 40]
+    assert page.seeds.positions[mean["meta"]["where"]]["step"] == [10, 20, 30, 40]
 
 
 def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):
@@ -176,7 +175,7 @@ def test_runs_are_of_one_group_where_only_the_seed_and_the_machine_differ(tmp_pa
     legend = page_of(runs[:4]).legend
     assert legend[0].colour == legend[1].colour != legend[2].colour == legend[3].colour
     alone = page_of([runs[0], runs[2]])
-    assert alone.legend[0].colour != alone.legend[1].colour and not alone.seeds.rows
+    assert alone.legend[0].colour != alone.legend[1].colour and not alone.seeds.table.rows
 
 
 def test_settings_that_differ(tmp_path):
@@ -299,7 +298,7 @@ def test_many_classes_have_no_matrix():
     labels = np.arange(101)
     wrong = Outcome(labels, np.roll(np.eye(101), 1, axis=1), names, 3)
     table = ArrayTable(np.zeros((101, 8, 8, 3), np.uint8), labels, names)
-    found = run_classes(0, "a", "#000000", Validated(wrong, table, DataConfig()))
+    found = run_classes(0, "a", "#000000", ValidationImages(wrong, table, DataConfig()))
     assert found.matrix is None and len(found.confusions.rows) == 20 and len(found.mistakes) == 24
 
 
@@ -466,9 +465,9 @@ def trained(tmp_path_factory) -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["best", "latest", "6"])
 def test_the_classes_of_a_run_are_what_its_validation_measured(trained, which):
-    from jaxddp.reports.validated import validated
+    from jaxddp.reports.validation_images import predict_validation_images
 
-    outcome, source, _ = validated(trained, which)
+    outcome, source, _ = predict_validation_images(trained, which)
     measured = {row["step"]: row for row in rows_of(trained, "val")}
     if which != "best":
         assert outcome.step == {"latest": 12, "6": 6}[which]
@@ -502,8 +501,8 @@ def test_what_cannot_be_asked_for_its_classes_is_left_out_in_a_line(trained, tmp
     (places[2] / "config.json").write_text(json.dumps(content))
     runs = read_runs([*places, trained])
     page = with_classes(page_of(runs), runs, "best")
-    assert len(page.classes) == 1 and page.classes[0].name == runs[3].name
-    python, gone, empty = page.class_faults
+    assert len(page.classes.runs) == 1 and page.classes.runs[0].name == runs[3].name
+    python, gone, empty = page.classes.faults
     assert "the run came from Python and does not say its network" in python
     assert "gone.npz: no such directory or file" in gone
     assert f"{places[2]}: no work directory of a run, which has checkpoints/" in empty

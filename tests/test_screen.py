@@ -15,7 +15,7 @@ import pytest
 from nbclient import NotebookClient
 from support.listeners import BATCH, TOTAL, drive, evaluation_record, run_start, step_record
 
-from jaxddp.commands.screen import print_table
+from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import on_screen
 from jaxddp.job.environment import Job

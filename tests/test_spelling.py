@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from jaxddp.commands.predict import Predict
-from jaxddp.commands.spelling import options_of, spelled_out
+from jaxddp.command_line.short_forms import options_of, spelled_out
+from jaxddp.commands.predict import PredictImages
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
@@ -19,7 +19,7 @@ KEYS = dict(keys_of(Config))
 def test_the_options_of_a_command_are_its_own_and_the_keys_of_its_config():
     assert OPTIONS.keys() == {"workdir", "resume", *KEYS}
     # A word without a name is none.
-    assert {"out", "top", "cpu_devices"} <= options_of(Predict).keys() and "run" not in options_of(Predict)
+    assert {"out", "top", "cpu_devices"} <= options_of(PredictImages).keys() and "run" not in options_of(PredictImages)
     assert set(SHORT.values()) <= OPTIONS.keys()
 
 
@@ -61,7 +61,7 @@ def test_a_short_form_beside_its_key_is_refused(short):
 
 def test_where_there_is_no_config_nothing_is_short():
     words = ["run", "--lr", "1", "--data", "d"]
-    assert spelled_out(words, options_of(Predict)) == words
+    assert spelled_out(words, options_of(PredictImages)) == words
 
 
 @pytest.mark.parametrize("key", KEYS)

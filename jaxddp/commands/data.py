@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
-from jaxddp.commands.screen import IMPORTING
+from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
+from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Count, Range
@@ -39,7 +39,7 @@ class DataPlace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(DataPlace):
+class CheckData(DataPlace):
     """Read a data set once: a line for each row, file or record that cannot be used, a summary, and a manifest."""
 
     manifest: Path | None = None
@@ -49,7 +49,7 @@ class Check(DataPlace):
 
 
 @dataclass(frozen=True)
-class Show:
+class ShowData:
     """Draw training images exactly as the model is given them at a step, with their labels.
 
     Example: jaxddp data show digits --data data/digits --step 100 --out show.png
@@ -65,7 +65,7 @@ class Show:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pack(Packing, DataPlace):
+class PackData(Packing, DataPlace):
     """Write a copy of a data set that is quicker to train on: images resized, in a few files; order and table stay."""
 
     out: Path = tyro.MISSING
@@ -73,7 +73,7 @@ class Pack(Packing, DataPlace):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class SampleData:
     """Write a small data set to try jaxddp on, without a download."""
 
     name: tyro.conf.Positional[str] = "digits"
@@ -95,7 +95,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _check(arguments: list[str]) -> int:
-    options = parse(Check, Check(), "jaxddp data check", arguments)
+    options = parse(CheckData, CheckData(), "jaxddp data check", arguments)
     from jaxddp.curate.check import check
     from jaxddp.curate.image_manifest import manifest_place, write_manifest
     from jaxddp.curate.progress_bar import ProgressBar
@@ -120,7 +120,7 @@ def _check(arguments: list[str]) -> int:
 def _show(arguments: list[str]) -> int:
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in HELP):
         raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
-    options, file = parse_recipe(Show, "jaxddp data show", arguments)
+    options, file = parse_recipe(ShowData, "jaxddp data show", arguments)
     with doing(IMPORTING):
         from jaxddp.curate.show import show
         from jaxddp.setup.from_file import open_experiment
@@ -130,7 +130,7 @@ def _show(arguments: list[str]) -> int:
 
 
 def _pack(arguments: list[str]) -> int:
-    options = parse(Pack, Pack(), "jaxddp data pack", arguments)
+    options = parse(PackData, PackData(), "jaxddp data pack", arguments)
     from jaxddp.curate.progress_bar import ProgressBar
 
     tables = _open(options)
@@ -144,7 +144,7 @@ def _pack(arguments: list[str]) -> int:
 
 
 def _sample(arguments: list[str]) -> int:
-    options = parse(Sample, Sample(), "jaxddp data sample", arguments)
+    options = parse(SampleData, SampleData(), "jaxddp data sample", arguments)
     from jaxddp.data.sample import write_sample
 
     print(f"data.path: {write_sample(options.name, options.out)}")

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxddp.commands.pages import page_of
-from jaxddp.commands.parse import ConfigOfRecipe, parse, parse_recipe
-from jaxddp.commands.screen import IMPORTING, print_table
+from jaxddp.command_line.help_page import page_of
+from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
+from jaxddp.command_line.terminal import IMPORTING, print_table
 from jaxddp.core.phases import doing
 from jaxddp.keys import HELP
 

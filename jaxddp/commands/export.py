@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 import tyro
 
-from jaxddp.commands.parse import check_run, parse
-from jaxddp.commands.screen import IMPORTING
+from jaxddp.command_line.parse import check_run, parse
+from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import choices

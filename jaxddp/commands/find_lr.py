@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
-from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe, workdir_of
-from jaxddp.commands.screen import IMPORTING
-from jaxddp.commands.spelling import typed, words_without
+from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, workdir_of
+from jaxddp.command_line.short_forms import typed, words_without
+from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Positive, Range
 from jaxddp.core.wording import counted

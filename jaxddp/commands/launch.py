@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch, split
-from jaxddp.commands.evaluate import Eval
-from jaxddp.commands.parse import parse, parse_recipe
+from jaxddp.command_line.parse import parse, parse_recipe
+from jaxddp.commands.eval import Eval
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
 from jaxddp.keys import HELP

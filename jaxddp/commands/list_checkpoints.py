@@ -11,8 +11,8 @@ from pathlib import Path
 import tyro
 
 import jaxddp.core.files as files
-from jaxddp.commands.parse import check_run, parse
-from jaxddp.commands.screen import Row, print_table
+from jaxddp.command_line.parse import check_run, parse
+from jaxddp.command_line.terminal import Row, print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import figure, on_screen, size
 from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, METADATA, Manifests, steps_in

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import tyro
 
-from jaxddp.commands.parse import parse
-from jaxddp.commands.screen import print_table
+from jaxddp.command_line.parse import parse
+from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import on_screen
 from jaxddp.reports.overview import run_table, runs_below

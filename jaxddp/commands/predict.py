@@ -7,8 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from jaxddp.commands.parse import check_run, parse
-from jaxddp.commands.screen import IMPORTING
+from jaxddp.command_line.parse import check_run, parse
+from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
@@ -18,7 +18,7 @@ from jaxddp.predictions.formats import Format, format_of
 
 
 @dataclass(frozen=True)
-class Predict:
+class PredictImages:
     """Classify images with a run's network, on all devices; the same command goes on where it was interrupted."""
 
     run: tyro.conf.Positional[Path] = tyro.MISSING
@@ -45,7 +45,7 @@ class Predict:
 
 def run(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises: InputError."""
-    options = parse(Predict, Predict(), "jaxddp predict", arguments)
+    options = parse(PredictImages, PredictImages(), "jaxddp predict", arguments)
     form = options.format or format_of(options.out)
     if options.guard_formulas and form != "csv":
         raise InputError(

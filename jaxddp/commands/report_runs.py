@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from jaxddp.commands.parse import parse
+from jaxddp.command_line.parse import parse
 from jaxddp.core.phases import doing
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxddp.choices import resolved, unread
-from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
-from jaxddp.commands.screen import print_table
-from jaxddp.commands.spelling import by_key, options_of
+from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
+from jaxddp.command_line.short_forms import by_key, options_of
+from jaxddp.command_line.terminal import print_table
 from jaxddp.config import Config
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile, read_recipe

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jaxddp.commands.parse import ConfigOfRecipe, parse_recipe
-from jaxddp.commands.screen import IMPORTING
+from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
+from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.phases import doing
 
 

@@ -46,6 +46,7 @@ Factor = Annotated[float, Range(0, 1_000_000)]
 """A learning rate, or what multiplies one or a loss."""
 WeightDecay = Annotated[float, Range(0, 100)]
 Positive = Annotated[float, Range(0, 1_000_000, above=True)]
+"""A number above 0."""
 Period = Annotated[int, Range(1, 1_000_000)]
 """Of steps, validations or checkpoints."""
 Seed = Annotated[int, Range(0, 2**63 - 1)]

@@ -108,6 +108,7 @@ class ArrayTable:
         return self.pixel_shape
 
     def image_dtype(self, data: DataConfig) -> np.dtype:
+        """The dtype of the pixels: uint8 or uint16."""
         return self.images.dtype
 
     def check(self, data: DataConfig) -> None:

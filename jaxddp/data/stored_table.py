@@ -76,6 +76,7 @@ class StoredTable:
 
     @cached_property
     def verified(self) -> Verified:
+        """The verification of the images that are read."""
         return Verified(self.store, self.path, self.offset)
 
     def check(self, data: DataConfig) -> None:

@@ -25,6 +25,7 @@ class ExampleTable(StoredTable):
         return data.image_size, data.image_size, data.channels
 
     def image_dtype(self, data: DataConfig) -> np.dtype:
+        """The dtype of the pixels: uint8 or uint16."""
         return PixelFormat.of(data).dtype
 
     def check_evaluation(self, data: DataConfig) -> None:

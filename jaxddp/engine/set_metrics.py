@@ -47,6 +47,7 @@ class ExamplesMetric(Protocol):
 
 
 SetMetric = SumsMetric | ExamplesMetric
+"""A metric over a whole set of examples."""
 
 
 class Kept(NamedTuple):

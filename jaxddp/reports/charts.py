@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxddp.reports.run_files import RunFiles
-from jaxddp.reports.seeds import Group, mean_curve
-from jaxddp.reports.tables import is_share
+from jaxddp.reports.seeds import SeedGroup, mean_curve
+from jaxddp.reports.text_tables import is_share
 from jaxddp.training.rows import Columns
 
 # Okabe and Ito's, without black and yellow, which are not seen on dark or on white.
@@ -108,7 +108,7 @@ def is_wide(runs: Sequence[RunFiles]) -> bool:
     return bool(losses.size and losses.max() > 100 * losses.min())
 
 
-def seed_curves(runs: Sequence[RunFiles], groups: Sequence[Group]) -> tuple[list[Chart], Positions]:
+def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[list[Chart], Positions]:
     """The mean over seeds of what validation measured, with a band from the least to the most.
 
     Where their points lie comes with the charts.

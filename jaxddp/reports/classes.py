@@ -8,9 +8,8 @@ import numpy as np
 from jaxddp.core.wording import counted
 from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.charts import Chart, plain
-from jaxddp.reports.tables import NOTHING, Cell, Column, Table
-from jaxddp.reports.thumbnails import thumbnails
-from jaxddp.reports.validated import Validated
+from jaxddp.reports.text_tables import NOTHING, Cell, Column, TextTable
+from jaxddp.reports.validation_images import ValidationImages, thumbnails
 from jaxddp.training.shown import short
 
 MOST_MISTAKES = 24
@@ -46,14 +45,14 @@ class RunClasses(NamedTuple):
     colour: str
     summary: str
     matrix: Chart | None
-    confusions: Table
+    confusions: TextTable
     mistakes: list[Mistake]
     class_names: tuple[str, ...]
     counts: np.ndarray
     accuracies: np.ndarray
 
 
-def run_classes(number: int, name: str, colour: str, found: Validated) -> RunClasses:
+def run_classes(number: int, name: str, colour: str, found: ValidationImages) -> RunClasses:
     """The confusion matrix, the most frequent confusions and the surest mistakes of a run."""
     outcome = found.outcome
     names = outcome.class_names
@@ -65,7 +64,7 @@ def run_classes(number: int, name: str, colour: str, found: Validated) -> RunCla
     return RunClasses(name, colour, summary, *shown, names, outcome.class_counts, outcome.class_accuracy)
 
 
-def accuracy_tables(runs: Sequence[RunClasses]) -> list[Table]:
+def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
     """The accuracy of each class in each run; the worst class first.
 
     Runs of other classes, or of other images, have a table of their own.
@@ -76,7 +75,7 @@ def accuracy_tables(runs: Sequence[RunClasses]) -> list[Table]:
     return [_accuracies(members) for members in alike.values()]
 
 
-def _accuracies(runs: Sequence[RunClasses]) -> Table:
+def _accuracies(runs: Sequence[RunClasses]) -> TextTable:
     first, accuracies = runs[0], np.stack([run.accuracies for run in runs])
     columns = (Column("class", number=False), Column("images"), *(Column(run.name) for run in runs))
     rows = []
@@ -87,7 +86,7 @@ def _accuracies(runs: Sequence[RunClasses]) -> Table:
             for share, run in zip(accuracies[:, label].tolist(), runs, strict=True)
         ]
         rows.append((Cell(first.class_names[label]), Cell(f"{first.counts[label]:,}"), *cells))
-    return Table(columns, rows, tall=True)
+    return TextTable(columns, rows, tall=True)
 
 
 def _matrix(chart: str, outcome: Outcome) -> Chart:
@@ -128,7 +127,7 @@ def _said(outcome: Outcome, label: int, guess: int) -> str:
     return f"{plain(names[label])} {what}:<br>{count:,} of {whole:,} ({count / whole:.1%})"
 
 
-def _confusions(outcome: Outcome) -> Table:
+def _confusions(outcome: Outcome) -> TextTable:
     columns = (
         Column("class", number=False),
         Column("taken for", number=False),
@@ -144,10 +143,10 @@ def _confusions(outcome: Outcome) -> Table:
         )
         for each in outcome.confusions(MOST_CONFUSIONS)
     ]
-    return Table(columns, rows, tall=len(rows) > _MOST_IN_SIGHT)
+    return TextTable(columns, rows, tall=len(rows) > _MOST_IN_SIGHT)
 
 
-def _mistakes(found: Validated) -> list[Mistake]:
+def _mistakes(found: ValidationImages) -> list[Mistake]:
     outcome, source, data = found
     rows = outcome.surest_mistakes(MOST_MISTAKES)
     shares = [f"{share:.1%}" for share in outcome.probability(rows).tolist()]

@@ -10,10 +10,10 @@ from jaxddp.core.wording import counted, first_line, size
 from jaxddp.reports.charts import COLOURS, curves, is_wide, run_positions, seed_curves
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
 from jaxddp.reports.overview import run_table, speed_table
-from jaxddp.reports.page import Key, Page, check_libraries, render
+from jaxddp.reports.page import ClassSection, CurveSection, LegendEntry, Page, SeedSection, check_libraries, render
 from jaxddp.reports.run_files import RunFiles, read_runs
-from jaxddp.reports.seeds import Group, seed_table
-from jaxddp.reports.tables import Cell, Column, Table
+from jaxddp.reports.seeds import SeedGroup, seed_table
+from jaxddp.reports.text_tables import Cell, Column, TextTable
 
 
 def write_report(directories: Sequence[Path], out: Path, which: str | None, data_path: str | None = None) -> str:
@@ -43,7 +43,7 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None, data
         page = with_classes(page, runs, which, data_path)
     content = render(page).encode(errors="replace")
     files.replace(out, content)
-    left_out = [*page.faults, *page.class_faults]
+    left_out = [*page.faults, *page.classes.faults]
     more = "".join(f"\n{fault}" for fault in left_out)
     return f"{out}: {counted(len(runs), 'run')}, {size(len(content))}{more}"
 
@@ -52,17 +52,13 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
     """What the files of the runs say."""
     groups, colours = _groups(runs)
     several = [group for group in groups if len(group.members) > 1]
-    of_seeds, seed_positions = seed_curves(runs, several)
     return Page(
         title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
         runs=run_table(runs, colours),
-        legend=[Key(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
+        legend=[LegendEntry(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
         faults=[f"{run.name}: {fault}" for run in runs for fault in run.faults],
-        curves=curves(runs, colours),
-        seed_curves=of_seeds,
-        positions=run_positions(runs) | seed_positions,
-        logarithmic=is_wide(runs),
-        seeds=seed_table(runs, several),
+        curves=CurveSection(curves(runs, colours), run_positions(runs), is_wide(runs)),
+        seeds=SeedSection(*seed_curves(runs, several), seed_table(runs, several)),
         settings=_settings(runs, colours),
         speed=speed_table(runs, colours),
     )
@@ -71,23 +67,23 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
 def with_classes(page: Page, runs: Sequence[RunFiles], which: str, data_path: str | None = None) -> Page:
     """The same with what a checkpoint of each run says of its validation data, where it can be asked."""
     from jaxddp.reports.classes import accuracy_tables, run_classes
-    from jaxddp.reports.validated import validated
+    from jaxddp.reports.validation_images import predict_validation_images
 
     classes, faults = [], []
-    for number, (run, key) in enumerate(zip(runs, page.legend, strict=True)):
+    for number, (run, entry) in enumerate(zip(runs, page.legend, strict=True)):
         try:
             if run.config and "model" not in run.config:
                 raise InputError("the run came from Python and does not say its network")
-            classes.append(run_classes(number, *key, validated(run.directory, which, data_path)))
+            classes.append(run_classes(number, *entry, predict_validation_images(run.directory, which, data_path)))
         except JaxddpError as error:
             faults.append(f"{run.name}: its classes are left out: {error}")
         # Of a recipe's own code, or of a device: the other runs have a report all the same.
         except Exception as error:
             faults.append(f"{run.name}: its classes are left out: {type(error).__name__}: {first_line(error)}")
-    return replace(page, accuracies=accuracy_tables(classes), classes=classes, class_faults=faults)
+    return replace(page, classes=ClassSection(accuracy_tables(classes), classes, faults))
 
 
-def _groups(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
+def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
     """The runs by recipe, and each run's colour: its recipe's, or its own where all are of one, or each of another."""
     members = seed_groups(runs)
     names = group_names(runs, members)
@@ -96,13 +92,13 @@ def _groups(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
     for number, group in enumerate(members if by_group else []):
         for run in group:
             colours[run] = COLOURS[number % len(COLOURS)]
-    return [Group(name, colours[group[0]], group) for name, group in zip(names, members, strict=True)], colours
+    return [SeedGroup(name, colours[group[0]], group) for name, group in zip(names, members, strict=True)], colours
 
 
-def _settings(runs: Sequence[RunFiles], colours: Sequence[str]) -> Table:
+def _settings(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
     if len(runs) == 1:
         rows, titles = changes(runs[0]), ("default", "here")
     else:
         rows, titles = differences(runs), tuple(run.name for run in runs)
     columns = (Column("setting", number=False), *(Column(title, number=False) for title in titles))
-    return Table(columns, [(Cell(row.key), *map(Cell, row.values)) for row in rows])
+    return TextTable(columns, [(Cell(row.key), *map(Cell, row.values)) for row in rows])

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxddp.core.wording import duration
 from jaxddp.reports.run_files import RunFiles, is_run
-from jaxddp.reports.tables import NOTHING, Cell, Column, Table, number, without_empty_columns
+from jaxddp.reports.text_tables import NOTHING, Cell, Column, TextTable, number, without_empty_columns
 
 _DEEPEST = 5
 _MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
@@ -32,7 +32,7 @@ def _runs_below(directory: Path, depth: int) -> Iterator[Path]:
                 yield from _runs_below(directory / entry.name, depth - 1)
 
 
-def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> Table:
+def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> TextTable:
     """How far the runs are, how good, and how long they trained and validated, starts and saving left out."""
     titles = ("step", "best val", "at step", "last val", "epoch", "train + val time")
     columns = (Column("run", number=False), Column("status", number=False), *map(Column, titles))
@@ -43,10 +43,10 @@ def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) ->
         at = NOTHING if run.best is None else f"{run.best.step:,}"
         cells = (run.status, step, best, at, _last(run), _epoch(run), duration(run.duration))
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
-    return Table(columns, rows)
+    return TextTable(columns, rows)
 
 
-def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> Table:
+def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
     """How fast the runs are, on what, and what they wait for; medians over the logged steps, and the most memory."""
     titles = ("images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
     columns = (
@@ -63,7 +63,7 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> Table:
         times = duration(training), duration(run.validation_seconds)
         cells = (*medians, number("peak_memory", _peak_memory(run)), *counts, *times)
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
-    return without_empty_columns(Table(columns, rows))
+    return without_empty_columns(TextTable(columns, rows))
 
 
 def _epoch(run: RunFiles) -> str:

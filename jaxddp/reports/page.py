@@ -5,57 +5,86 @@ itself to load anything.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import not_installed
 from jaxddp.reports.charts import Chart, Positions
-from jaxddp.reports.tables import Table
+from jaxddp.reports.text_tables import TextTable
 
 if TYPE_CHECKING:
     from jaxddp.reports.classes import RunClasses
 
 
-class Key(NamedTuple):
+class LegendEntry(NamedTuple):
     """A run in the legend."""
 
     name: str
     colour: str
 
 
-@dataclass(frozen=True)
-class Page:
-    """What the page shows; a section whose tables and charts are empty is left out.
+class CurveSection(NamedTuple):
+    """Charts of all that the runs logged.
 
     Attributes:
-        faults: what is left out, and why.
-        logarithmic: whether the axis of the loss is, until the reader chooses.
-        accuracies: of each class, a table for all runs of the same classes.
-        charts: those of `classes` are not among them.
+        positions: where the points of the charts lie on each x axis.
+        logarithmic: whether the y axis of the loss is logarithmic until the reader chooses.
+    """
+
+    charts: Sequence[Chart]
+    positions: Positions
+    logarithmic: bool
+
+
+class SeedSection(NamedTuple):
+    """Runs that differ in their seed alone: charts of their means, and a table of their spreads."""
+
+    charts: Sequence[Chart]
+    positions: Positions
+    table: TextTable
+
+
+class ClassSection(NamedTuple):
+    """What checkpoints predict for validation data.
+
+    Attributes:
+        accuracies: the accuracy of each class; one table for all runs of the same classes.
+        faults: a line for each run without predictions, with the reason.
+    """
+
+    accuracies: Sequence[TextTable] = ()
+    runs: "Sequence[RunClasses]" = ()
+    faults: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """The content of a report; a section without charts, rows and faults is left out.
+
+    Attributes:
+        runs: a table with a row for each run.
+        faults: a line for each part of a run that is left out, with the reason.
+        settings: the settings that differ between runs, or those of one run that are not the default.
+        speed: a table of speed, memory and time.
     """
 
     title: str
-    runs: Table
-    legend: Sequence[Key]
+    runs: TextTable
+    legend: Sequence[LegendEntry]
     faults: Sequence[str]
-    curves: Sequence[Chart]
-    seed_curves: Sequence[Chart]
-    positions: Positions
-    logarithmic: bool
-    seeds: Table
-    settings: Table
-    speed: Table
-    accuracies: Sequence[Table] = ()
-    classes: "Sequence[RunClasses]" = ()
-    class_faults: Sequence[str] = ()
+    curves: CurveSection
+    seeds: SeedSection
+    settings: TextTable
+    speed: TextTable
+    classes: ClassSection = field(default_factory=ClassSection)
 
     @property
     def charts(self) -> list[Chart]:
-        """All that the scripts draw."""
-        matrices = [run.matrix for run in self.classes if run.matrix is not None]
-        return [*self.curves, *self.seed_curves, *matrices]
+        """All charts that the page's script draws."""
+        matrices = [run.matrix for run in self.classes.runs if run.matrix is not None]
+        return [*self.curves.charts, *self.seeds.charts, *matrices]
 
 
 def check_libraries() -> None:
@@ -82,5 +111,5 @@ def render(page: Page) -> str:
     )
     told = ("id", "data", "layout", "curve", "logarithmic")
     drawn = [{name: getattr(chart, name) for name in told} for chart in page.charts]
-    figures = {"charts": drawn, "positions": page.positions}
+    figures = {"charts": drawn, "positions": page.curves.positions | page.seeds.positions}
     return environment.get_template("page.html").render(page=page, figures=figures, plotly=get_plotlyjs())

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxddp.reports.run_files import RunFiles
-from jaxddp.reports.tables import Cell, Column, Table, number
+from jaxddp.reports.text_tables import Cell, Column, TextTable, number
 
 
-class Group(NamedTuple):
+class SeedGroup(NamedTuple):
     """Runs, by number, that differ in their seed alone."""
 
     name: str
@@ -71,7 +71,7 @@ def spread_of(runs: Sequence[RunFiles], metric: str, moment: str) -> Spread | No
     return Spread.of(values) if values else None
 
 
-def seed_table(runs: Sequence[RunFiles], groups: Sequence[Group]) -> Table:
+def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTable:
     """The spreads of groups of runs."""
     titles = ("metric", "validation", "n", "mean", "standard deviation", "least", "most")
     columns = (Column("runs", number=False), *(Column(title, number=place > 1) for place, title in enumerate(titles)))
@@ -82,7 +82,7 @@ def seed_table(runs: Sequence[RunFiles], groups: Sequence[Group]) -> Table:
         if spread is not None:
             told = (number(metric, value) for value in spread[1:])
             rows.append((Cell(group.name, group.colour), *map(Cell, (metric, moment, str(spread.n), *told))))
-    return Table(columns, rows)
+    return TextTable(columns, rows)
 
 
 def _value(run: RunFiles, metric: str, moment: str) -> float | None:

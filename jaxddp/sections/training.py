@@ -7,7 +7,9 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.ranges import Decay, Factor, Period, Range, Share
 
 BatchSize = Annotated[int, Range(1, 2**24)]
+"""The number of images in a batch."""
 Precision = Literal["float32", "bfloat16", "float16"]
+"""The dtype of a computation."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from jaxddp.overrides import names_of
 from jaxddp.sections.training import BatchSize
 
 ShownImages = Annotated[int, Range(0, 256)]
+"""The number of images in a picture."""
 _TRACKERS = ("wandb", "mlflow")
 Views = Literal["one", "mirror", "mirror_translate"]
+"""The views of an image whose logits evaluation averages."""
 
 
 @dataclass(frozen=True)

@@ -60,26 +60,32 @@ class RunSetup:
 
     @property
     def recipe(self) -> Recipe:
+        """The recipe: the config and the objects that it names."""
         return self.experiment.recipe
 
     @property
     def resources(self) -> Resources:
+        """The data and the devices."""
         return self.experiment.resources
 
     @property
     def layout(self) -> Layout:
+        """How the run is laid out over its data and its devices."""
         return self.experiment.layout
 
     @property
     def feed(self) -> Feed:
+        """The batches that the step is given."""
         return self.experiment.feed
 
     @property
     def preprocess(self) -> Preprocess:
+        """What turns the pixels of a batch into the input of the model."""
         return self.experiment.preprocess
 
     @property
     def topology(self) -> Topology:
+        """The devices and the processes."""
         return self.experiment.topology
 
     @property
@@ -89,10 +95,12 @@ class RunSetup:
 
     @property
     def data(self) -> DataConfig:
+        """The settings of the data."""
         return self.recipe.config.data
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
+        """The optimizer, with what the config adds to it."""
         return self.recipe.optimizer
 
     @property

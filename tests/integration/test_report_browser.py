@@ -10,7 +10,7 @@ from support.reports import HOSTILE, hostile_page, outcome_of_noise, write_run
 
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
-from jaxddp.reports.page import render
+from jaxddp.reports.page import ClassSection, render
 from jaxddp.reports.run_files import read_runs
 
 pytestmark = pytest.mark.ci
@@ -38,7 +38,7 @@ def page(tmp_path_factory) -> Path:
     runs = read_runs(places)
     told = page_of(runs)
     classes = [run_classes(run, *told.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
-    told = replace(told, classes=classes, accuracies=accuracy_tables(classes), class_faults=["none"])
+    told = replace(told, classes=ClassSection(accuracy_tables(classes), classes, ["none"]))
     file = folder / "report.html"
     file.write_text(render(told))
     return file

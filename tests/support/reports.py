@@ -12,9 +12,9 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
-from jaxddp.reports.page import Page
+from jaxddp.reports.page import ClassSection, Page
 from jaxddp.reports.run_files import read_runs
-from jaxddp.reports.validated import Validated
+from jaxddp.reports.validation_images import ValidationImages
 from jaxddp.workdir.lock import LOCK_FILE
 from support.data import random_table
 
@@ -65,14 +65,14 @@ def rows_of(directory: Path, split: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if row["split"] == split]
 
 
-def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "d", "e")) -> Validated:
+def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "d", "e")) -> ValidationImages:
     """Images and predictions that are right more often than not."""
     rng = np.random.default_rng(0)
     table = random_table(count, image=8)
     logits = rng.normal(size=(count, len(names))) + 1.5 * np.eye(len(names))[table.labels]
     probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     source = ArrayTable(table.images, table.labels, names)
-    return Validated(Outcome(table.labels, probabilities, names, 12), source, DataConfig())
+    return ValidationImages(Outcome(table.labels, probabilities, names, 12), source, DataConfig())
 
 
 def hostile_page(folder: Path) -> Page:
@@ -84,4 +84,4 @@ def hostile_page(folder: Path) -> Page:
     runs = read_runs([place])
     page = page_of(runs)
     classes = [run_classes(0, *page.legend[0], outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e")))]
-    return replace(page, classes=classes, accuracies=accuracy_tables(classes), class_faults=[HOSTILE])
+    return replace(page, classes=ClassSection(accuracy_tables(classes), classes, [HOSTILE]))

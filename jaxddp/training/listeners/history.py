@@ -47,18 +47,22 @@ class History(Listener):
 
     @property
     def train(self) -> rows.Columns:
+        """The logged steps: an array for each column."""
         return rows.series(self._rows).train
 
     @property
     def epochs(self) -> rows.Columns:
+        """The means of each epoch: an array for each column."""
         return rows.series(self._rows).epochs
 
     @property
     def val(self) -> rows.Columns:
+        """The validations: an array for each column."""
         return rows.series(self._rows).val
 
     @property
     def val_ema(self) -> rows.Columns:
+        """The validations of averaged parameters: an array for each column."""
         return rows.series(self._rows).val_ema
 
     def to_frame(self, part: Part | None = None) -> "DataFrame":

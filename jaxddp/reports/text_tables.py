@@ -30,7 +30,7 @@ class Column(NamedTuple):
     number: bool = True
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     """A table; one that is `tall` scrolls in a box of its own."""
 
     columns: tuple[Column, ...]
@@ -38,7 +38,7 @@ class Table(NamedTuple):
     tall: bool = False
 
 
-def without_empty_columns(table: Table) -> Table:
+def without_empty_columns(table: TextTable) -> TextTable:
     """The same without the columns in which no row says anything."""
     told = [any(row[place].text != NOTHING for row in table.rows) for place in range(len(table.columns))]
     columns = tuple(column for column, tells in zip(table.columns, told, strict=True) if tells)

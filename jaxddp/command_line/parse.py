@@ -15,9 +15,9 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from jaxddp.choices import NAMES, check_read, given_way
-from jaxddp.commands.pages import STYLE, described, page_of, page_of_config
-from jaxddp.commands.spelling import by_key, is_flag, options_of, spelled_out, typed
-from jaxddp.commands.words import rules
+from jaxddp.command_line.help_page import STYLE, described, page_of, page_of_config
+from jaxddp.command_line.short_forms import by_key, is_flag, options_of, spelled_out, typed
+from jaxddp.command_line.value_types import rules
 from jaxddp.config import Config
 from jaxddp.core.errors import Answered, InputError
 from jaxddp.core.phases import phase

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import tyro
 
 from jaxddp.choices import keys_of_choices, resolved, unread
-from jaxddp.commands.spelling import options_of, typed
+from jaxddp.command_line.short_forms import options_of, typed
 from jaxddp.keys import SHORT
 from jaxddp.overrides import flatten, is_tree
 from jaxddp.recipe_file import config_names

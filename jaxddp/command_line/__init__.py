@@ -1,0 +1,1 @@
+"""How a command line is read and checked, and what the terminal shows of it."""

@@ -1,0 +1,108 @@
+"""The documentation site: MkDocs builds it strictly, and a real browser shows its pages and searches them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.browser import Browser
+from support.processes import REPOSITORY, environment
+
+pytestmark = pytest.mark.ci
+
+WIDE, PHONE = (1400, 1000), (390, 844)
+PAGES = {
+    "index.html": "Train image classifiers in JAX",
+    "commands/train.html": "--resume {auto,never,must}",
+    "python/index.html": "batch_size_per_device",
+}
+SEARCH_S = 30
+
+
+def build(folder: Path, *statements: str) -> subprocess.CompletedProcess[str]:
+    """Build the site into a folder, after some statements of Python."""
+    program = [
+        "import sys",
+        "from pathlib import Path",
+        "from website import build, documents",
+        *statements,
+        "sys.exit(build.main(Path(sys.argv[1])))",
+    ]
+    command = [sys.executable, "-c", "\n".join(program), str(folder)]
+    environ = environment(JAX_PLATFORMS="cpu")
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site of this checkout."""
+    folder = tmp_path_factory.mktemp("build")
+    done = build(folder)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def browser(require, tmp_path_factory):
+    require("chromium", package="chromium")
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+def test_a_dead_link_ends_the_build(tmp_path):
+    """Without the pages made from the code, which cost most of the time."""
+    few = [
+        "build.recipe_pages = build.command_pages = build.python_pages = dict",
+        "documents.documents = lambda: {'docs/data.md': 'index.md'}",
+        "text = '# A\\n\\n[a](nothing.md) [b](#no-such-heading)\\n'",
+        "build.copied_documents = lambda: {'index.md': text}",
+    ]
+    done = build(tmp_path, *few)
+    assert done.returncode == 1
+    assert "nothing.md" in done.stderr and "no-such-heading" in done.stderr and "2 warnings" in done.stderr
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_shown_without_errors_and_fits_the_screen(browser, site, page, size):
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.open(site / page, *size)
+    assert PAGES[page] in browser.run("document.querySelector('article').innerText")
+    assert browser.run("document.scrollingElement.scrollWidth") <= size[0]
+    assert browser.errors == []
+    assert [address for address in browser.requests if not address.startswith(site.as_uri())] == []
+    images = "[...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
+    assert browser.run(images) == []
+
+
+def test_the_search_finds_a_message(browser, site):
+    """In a page that is opened as a file, where browsers start no workers."""
+    browser.errors.clear()
+    browser.open(site / "index.html", *WIDE)
+    found = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.getAttribute('href'))"
+    browser.run(
+        """(() => {
+            const input = document.querySelector('.md-search__input');
+            document.querySelector('#__search').click();
+            input.focus();
+            input.value = 'JAXDDP_JOB_KEY';
+            input.dispatchEvent(new Event('keyup'));
+            input.dispatchEvent(new InputEvent('input'));
+        })()"""
+    )
+    give_up = time.monotonic() + SEARCH_S
+    while not (links := browser.run(found)):
+        assert time.monotonic() < give_up, browser.errors
+        time.sleep(0.2)
+    assert any("troubleshooting.html#" in link for link in links)
+    assert browser.errors == []
+
+
+def test_no_page_names_this_machine(site):
+    texts = [file.read_text("utf-8") for file in site.rglob("*.html")]
+    assert len(texts) > 40
+    assert not [text for text in texts if str(REPOSITORY) in text or os.path.expanduser("~/") in text]

@@ -1,0 +1,145 @@
+"""Pages about the commands, made from what their `--help` prints."""
+
+import contextlib
+import html
+import io
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+from unittest import mock
+
+from jaxddp import cli
+
+COMMANDS = (
+    *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config"),
+    *("data check", "data show", "data pack", "data sample", "launch"),
+)
+COLUMNS = "110"
+"""A terminal so narrow has one column of options."""
+
+
+class Option(NamedTuple):
+    """An option as `--help` shows it: its name with its values, what it does, and its default."""
+
+    usage: str
+    description: str
+    default: str
+
+
+class Help(NamedTuple):
+    """What `--help` shows: the usage line, the text under it, and the boxes of options by their titles."""
+
+    usage: str
+    text: str
+    boxes: dict[str, list[Option]]
+
+
+def command_pages() -> dict[str, str]:
+    """The Markdown texts of a page for each command and of one for all of them, by path."""
+    pages = {f"commands/{name.replace(' ', '-')}.md": page_of(name) for name in COMMANDS}
+    return {"commands/index.md": index()} | pages
+
+
+def index() -> str:
+    """The overview, which is what `jaxddp --help` prints, with a link to each command's page."""
+    links = [f"- [`jaxddp {name}`]({name.replace(' ', '-')}.md): {first_sentence(name)}" for name in COMMANDS]
+    usage = printed(lambda: cli.main(["--help"]))
+    return "\n".join(["# Command line", "", *links, "", "```text", usage.rstrip(), "```", ""])
+
+
+def first_sentence(name: str) -> str:
+    return re.split(r"(?<=[.:;])\s", help_of(name).text)[0].rstrip(".:;") + "."
+
+
+def page_of(name: str) -> str:
+    """The page of a command."""
+    shown = help_of(name)
+    lines = [f"# jaxddp {name}", "", "```text", shown.usage, "```", "", example_as_code(shown.text), ""]
+    for title, options in shown.boxes.items():
+        lines += [f"## {title.capitalize()}", "", *table(options), ""]
+    return "\n".join(lines)
+
+
+def help_of(name: str) -> Help:
+    """The help of a command. Raises: ValueError; it is printed in a form that is not known."""
+    return read(printed(lambda: cli.main([*name.split(), "--help"])))
+
+
+def printed(show: Callable[[], object]) -> str:
+    """What a function prints on a terminal without colors and lines before it returns or exits."""
+    output = io.StringIO()
+    plain = {"COLUMNS": COLUMNS, "TERM": "dumb", "NO_COLOR": "1"}
+    with mock.patch.dict(os.environ, plain), contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        show()
+    return output.getvalue()
+
+
+def read(text: str) -> Help:
+    """The parts of a help text. Raises: ValueError; there are no options in it."""
+    usage, _, rest = text.strip().partition("\n")
+    description: list[str] = []
+    boxes: dict[str, list[list[str]]] = {}
+    title = ""
+    for line, following in itertools.pairwise([*map(str.rstrip, rest.splitlines()), ""]):
+        if is_rule(line):
+            # A second rule ends what is said about the whole box.
+            boxes[title] = []
+        elif is_rule(following) and line[:2].strip():
+            title = line.strip()
+        elif not title:
+            description.append(line)
+        elif line.startswith("   "):
+            boxes[title][-1].append(line.strip())
+        elif line:
+            # What an option does stands beside it where there is room.
+            boxes[title].append(re.split(r"\s{2,}", line.strip(), maxsplit=1))
+    if not boxes:
+        raise ValueError(f"no options in {text[:500]!r}")
+    return Help(usage, "\n".join(description).strip(), {title: [*map(option, part)] for title, part in boxes.items()})
+
+
+def is_rule(line: str) -> bool:
+    return len(line) > 3 and not line.strip(" -")
+
+
+def option(lines: list[str]) -> Option:
+    """An option from its lines."""
+    usage, text = lines[0], " ".join(lines[1:])
+    default = re.search(r" ?\((?:default: (.*)|(required))\)$", text)
+    if default is None:
+        return Option(usage, text, "")
+    return Option(usage, text[: default.start()], default[2] or default[1])
+
+
+def table(options: list[Option]) -> Iterator[str]:
+    """A table of options in Markdown."""
+    yield from ("| option | default | |", "|---|---|---|")
+    for usage, description, default in options:
+        code = f"`{cell(default)}`" if default and default != "required" else cell(default)
+        yield f"| {code_cell(usage)} | {code} | {text_cell(description)} |"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def code_cell(text: str) -> str:
+    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"
+
+
+def text_cell(text: str) -> str:
+    """Prose for a cell; what stands between backticks stays code."""
+    parts = text.split("`")
+    parts[::2] = [cell(re.sub(r"([*_<\[])", r"\\\1", part)) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def example_as_code(text: str) -> str:
+    """The text of a help with its examples as blocks of code."""
+
+    def block(match: re.Match[str]) -> str:
+        return "\n".join(["```text", *match[1].split(", or "), "```"])
+
+    return re.sub(r"^Example: (jaxddp .*)$", block, text, flags=re.MULTILINE)

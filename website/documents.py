@@ -1,0 +1,80 @@
+"""The repository's Markdown files as pages of the site, with their links changed to lead to pages."""
+
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[([^\[\]]*)\]\(([^()\s]+)\)")
+IMAGE = re.compile(r"!\[([^\]]*)\]\(([^()\s]+)\)")
+PAGE_OF = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "BUILD_NOTES.md": "build-notes.md",
+    "configs/README.md": "recipes/index.md",
+    "benchmarks/RESULTS.md": "results.md",
+}
+"""Files outside docs/ that are pages, and the paths of these."""
+TROUBLESHOOTING = "troubleshooting.md"
+
+
+def documents() -> dict[str, str]:
+    """Each Markdown file of the repository that is a page, and the page's path."""
+    outside = {file: page for file, page in PAGE_OF.items() if (ROOT / file).is_file()}
+    return outside | {f"docs/{file.name}": file.name for file in sorted(ROOT.glob("docs/*.md"))}
+
+
+def copied_documents() -> dict[str, str]:
+    """The Markdown text of each page that is a file of the repository, by the page's path."""
+    pages = {page: linked(file, (ROOT / file).read_text("utf-8")) for file, page in documents().items()}
+    return pages | {TROUBLESHOOTING: with_entries(pages[TROUBLESHOOTING])}
+
+
+def linked(file: str, text: str) -> str:
+    """The text of a file with links that lead from its page to other pages.
+
+    A link to a file that is no page becomes its text; addresses and links within the page stay.
+    """
+    page = documents()[file]
+
+    def changed(target: str) -> str | None:
+        path, hash_sign, anchor = target.partition("#")
+        if "://" in target or not path:
+            return target
+        source = os.path.normpath(os.path.join(os.path.dirname(file), path))
+        other = documents().get(source)
+        if other is None and source.startswith("docs/") and (ROOT / source).is_file():
+            other = source.removeprefix("docs/")
+        return None if other is None else os.path.relpath(other, os.path.dirname(page)) + hash_sign + anchor
+
+    def link(match: re.Match[str]) -> str:
+        target = changed(match[2])
+        return match[1] if target is None else f"[{match[1]}]({target})"
+
+    def image(match: re.Match[str]) -> str:
+        return f"![{match[1]}]({changed(match[2]) or match[2]})"
+
+    parts = FENCED.split(text)
+    parts[::2] = [LINK.sub(link, IMAGE.sub(image, part)) for part in parts[::2]]
+    return "".join(parts)
+
+
+def with_entries(text: str) -> str:
+    """The troubleshooting page with each row of its tables as an entry of its own, whose heading is the message.
+
+    So each message has an address, and the search finds it.
+    """
+    lines, rows = [], 0
+    for line in text.splitlines():
+        if line.startswith("|"):
+            rows += 1
+            # The first two rows are the table's head.
+            if rows > 2:
+                message, answer = re.split(r"(?<!\\)\|", line.strip().strip("|"), maxsplit=1)
+                lines += [f"### {message.strip()}", "", answer.strip().replace("\\|", "|"), ""]
+        else:
+            rows = 0
+            lines.append(line)
+    return "\n".join(lines) + "\n"

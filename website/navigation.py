@@ -1,0 +1,51 @@
+"""The navigation of the site, made from the pages that there are."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+GUIDES = (
+    "features.md",
+    "data.md",
+    "recipes.md",
+    "fine-tuning.md",
+    "runs.md",
+    "scaling.md",
+    "serving.md",
+    "extending.md",
+)
+"""The first guides, in the order of a reader; other documents follow them."""
+BEHIND = ("limits.md", "results.md", "design.md", "build-notes.md", "contributing.md", "changelog.md")
+"""About jaxddp itself."""
+
+
+def navigation(pages: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Sections of links, by title, as MkDocs takes them."""
+    folders = ("recipes/", "commands/", "python/")
+    apart = {"index.md", "troubleshooting.md", "keys.md", *BEHIND}
+    others = [path for path in sorted(pages) if path not in {*GUIDES, *apart} and not path.startswith(folders)]
+    sections: dict[str, list[Any]] = {
+        "Guides": entries(pages, (*GUIDES, *others, "troubleshooting.md")),
+        "Recipes": entries(pages, folder(pages, "recipes/")),
+        "Commands": [*entries(pages, folder(pages, "commands/")), *entries(pages, ("keys.md",))],
+        "Python": entries(pages, folder(pages, "python/")),
+        "About": entries(pages, BEHIND),
+    }
+    return [{"Home": "index.md"}, *({title: part} for title, part in sections.items() if part)]
+
+
+def folder(pages: Iterable[str], name: str) -> list[str]:
+    """The pages of a folder, its index first."""
+    return sorted((path for path in pages if path.startswith(name)), key=lambda path: (path != f"{name}index.md", path))
+
+
+def entries(pages: Mapping[str, str], paths: Iterable[str]) -> list[Any]:
+    """Links to those of the pages that exist; an index gives its section a page and has no title."""
+    known = [path for path in paths if path in pages]
+    return [path if path.endswith("/index.md") else {title(pages[path]): path} for path in known]
+
+
+def title(text: str) -> str:
+    """The first heading of a page."""
+    heading = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return "" if heading is None else heading[1].replace("`", "")

@@ -1,0 +1,151 @@
+"""Pages about the Python API; mkdocstrings fills in signatures and docstrings."""
+
+import ast
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TypeVar
+
+import jaxddp
+import jaxddp.config as config
+from website.documents import ROOT
+
+GROUPS = {
+    "Train": ("prepare_training", "train", "RunSetup", "History", "Listener"),
+    "Data": (
+        *("open_data", "train_solutions", "val_solutions", "test_listing", "write_sample"),
+        *("ArrayTable", "ExampleTable"),
+    ),
+    "Models, losses, objectives": ("resnet", "adapt", "softmax_cross_entropy", "sigmoid_cross_entropy", "distillation"),
+    "Results": (
+        *("load_run", "TrainedRun", "evaluate", "evaluate_run", "topk_accuracy", "show_inputs", "show_predictions"),
+        *("export_weights", "export_program"),
+    ),
+    "Settings and errors": ("Config", "DataConfig", "AugmentConfig", "InputError"),
+}
+"""The names of the package, by what they are for."""
+NAMING = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/registry.py")
+"""Files whose dotted names are a part of the API."""
+NAME = re.compile(r"(?<![\w.\"])jaxddp(?:\.\w+)+")
+IMPORT = re.compile(r"^from (jaxddp[\w.]*) import ([\w, ]+)", re.MULTILINE)
+
+
+def python_pages() -> dict[str, str]:
+    """The Markdown texts by path. Raises: ValueError; a name of the package has no group."""
+    registries = directive("jaxddp.registry", show_root_heading=False, heading_level=2)
+    return {
+        "python/index.md": package_page(),
+        "python/config.md": config_page(),
+        "python/extending.md": extending_page(),
+        "python/registry.md": "# Registries\n\n" + registries,
+    }
+
+
+def package_page() -> str:
+    """The names of `jaxddp` itself."""
+    grouped = {name for names in GROUPS.values() for name in names}
+    if differing := grouped ^ {*dir(jaxddp)}:
+        raise ValueError(f"GROUPS of website/python_reference.py and the names of jaxddp differ: {sorted(differing)}")
+    lines = ["# Python API", "", "These are names of the package: `jaxddp.train`, `jaxddp.open_data`.", ""]
+    for title, names in GROUPS.items():
+        lines += [f"## {title}", "", *(directive(f"jaxddp.api.{name}") for name in names)]
+    return "\n".join(lines)
+
+
+def config_page() -> str:
+    """The names of `jaxddp.config` that are not names of `jaxddp`."""
+    names = [name for name in config.__all__ if name not in dir(jaxddp)]
+    return "\n".join(
+        [
+            "# Configs",
+            "",
+            "A recipe file takes these from `jaxddp.config`. [Every key](../keys.md) has the keys.",
+            "",
+            *(directive(f"jaxddp.config.{name}", heading_level=2) for name in sorted(names, key="load".__ne__)),
+        ]
+    )
+
+
+def directive(name: str, **options: object) -> str:
+    """What mkdocstrings replaces by the documentation of a name."""
+    lines = [f"    options: {json.dumps(options)}"] if options else []
+    return "\n".join([f"::: {name}", *lines, ""])
+
+
+def extending_page() -> str:
+    """What the guide about extending and the registries name, by module."""
+    lines = ["# Protocols", "", "What [Extending](../extending.md) and the [registries](registry.md) name.", ""]
+    for module, names in named().items():
+        lines += [f"## {module}", ""]
+        lines += [directive(f"{module}.{name}") for name in names]
+        if not names:
+            lines.append(directive(module, show_root_heading=False))
+    return "\n".join(lines)
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """Each name on these pages: the module that has it, and the attribute."""
+    yield from (("jaxddp.api", name) for name in dir(jaxddp))
+    yield from (("jaxddp.config", name) for name in config.__all__)
+    for module, names in (*named().items(), ("jaxddp.registry", [])):
+        yield from ((module, name) for name in names or public_names(module))
+
+
+def public_names(module: str) -> list[str]:
+    """The names that a module defines itself, without type variables and those that begin with an underscore."""
+    loaded = importlib.import_module(module)
+    names = [name for node in ast.parse(inspect.getsource(loaded)).body for name in defined(node)]
+    return [name for name in names if name[0] != "_" and not isinstance(getattr(loaded, name), TypeVar)]
+
+
+def defined(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module or of a class defines."""
+    match node:
+        case ast.FunctionDef(name) | ast.ClassDef(name) | ast.AnnAssign(ast.Name(name)):
+            return [name]
+        case ast.Assign(targets):
+            parts = [
+                part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])
+            ]
+            return [part.id for part in parts if isinstance(part, ast.Name)]
+    return []
+
+
+def named() -> dict[str, list[str]]:
+    """The public names by their modules; a module without names has all of its own on the page."""
+    shown = {"jaxddp", "jaxddp.api", "jaxddp.config", "jaxddp.registry"}
+    found: dict[str, list[str]] = {}
+    for name in sorted({*dotted_names()}):
+        module, attribute = split(name)
+        if module not in shown:
+            found.setdefault(module, [])
+            if attribute and attribute not in found[module]:
+                found[module].append(attribute)
+    return found
+
+
+def dotted_names() -> Iterator[str]:
+    for file in NAMING:
+        text = (ROOT / file).read_text("utf-8")
+        yield from NAME.findall(IMPORT.sub("", text))
+        yield from (f"{module}.{name.strip()}" for module, names in IMPORT.findall(text) for name in names.split(","))
+
+
+def split(name: str) -> tuple[str, str]:
+    """The module of a dotted name, and its first attribute in it, "" of a module. Raises: ModuleNotFoundError."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        module = ".".join(parts[:length])
+        if is_module(module):
+            return module, "".join(parts[length : length + 1])
+    raise ModuleNotFoundError(name)
+
+
+def is_module(name: str) -> bool:
+    try:
+        return isinstance(importlib.import_module(name), ModuleType)
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,61 @@
+"""A page for each config of configs/: its docstring, its curves over the run, and its source."""
+
+import ast
+import inspect
+
+import jax
+import numpy as np
+
+from jaxddp.config import load
+from jaxddp.data.growth import Growth
+from jaxddp.recipe_file import config_names
+from jaxddp.schedules.warmup import Steps, make_schedule
+from website.documents import ROOT
+from website.plots import line_plot
+
+EXAMPLES = {"imagenet": 1_281_167, "cifar": 50_000, "fashion": 60_000, "digits": 1_497}
+"""Training images by the first word of a config's name."""
+OTHER_EXAMPLES = 10_000
+POINTS = 300
+"""Steps of a run at which a curve is drawn."""
+MEASURED = {"digits": "![Loss, top-1 accuracy, learning rate and images per second](../curves.png)"}
+"""Pictures of runs."""
+
+
+def recipe_pages() -> dict[str, str]:
+    """The Markdown texts by path."""
+    return {f"recipes/{name}.md": page_of(name) for name in config_names()}
+
+
+def page_of(name: str) -> str:
+    """The page of a config."""
+    source = (ROOT / f"configs/{name}.py").read_text("utf-8")
+    tree = ast.parse(source)
+    text = inspect.cleandoc(ast.get_docstring(tree) or "")
+    summary, _, rest = text.partition("\n\n")
+    code = "".join(source.splitlines(keepends=True)[tree.body[0].end_lineno :]).strip()
+    lines = [f"# {name}", "", summary, "", rest, "", "## Curves", "", *curves(name), ""]
+    if name in MEASURED:
+        lines += ["A run of it:", "", MEASURED[name], ""]
+    return "\n".join([*lines, "## Source", "", f'```python title="configs/{name}.py"', code, "```", ""])
+
+
+def curves(name: str) -> list[str]:
+    """Plots of what changes over the run: the learning rate, and the side of images that grow."""
+    config, examples = load(name), examples_of(name)
+    batch = config.train.batch_size
+    total = config.train.duration.steps(num_examples=examples, batch_size=batch)
+    warmup = config.optimizer.warmup.steps(num_examples=examples, batch_size=batch, total_steps=total)
+    steps = np.unique(np.linspace(0, total - 1, POINTS).astype(int))
+    epochs = steps * batch / examples
+    rates = np.asarray(jax.vmap(make_schedule(config, Steps(total, warmup)))(steps))
+    plots = [line_plot("learning rate", epochs, rates, "epoch")]
+    sizes = {"num_examples": examples, "batch_size": batch, "total_steps": total}
+    if growth := Growth.of(config.data, config.data.image_size, **sizes):
+        sides = np.array([growth.side(step) for step in steps.tolist()])
+        plots.append(line_plot("side of the training images in pixels", epochs, sides, "epoch"))
+    return plots
+
+
+def examples_of(name: str) -> int:
+    return EXAMPLES.get(name.partition("_")[0].rstrip("0123456789"), OTHER_EXAMPLES)
