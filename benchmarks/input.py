@@ -32,11 +32,11 @@ from input_recipe import AREA, BATCH, SIZE, WORKERS
 from jaxddp.config import DataConfig
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.formats.packed import read_packed
-from jaxddp.data.images.windows import example_keys, random_area_window, resize
+from jaxddp.data.formats.packed_records import read_packed
 from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.stream.tensorflow_cpu import tf
+from jaxddp.data.stream.windows import example_keys, random_area_window, resize
 from jaxddp.data.table import ExampleTable
-from jaxddp.data.tensorflow_cpu import tf
 
 HERE = Path(__file__).parent
 # Of the stream's speed: that of the other, times this.

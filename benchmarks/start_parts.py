@@ -70,7 +70,7 @@ def with_tensorflow(open_tables: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def import_tensorflow() -> None:
-    import jaxddp.data.pipeline  # noqa: F401
+    import jaxddp.data.stream.pipeline  # noqa: F401
 
 
 def first_timed(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:

@@ -30,15 +30,15 @@ from support.damage import HEADERS, SMALL, STRETCHES, of, other_size  # pyright:
 from jaxddp.config import DataConfig
 from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
-from jaxddp.curate.image_manifest import write_manifest
+from jaxddp.curate.check_report import CheckedSplit, CheckReport
 from jaxddp.curate.look import look_at
-from jaxddp.curate.report import CheckedSplit, CheckReport
+from jaxddp.curate.manifest_writer import write_manifest
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.images.header import SOS, essence, segments
 from jaxddp.data.images.jpeg import bytes_left_over
 from jaxddp.data.images.verify import verify
-from jaxddp.data.manifest import Manifest
 from jaxddp.data.order import SampleOrder
+from jaxddp.data.soundness.image_manifest import Manifest
 from jaxddp.data.table import ExampleTable
 
 TURNS, MANY = 7, 1_000_000

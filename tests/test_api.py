@@ -24,7 +24,7 @@ import jaxddp
 from jaxddp import InputError, prepare_training, train
 from jaxddp.core.errors import Preempted
 from jaxddp.data.columns import columns
-from jaxddp.data.examples import Examples
+from jaxddp.data.example_set import Examples
 from jaxddp.data.order import WHOLE, SampleOrder
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.parts.average import ParameterAverage

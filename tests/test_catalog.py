@@ -9,8 +9,8 @@ from support.ilsvrc import write_tree
 import jaxddp
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.catalog import CATALOG_VARIABLE, DatasetEntry, place_of, resolve
 from jaxddp.data.opening import open_splits
+from jaxddp.data.storage.catalog import CATALOG_VARIABLE, DatasetEntry, place_of, resolve
 from jaxddp.recipe_file import configs_folder
 
 CATALOG = """

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.cases import few
 
-from jaxddp.data.images.decode import eval_image
-from jaxddp.data.images.windows import resize
+from jaxddp.data.stream.decode import eval_image
+from jaxddp.data.stream.windows import resize
 
 REAL = Path(
     os.environ.get("JAXDDP_IMAGENET_SAMPLE", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")

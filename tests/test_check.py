@@ -24,8 +24,8 @@ from support.images import EOI, before_scan, encode, picture, segment
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
-from jaxddp.curate.image_manifest import manifest_place
 from jaxddp.curate.look import look_at_file
+from jaxddp.curate.manifest_writer import manifest_place
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 

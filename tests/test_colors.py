@@ -11,8 +11,8 @@ from PIL import Image
 from support.images import encode
 from support.streams import all_of, waves
 
-from jaxddp.data.images.decode import eval_image
 from jaxddp.data.images.verify import verify
+from jaxddp.data.stream.decode import eval_image
 
 # Of 255: the decoders agree to a bit, but for the last rounding of a conversion.
 TOLERANCE = 1

@@ -18,8 +18,8 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.soundness.bad_images import Omissions
 from jaxddp.data.table import ExampleTable
 
 WHOLE = encode(picture(170, 210), quality=90)

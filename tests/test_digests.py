@@ -16,12 +16,12 @@ from support.networks import linear_model
 from support.shared import sgd
 
 import jaxddp
-import jaxddp.data.images.decode as decode
+import jaxddp.data.stream.graph as graph
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
-from jaxddp.curate.image_manifest import write_manifest
+from jaxddp.curate.manifest_writer import write_manifest
 from jaxddp.data.images.verify import verify
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
@@ -105,7 +105,7 @@ def test_another_of_its_class_may_substitute_it(root: Path, lack: str, caplog):
 
 def test_never_looks_at_nothing_and_notes_nothing_as_sound(root: Path, monkeypatch: pytest.MonkeyPatch):
     looked: list[int] = []
-    monkeypatch.setattr(decode, "verify", lambda image: looked.append(len(image)) or verify(image))
+    monkeypatch.setattr(graph, "verify", lambda image: looked.append(len(image)) or verify(image))
     # `data check` has noted them.
     shutil.rmtree(root.with_name("cache"))
     config = data(root, verify="never")

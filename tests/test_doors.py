@@ -21,7 +21,7 @@ from jaxddp.commands.train import Train
 from jaxddp.config import Config, LossConfig, load
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.catalog import CATALOG_VARIABLE
+from jaxddp.data.storage.catalog import CATALOG_VARIABLE
 from jaxddp.recipe_file import recipe_path
 from jaxddp.workdir.claim import MEASURED, check_measured
 from jaxddp.workdir.places import absolute, saved_places, with_places

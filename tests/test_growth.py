@@ -29,8 +29,8 @@ from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError, Preempted
 from jaxddp.data.batch import Batch
+from jaxddp.data.batch_plan.growth import Growth
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
-from jaxddp.data.growth import Growth
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.measure.cost import Cost, Work, compile_with_cost

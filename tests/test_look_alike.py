@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import appearance, nearest, on_screen
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.catalog import CATALOG_VARIABLE, resolve
 from jaxddp.data.formats.array_files import read_names
 from jaxddp.data.formats.csv_listing import read_csv
 from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.numpy_files import read_numpy
-from jaxddp.data.formats.packed import MANIFEST, read_packed
+from jaxddp.data.formats.packed_records import MANIFEST, read_packed
 from jaxddp.data.formats.parquet_files import read_parquet
+from jaxddp.data.storage.catalog import CATALOG_VARIABLE, resolve
 
 CELL = pa.struct([("bytes", pa.binary())])
 ALIKE = {

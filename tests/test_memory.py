@@ -27,7 +27,7 @@ from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import text_of
-from jaxddp.data.division import Division
+from jaxddp.data.batch_plan.division import Division
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.step import Program
 from jaxddp.measure.cost import Cost, compile_with_cost

@@ -20,7 +20,7 @@ from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.columns import columns, stacked_columns
-from jaxddp.data.examples import labels_of
+from jaxddp.data.example_set import labels_of
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.example_loss import example_loss

@@ -35,10 +35,10 @@ from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
+from jaxddp.data.soundness.bad_images import Substitutes
 from jaxddp.data.storage.cache import CachedStore
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.patience import Patience
-from jaxddp.data.substitutes import Substitutes
 from jaxddp.data.table import ExampleTable
 
 if not os.environ.get("CI"):

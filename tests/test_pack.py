@@ -14,7 +14,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import Packing, pack, packed_image
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
-from jaxddp.data.formats.packed import holds_packed, read_packed
+from jaxddp.data.formats.packed_records import holds_packed, read_packed
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.table import ExampleTable
 
@@ -75,7 +75,7 @@ def test_the_graph_reads_the_records_that_python_reads(packed: Path):
 
 
 def _evaluated(table: ExampleTable, row: int):
-    from jaxddp.data.images.decode import eval_image
+    from jaxddp.data.stream.decode import eval_image
 
     yield eval_image(table.read(row), 24, 24).numpy()
 

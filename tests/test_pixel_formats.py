@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import jaxddp.data.images.decode as decode
+import jaxddp.data.stream.decode as decode
 from jaxddp.core.errors import InputError
 from jaxddp.curate.look import look_at_file
 from jaxddp.curate.pack import Packing, packed_image
-from jaxddp.data.images.decode import eval_image, train_image
 from jaxddp.data.images.header import parse_header
-from jaxddp.data.images.kinds import ImageHeader
-from jaxddp.data.images.pixel_format import PixelFormat
+from jaxddp.data.images.image_types import ImageHeader, PixelFormat
 from jaxddp.data.images.verify import verify
-from jaxddp.data.tensorflow_cpu import tf
+from jaxddp.data.stream.decode import eval_image, train_image
+from jaxddp.data.stream.tensorflow_cpu import tf
 
 SIZE = 9
 KINDS: dict[str, dict[str, Any]] = {

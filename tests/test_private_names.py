@@ -27,7 +27,7 @@ FOLDERS = ("jaxddp", "configs", "launch", "benchmarks", "tests")
 
 USED = {
     "jaxddp/data/formats/tfds.py": "read_only_builder",
-    "jaxddp/data/tensorflow_cpu.py": "sys.modules['keras']",
+    "jaxddp/data/stream/tensorflow_cpu.py": "sys.modules['keras']",
     "jaxddp/engine/buckets.py": "eqns",
     "jaxddp/engine/program_cache.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
     "jaxddp/engine/extra_arguments.py": "eqns",
@@ -268,7 +268,7 @@ def test_a_tensorflow_that_needs_keras_gets_it(tmp_path, imports, said):
     stand_in = "class config:\n    set_visible_devices = staticmethod(lambda *_: None)\n"
     (tmp_path / "tensorflow.py").write_text(imports + "\n" + stand_in)
     (tmp_path / "keras.py").touch()
-    program = "import sys, jaxddp.data.tensorflow_cpu as here; print('keras' in sys.modules, here.tf.__file__)"
+    program = "import sys, jaxddp.data.stream.tensorflow_cpu as here; print('keras' in sys.modules, here.tf.__file__)"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60, check=True

@@ -21,8 +21,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
 from jaxddp.data.storage.records import RecordFiles, record_offsets
+from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
-from jaxddp.data.tensorflow_cpu import tf
 
 HEAD, TAIL = 12, 4
 SIZE, NUM_EXAMPLES = 16, 6

@@ -10,8 +10,7 @@ from support.images import encode, picture
 from jaxddp.config import DataConfig
 from jaxddp.curate.check import check
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.images.header import DHT, segments
-from jaxddp.data.images.stray import without_stray_bytes
+from jaxddp.data.images.header import DHT, segments, without_stray_bytes
 from jaxddp.data.images.verify import verify
 from jaxddp.data.order import EvalOrder
 

@@ -15,11 +15,11 @@ from support.streams import DATA, SIZE, part_of, table_of, waves
 
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
-from jaxddp.data.images.decode import train_image
 from jaxddp.data.images.header import parse_header
-from jaxddp.data.images.windows import example_keys
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
-from jaxddp.data.substitutes import Substitutes
+from jaxddp.data.soundness.bad_images import Substitutes
+from jaxddp.data.stream.decode import train_image
+from jaxddp.data.stream.windows import example_keys
 from jaxddp.data.table import ExampleTable
 
 NUM_EXAMPLES, CLASSES, BATCH = 18, 3, 6
@@ -190,8 +190,8 @@ def test_a_crop_above_the_damage_decodes_and_would_train(damaged_below):
 @pytest.mark.parametrize("start", [0, 3])
 def test_a_crop_above_the_damage_is_refused_all_the_same(damaged_below, start: int, monkeypatch):
     root, names = damaged_below
-    from jaxddp.data.images import decode
-    from jaxddp.data.tensorflow_cpu import tf
+    from jaxddp.data.stream import decode
+    from jaxddp.data.stream.tensorflow_cpu import tf
 
     monkeypatch.setattr(decode, "random_area_window", lambda size, key, area: tf.constant([0, 0, 24, 24]))
     order = SampleOrder(NUM_EXAMPLES, BATCH, 0)

@@ -23,11 +23,11 @@ from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.tfds import read_tfds
-from jaxddp.data.images.decode import train_image
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
 from jaxddp.data.storage.records import ArrayRecords, RecordFiles
+from jaxddp.data.stream.decode import train_image
+from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
-from jaxddp.data.tensorflow_cpu import tf
 
 os.environ.setdefault("NO_GCE_CHECK", "true")
 import tensorflow_datasets as tfds

@@ -11,17 +11,17 @@ from support.ilsvrc import write_tree
 from support.networks import linear_model
 from support.runs import train_config
 
-import jaxddp.data.images.decode as decode
+import jaxddp.data.stream.graph as graph
 from jaxddp.cli import main
 from jaxddp.config import DataConfig, load
 from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.formats.packed import read_packed
+from jaxddp.data.formats.packed_records import read_packed
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
+from jaxddp.data.soundness.sound_cache import Verified
 from jaxddp.data.table import ExampleTable
-from jaxddp.data.verified import Verified
 
 DATA = DataConfig(image_size=16, resize=16, crop="whole")
 N = 8
@@ -40,13 +40,13 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The size of each image that was verified."""
-    sizes, verify = [], decode.verify
+    sizes, verify = [], graph.verify
 
     def counted(data: bytes):
         sizes.append(len(data))
         return verify(data)
 
-    monkeypatch.setattr(decode, "verify", counted)
+    monkeypatch.setattr(graph, "verify", counted)
     return sizes
 
 
@@ -201,7 +201,7 @@ def test_a_stream_that_is_dropped_keeps_what_it_read(root: Path, verifications: 
 
 def test_it_is_kept_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatch):
     # How often it is kept is private: no user has a reason to choose it.
-    monkeypatch.setattr("jaxddp.data.verified._SECONDS", -1.0)
+    monkeypatch.setattr("jaxddp.data.soundness.sound_cache._SECONDS", -1.0)
     table = train_solutions(root)
     table.check(DATA)
     batches = iter(table.train_batches(SampleOrder(N, 4, seed=0), DATA, range(1000)))
@@ -235,7 +235,7 @@ def test_packed_sets_are_known_by_their_shards(root: Path, tmp_path: Path, verif
 
 def test_a_record_does_not_grow_without_end(root: Path, monkeypatch: pytest.MonkeyPatch):
     # The bound is private, and the real one takes a million files.
-    monkeypatch.setattr("jaxddp.data.verified._MOST", 10)
+    monkeypatch.setattr("jaxddp.data.soundness.sound_cache._MOST", 10)
     for _ in range(4):
         for path in root.rglob("*.JPEG"):
             os.utime(path)
@@ -260,7 +260,7 @@ def test_no_two_rows_of_a_shard_are_alike():
 
 def test_other_rules_void_it(root: Path, monkeypatch: pytest.MonkeyPatch):
     visit(train_solutions(root))
-    monkeypatch.setattr("jaxddp.data.verified.RULES", 1_000)
+    monkeypatch.setattr("jaxddp.data.soundness.sound_cache.RULES", 1_000)
     assert len(visit(train_solutions(root))) == N
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxddp.config import load
-from jaxddp.data.growth import Growth
+from jaxddp.data.batch_plan.growth import Growth
 from jaxddp.recipe_file import config_names
 from jaxddp.schedules.warmup import Steps, make_schedule
 from website.documents import ROOT

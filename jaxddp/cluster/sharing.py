@@ -7,7 +7,7 @@ from jaxddp.cluster.output import say
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
-from jaxddp.data.division import Division
+from jaxddp.data.batch_plan.division import Division
 
 _SIMULATED = Range(1, 100_000)
 

@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> int:
 def _check(arguments: list[str]) -> int:
     options = parse(CheckData, CheckData(), "jaxddp data check", arguments)
     from jaxddp.curate.check import check
-    from jaxddp.curate.image_manifest import manifest_place, write_manifest
+    from jaxddp.curate.manifest_writer import manifest_place, write_manifest
     from jaxddp.curate.progress_bar import ProgressBar
 
     # By their lines: what both splits need is read for each.
@@ -152,9 +152,9 @@ def _sample(arguments: list[str]) -> int:
 
 
 def _open(options: DataPlace, refuse: "Refuse | None" = None) -> "dict[str, SourceTable]":
-    from jaxddp.data.catalog import place_of
     from jaxddp.data.faults import at_once
     from jaxddp.data.opening import open_splits
+    from jaxddp.data.storage.catalog import place_of
 
     place, given = place_of(options.path), {key: getattr(options, key) for key in ("data_dir", "val_share")}
     splits = {key: getattr(options, key) or getattr(place, key) for key in ("train", "val")}

@@ -12,9 +12,9 @@ from typing import TypeVar
 import numpy as np
 
 from jaxddp.core.errors import InputError
+from jaxddp.curate.check_report import CheckedSplit, CheckReport
 from jaxddp.curate.look import look_at
 from jaxddp.curate.progress_bar import ProgressBar
-from jaxddp.curate.report import CheckedSplit, CheckReport
 from jaxddp.data.source import SourceTable
 
 _AHEAD = 32

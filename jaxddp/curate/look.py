@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.images.header import EOI, SOS, Segment, parse_header, segments
-from jaxddp.data.images.stray import without_stray_bytes
+from jaxddp.data.images.header import EOI, SOS, Segment, parse_header, segments, without_stray_bytes
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import SourceTable, image_dtype
 

@@ -18,7 +18,7 @@ from jaxddp.core.errors import InputError, about
 from jaxddp.core.ranges import Range
 from jaxddp.curate.check import in_threads
 from jaxddp.curate.progress_bar import ProgressBar
-from jaxddp.data.formats.packed import FEATURE, MANIFEST
+from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Table
 from jaxddp.data.table import ExampleTable
@@ -102,7 +102,7 @@ def _pack_split(
 ) -> dict[str, Any]:
     """Writes a split's records and index; returns what the manifest says of it."""
     # TensorFlow takes seconds to import, and a bad --quality should be refused at once.
-    from jaxddp.data.tensorflow_cpu import tf
+    from jaxddp.data.stream.tensorflow_cpu import tf
 
     ids = [os.fsencode(str(source.record(row).id)) for row in range(len(source))]
     shard, offset = np.zeros(len(source), np.int32), np.zeros(len(source), np.int64)

@@ -14,12 +14,12 @@ from jaxddp.core.message import Key
 from jaxddp.core.wording import counted, shaped, show
 from jaxddp.data.batch import Batch
 from jaxddp.data.columns import check_order, columns
-from jaxddp.data.examples import Record, in_a_line, labels_of
+from jaxddp.data.example_set import Record, in_a_line, labels_of
 from jaxddp.data.faults import check_apart
 from jaxddp.data.images.float_pixels import from_floats
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
-from jaxddp.data.subset import ClassSelection
-from jaxddp.data.substitutes import Substitutes
+from jaxddp.data.selection.subset import ClassSelection
+from jaxddp.data.soundness.bad_images import Substitutes
 
 # Images that do not lie in memory one after the other are copied, and then not all at once.
 _HASHED_AT_ONCE = 1024

@@ -10,13 +10,13 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Option
 from jaxddp.core.phases import doing
-from jaxddp.data import catalog
 from jaxddp.data.faults import Refuse, at_once, told_to
 from jaxddp.data.format import Format, Match, Place
-from jaxddp.data.held_out import held_out
 from jaxddp.data.inputs import open_inputs
-from jaxddp.data.manifest import Manifest, find_manifest, held_to_manifest
+from jaxddp.data.selection.held_out import held_out
+from jaxddp.data.soundness.image_manifest import Manifest, find_manifest, held_to_manifest
 from jaxddp.data.source import SourceTable, Split
+from jaxddp.data.storage import catalog
 from jaxddp.data.storage.home import nearest_beside, permitted
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS

@@ -13,10 +13,10 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, refused
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
-from jaxddp.data.examples import Examples, Record, labels_of
+from jaxddp.data.example_set import Examples, Record, labels_of
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
-from jaxddp.data.subset import ClassSelection
-from jaxddp.data.substitutes import Substitutes
+from jaxddp.data.selection.subset import ClassSelection
+from jaxddp.data.soundness.bad_images import Substitutes
 
 Split = Literal["train", "val"]
 """The parts of a data set: what is trained on, and what is validated on."""

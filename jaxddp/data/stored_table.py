@@ -12,13 +12,12 @@ import numpy as np
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted
-from jaxddp.data.digests import Digests
-from jaxddp.data.examples import Record, in_a_line, labels_of
-from jaxddp.data.label_sets import LabelSets
-from jaxddp.data.labels import Labels
+from jaxddp.data.example_set import Record, in_a_line, labels_of
+from jaxddp.data.labels import Labels, LabelSets
+from jaxddp.data.selection.subset import ClassSelection, chosen_classes
+from jaxddp.data.soundness.digests import Digests
+from jaxddp.data.soundness.sound_cache import Verified
 from jaxddp.data.storage.store import Store
-from jaxddp.data.subset import ClassSelection, chosen_classes
-from jaxddp.data.verified import Verified
 
 
 @dataclass(frozen=True, eq=False)

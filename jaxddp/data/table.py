@@ -8,11 +8,10 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
-from jaxddp.data.images.pixel_format import PixelFormat
-from jaxddp.data.omissions import Omissions
+from jaxddp.data.images.image_types import PixelFormat
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
+from jaxddp.data.soundness.bad_images import Omissions, Substitutes
 from jaxddp.data.stored_table import StoredTable
-from jaxddp.data.substitutes import Substitutes
 
 
 class ExampleTable(StoredTable):
@@ -70,9 +69,9 @@ class ExampleTable(StoredTable):
         Each file is read to its last pixel the first time that a process meets it, unless `verified` knows it or
         `data.verify` is "never". The iterator raises `Unreachable` where the store gave no answer within its deadline.
         """
-        from jaxddp.data.images.graph import TrainPixels
-        from jaxddp.data.images.windows import crop_area
-        from jaxddp.data.pipeline import Pipeline
+        from jaxddp.data.stream.graph import TrainPixels
+        from jaxddp.data.stream.pipeline import Pipeline
+        from jaxddp.data.stream.windows import crop_area
 
         pixels = TrainPixels(data.image_size, PixelFormat.of(data), crop_area(data))
         return Pipeline(self, order, pixels, steps, shard, substitutes, data.verify != "never").batches()
@@ -86,8 +85,8 @@ class ExampleTable(StoredTable):
         that take them: then `substituted` is 1 where an image is another's. To replace one in a measurement would make
         the metrics those of another data set. Raises: as `train_batches` and `check_evaluation`.
         """
-        from jaxddp.data.images.graph import EvalPixels
-        from jaxddp.data.pipeline import Pipeline
+        from jaxddp.data.stream.graph import EvalPixels
+        from jaxddp.data.stream.pipeline import Pipeline
 
         self.check_evaluation(data)
         pixels = EvalPixels(data.image_size, PixelFormat.of(data), data.resize)

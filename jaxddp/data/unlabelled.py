@@ -9,7 +9,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.message import Key
 from jaxddp.core.wording import counted, show
-from jaxddp.data.examples import labels_of
+from jaxddp.data.example_set import labels_of
 from jaxddp.data.opening import open_images
 from jaxddp.data.order import permutation
 from jaxddp.data.source import SourceTable

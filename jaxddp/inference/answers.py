@@ -14,8 +14,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
-from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import EvalOrder, Shard
+from jaxddp.data.soundness.bad_images import Omissions
 from jaxddp.data.source import Source
 from jaxddp.mesh import Topology
 

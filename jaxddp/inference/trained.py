@@ -15,10 +15,10 @@ from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, show
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.chosen import chosen_images
-from jaxddp.data.examples import id_of
+from jaxddp.data.example_set import id_of
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.opening import open_splits
+from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.initial_state import with_weights

@@ -19,7 +19,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Option, Words, joined
 from jaxddp.core.peers import Peers
 from jaxddp.core.wording import size
-from jaxddp.data.division import Division
+from jaxddp.data.batch_plan.division import Division
 from jaxddp.measure.cost import Cost
 from jaxddp.measure.host_memory import HostMemory, host_memory
 from jaxddp.mesh import Topology

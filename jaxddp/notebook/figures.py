@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.chosen import chosen_images
+from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source
 from jaxddp.engine.state import TrainState
 from jaxddp.notebook.arguments import words_of_arguments

@@ -6,9 +6,9 @@ from dataclasses import replace
 from jaxddp.config import DataConfig
 from jaxddp.core.files import check_path
 from jaxddp.core.ranges import HeldOut
-from jaxddp.data.catalog import place_of
 from jaxddp.data.opening import open_held
 from jaxddp.data.source import Source
+from jaxddp.data.storage.catalog import place_of
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked
 

@@ -8,7 +8,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.data.examples import labels_of
+from jaxddp.data.example_set import labels_of
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.state import TrainState

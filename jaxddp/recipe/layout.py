@@ -9,11 +9,11 @@ import numpy as np
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.data.chosen import sample_images
-from jaxddp.data.division import Division
-from jaxddp.data.examples import labels_of
-from jaxddp.data.growth import Growth
+from jaxddp.data.batch_plan.division import Division
+from jaxddp.data.batch_plan.growth import Growth
+from jaxddp.data.example_set import labels_of
 from jaxddp.data.labels import LabelKind
+from jaxddp.data.selection.chosen import sample_images
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.gradients import Gradients
 from jaxddp.mesh import Topology

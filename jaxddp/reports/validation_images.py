@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from jaxddp.config import DataConfig
-from jaxddp.data.chosen import chosen_images
 from jaxddp.data.opening import open_unchecked
+from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.inference.outcome import Outcome

@@ -14,9 +14,9 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.message import Key
 from jaxddp.core.wording import counted
-from jaxddp.data.balanced_order import BalancedOrder
-from jaxddp.data.examples import labels_of
-from jaxddp.data.growth import Growth
+from jaxddp.data.batch_plan.balanced_order import BalancedOrder
+from jaxddp.data.batch_plan.growth import Growth
+from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.step_objective import Objective, supervised

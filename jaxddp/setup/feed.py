@@ -18,11 +18,11 @@ from jaxddp.core.message import Key
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import counted, size
 from jaxddp.data.batch import Batch
+from jaxddp.data.batch_plan.growth import Growth
 from jaxddp.data.columns import columns, stacked_columns
-from jaxddp.data.growth import Growth
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard, unlabelled_seed
+from jaxddp.data.soundness.bad_images import Substitutes
 from jaxddp.data.source import Source, image_dtype
-from jaxddp.data.substitutes import Substitutes
 from jaxddp.engine.resident_steps import Images, place_images
 from jaxddp.measure.memory import named, told
 from jaxddp.mesh import Topology

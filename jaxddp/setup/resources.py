@@ -10,7 +10,7 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
-from jaxddp.data.examples import labels_of
+from jaxddp.data.example_set import labels_of
 from jaxddp.data.opening import open_tables, open_unchecked
 from jaxddp.data.source import Source, check_labelled, image_dtype
 from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled

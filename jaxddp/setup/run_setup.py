@@ -14,8 +14,8 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import DataConfig
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
-from jaxddp.data.division import Division
-from jaxddp.data.examples import labels_of
+from jaxddp.data.batch_plan.division import Division
+from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.example_loss import Loss

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxddp.data.division import Division
+from jaxddp.data.batch_plan.division import Division
 from jaxddp.engine.checks.replicas import Replicas
 from jaxddp.engine.checks.self_test import SelfTest
 from jaxddp.engine.parts.part import Follow, Part

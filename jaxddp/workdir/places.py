@@ -10,8 +10,8 @@ from typing import Any
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.data import catalog
-from jaxddp.data.manifest import find_manifest
+from jaxddp.data.soundness.image_manifest import find_manifest
+from jaxddp.data.storage import catalog
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.unlabelled import TRAIN
 from jaxddp.overrides import flatten

@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range
 from jaxddp.core.wording import counted, shaped, show, some
 from jaxddp.data.arrays import as_pixels
-from jaxddp.data.examples import labels_of
+from jaxddp.data.example_set import labels_of
 from jaxddp.data.images.float_pixels import widened
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.source import Source, image_dtype

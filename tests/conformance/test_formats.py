@@ -22,7 +22,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
-from jaxddp.curate.image_manifest import write_manifest
+from jaxddp.curate.manifest_writer import write_manifest
 from jaxddp.curate.pack import Packing, pack
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_splits, open_tables

@@ -7,10 +7,10 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.images.decode import decode_window
 from jaxddp.data.storage.local import LocalFiles
+from jaxddp.data.stream.decode import decode_window
+from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
-from jaxddp.data.tensorflow_cpu import tf
 
 
 def waves(row: int, height: int = 60, width: int = 80) -> np.ndarray:

@@ -23,7 +23,7 @@ from jaxddp.data.faults import Refuse, at_once, check_apart
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.csv_text import csv_rows
 from jaxddp.data.formats.folders import has_validation_folder
-from jaxddp.data.label_sets import LabelSets, as_members
+from jaxddp.data.labels import LabelSets, as_members
 from jaxddp.data.source import Split
 from jaxddp.data.storage.home import Home, TextFile, open_root
 from jaxddp.data.storage.local import links_out

@@ -12,14 +12,14 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.wording import show
-from jaxddp.data.catalog import DatasetEntry, place_of
 from jaxddp.data.faults import Refuse, at_once
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.solution_files import SYNSET_MAPPING, Solutions, read_mapping, read_solutions
+from jaxddp.data.selection.subset import ClassSelection
 from jaxddp.data.source import Split
+from jaxddp.data.storage.catalog import DatasetEntry, place_of
 from jaxddp.data.storage.home import Home, is_url, open_root
 from jaxddp.data.storage.local import links_out
-from jaxddp.data.subset import ClassSelection
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 

@@ -85,7 +85,7 @@ class _Shards:
 
 def _library() -> Any:
     # Imported first, so that TensorFlow is quiet and takes no GPU.
-    from jaxddp.data import tensorflow_cpu  # noqa: F401
+    from jaxddp.data.stream import tensorflow_cpu  # noqa: F401
 
     # Without it TensorFlow asks the network whether it runs on Google's machines.
     os.environ.setdefault("NO_GCE_CHECK", "true")

@@ -8,10 +8,11 @@ in 28 microseconds; Pillow reads its header alone in 20.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.images.kinds import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
+from jaxddp.data.images.image_types import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
 
 RULES = 3
 """The version of what `verify` asks of a file: raise it when that becomes stricter, so that none counts as verified."""
@@ -160,3 +161,29 @@ def has_every_scan(data: bytes, found: Iterable[Segment]) -> bool:
                 bits = bits_left.get(component, [])
                 bits[first : last + 1] = [low] * len(bits[first : last + 1])
     return all(not any(bit != 0 for bit in bits) for bits in bits_left.values())
+
+
+def without_stray_bytes(data: bytes, left_over: int) -> bytes:
+    """The same image without bytes between its segments and `left_over` ones behind its last block; itself without any.
+
+    Args:
+        data: a file that `verify` accepts.
+        left_over: what `verify` counted.
+    """
+    if not data.startswith(JPEG_START):
+        return data
+    found = [*segments(data)]
+    parts, strays, position = [data[:2]], left_over > 0, 2
+    for segment, following in pairwise(found):
+        strays |= not _is_fill(data[position : segment.start])
+        position = following.start if segment.marker == SOS else segment.end
+        parts.append(data[segment.start : position])
+    if not strays and _is_fill(data[position : found[-1].start]):
+        return data
+    last = parts.pop()
+    parts.append(last[: len(last.rstrip(b"\xff")) - left_over])
+    return b"".join([*parts, JPEG_END])
+
+
+def _is_fill(between: bytes) -> bool:
+    return not between.strip(b"\xff")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.data.images.kinds import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
+from jaxddp.data.images.image_types import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
 
 _MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))
 _GRAY16 = frozenset(("I;16", "I;16B", "I;16L"))

@@ -10,8 +10,8 @@ from PIL import Image
 
 from jaxddp.core.errors import InputError
 from jaxddp.data.images.header import JPEG_START, Segment, essence, has_every_scan, parse_header, segments
+from jaxddp.data.images.image_types import AGAIN, ImageHeader, Kind
 from jaxddp.data.images.jpeg import FORGIVEN, bytes_left_over, check_holes
-from jaxddp.data.images.kinds import AGAIN, ImageHeader, Kind
 from jaxddp.data.images.pillow import check_pillow
 from jaxddp.data.images.png import png_bytes_left_over
 

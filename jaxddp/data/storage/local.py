@@ -52,7 +52,7 @@ def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
 
 
 def _file(path: Any, offset: Any) -> Any:
-    from jaxddp.data.tensorflow_cpu import tf
+    from jaxddp.data.stream.tensorflow_cpu import tf
 
     return tf.io.read_file(path)
 

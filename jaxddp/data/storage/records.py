@@ -38,7 +38,7 @@ class RecordFiles:
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         # It takes seconds to import, and only reading single records needs it.
-        from jaxddp.data.tensorflow_cpu import tf
+        from jaxddp.data.stream.tensorflow_cpu import tf
 
         file, name = self.root / os.fsdecode(path), self.name(path, offset)
         with _opened(file) as records:
@@ -132,7 +132,7 @@ def _record_image(file: Any, offset: Any, feature: str) -> Any:
     One record is read, and its checksums are checked. An error of TensorFlow's says that there is no whole record, or
     no such feature in it.
     """
-    from jaxddp.data.tensorflow_cpu import tf
+    from jaxddp.data.stream.tensorflow_cpu import tf
 
     records = tf.raw_ops.TFRecordDatasetV2(
         filenames=[file], compression_type="", buffer_size=0, byte_offsets=offset[None]
@@ -148,7 +148,7 @@ def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"],
     # Where there are records there is TensorFlow, but it takes seconds to import.
     from google.protobuf.message import DecodeError
 
-    from jaxddp.data.tensorflow_cpu import tf
+    from jaxddp.data.stream.tensorflow_cpu import tf
 
     try:
         example = tf.train.Example.FromString(data)

@@ -57,7 +57,7 @@ class TensorBoard(Listener):
 
 def _open(directory: Path) -> Any:
     # First, because clu would import TensorFlow without its settings.
-    from jaxddp.data import tensorflow_cpu  # noqa: F401, I001
+    from jaxddp.data.stream import tensorflow_cpu  # noqa: F401, I001
     from clu import metric_writers
 
     with files.readable_errors(directory):

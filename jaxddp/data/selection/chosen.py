@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.data.examples import labels_of
+from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import EvalOrder
 from jaxddp.data.source import Source
 

@@ -1,12 +1,14 @@
-"""Training's pixels: which part of an image it keeps, and how that becomes a square, in TensorFlow's graph, on uint8.
+"""Windows: the part of an image that training or evaluation keeps, resized to a square, in TensorFlow's graph.
 
-Random windows are drawn by stateless ops from a key of (seed, epoch, row), so they are the same in every thread and on
-every host.
+Training draws random windows by stateless ops from a key of (seed, epoch, row), so they are the same in every thread
+and on every host. It resizes by area an image that shrinks much, and bilinearly any other. Up to a ratio of 1.6,
+bilinear sampling meets every pixel, and comes as near to a Lanczos filter as the triangle filter of Pillow does
+(TensorFlow's `antialias=True`, which took longer than decoding). Beyond that ratio it would alias: there an output
+pixel is the mean of the stretch that it covers, as in OpenCV's INTER_AREA. BUILD_NOTES.md has the measurements.
 
-An image that shrinks much is resized by area, otherwise bilinearly. Up to a ratio of 1.6, bilinear sampling meets every
-pixel, and comes as near to a Lanczos filter as the triangle filter of Pillow does (TensorFlow's `antialias=True`, which
-took longer than decoding). Beyond it would alias: there an output pixel is the mean of the stretch that it covers, as
-in OpenCV's INTER_AREA. BUILD_NOTES.md has the measurements.
+Evaluation resizes the short side and keeps the center, as torchvision's Resize and CenterCrop do. Published weights
+were made for those pixels: a triangle filter as wide as the scale (antialiased), at subpixel position. Both are one
+step here, from the pixels that the center needs.
 """
 
 import math
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.data.tensorflow_cpu import tf
+from jaxddp.data.stream.tensorflow_cpu import tf
 
 CROP_TRIES = 10
 ASPECT = (3 / 4, 4 / 3)
@@ -84,3 +86,47 @@ def resize(image: Any, image_size: int) -> Any:
     )
     # Means of pixels, so rounding never leaves their range.
     return tf.ensure_shape(tf.cast(tf.round(pixels[0]), image.dtype), [*square, image.shape[-1]])
+
+
+def center_box(size: Any, image_size: int, resize: int) -> Any:
+    """What the center covers of an image of `size`, int32[2] (height, width): float64[2, 2], in its pixels.
+
+    The first axis is (start, stop), the second (rows, columns). The short side becomes `resize` pixels, the long one a
+    whole number, rounded down; of both the central `image_size` are taken, from a whole number on, a half rounded to
+    even. (torchvision 0.29's Resize and CenterCrop.)
+    """
+    size = tf.cast(size, tf.int64)
+    resized = resize * size // tf.reduce_min(size)
+    spare = resized - image_size
+    start = spare // 2 + tf.cast(spare % 4 == 3, tf.int64)
+    edges = tf.cast(tf.stack([start, start + image_size]), tf.float64)
+    size, resized = tf.cast(size, tf.float64), tf.cast(resized, tf.float64)
+    # In this order nothing is rounded where nothing is resized; elsewhere the last edge could round past the image.
+    return tf.minimum(edges * (size / resized), size)
+
+
+def around(box: Any, image_size: int, size: Any) -> Any:
+    """The whole pixels that the filter meets, int32[4] (top, left, height, width), within an image of `size`.
+
+    These are the box's own where it is as large as what is made of it.
+    """
+    scale = (box[1] - box[0]) / image_size
+    reach = tf.where(scale == 1, tf.zeros_like(scale), tf.maximum(scale, 1))
+    start = tf.maximum(tf.cast(tf.floor(box[0] - reach), tf.int32), 0)
+    stop = tf.minimum(tf.cast(tf.math.ceil(box[1] + reach), tf.int32), size)
+    return tf.concat([start, stop - start], 0)
+
+
+def resampled(image: Any, box: Any, image_size: int) -> Any:
+    """What the box covers of an image, [H, W, C], as [image_size, image_size, C] of the same dtype, rounded."""
+    scale = image_size / (box[1] - box[0])
+    pixels = tf.raw_ops.ScaleAndTranslate(
+        images=image[None],
+        size=[image_size, image_size],
+        scale=tf.cast(scale, tf.float32),
+        translation=tf.cast(-box[0] * scale, tf.float32),
+        kernel_type="triangle",
+        antialias=True,
+    )
+    # Means of pixels, so rounding never leaves their range.
+    return tf.cast(tf.round(pixels[0]), image.dtype)

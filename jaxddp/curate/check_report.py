@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxddp.core.wording import counted, plural, some, span
 from jaxddp.curate.look import Look
-from jaxddp.data.examples import labels_of
+from jaxddp.data.example_set import labels_of
 from jaxddp.data.source import Table
 
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"

@@ -1,6 +1,6 @@
 """The manifest of `jaxddp data check`, and the sources whose images are held against it.
 
-It is JSON lines: the first of the data set, every other of one image; `jaxddp.curate.image_manifest` writes it.
+It is JSON lines: the first of the data set, every other of one image; `jaxddp.curate.manifest_writer` writes it.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.wording import counted
-from jaxddp.data.digests import Digests
+from jaxddp.data.soundness.digests import Digests
 from jaxddp.data.source import SourceTable, Table
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.table import ExampleTable

@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import readable_errors, replace
-from jaxddp.curate.report import CheckedSplit, CheckReport
-from jaxddp.data.manifest import VERSION, manifest_name
+from jaxddp.curate.check_report import CheckedSplit, CheckReport
+from jaxddp.data.soundness.image_manifest import VERSION, manifest_name
 
 
 def manifest_place(root: Path, wanted: Path | None) -> Path:

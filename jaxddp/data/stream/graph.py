@@ -1,16 +1,24 @@
 """A stream's graph in TensorFlow, from the place of an image to its pixels; what makes equal pixels is traced once."""
 
 import functools
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxddp.data.images.decode import REFUSED, eval_image, looked_at, train_image
-from jaxddp.data.images.pixel_format import PixelFormat
-from jaxddp.data.images.windows import Area
-from jaxddp.data.tensorflow_cpu import tf
+import numpy as np
+
+from jaxddp.core.errors import InputError
+from jaxddp.data.images.header import without_stray_bytes
+from jaxddp.data.images.image_types import PixelFormat
+from jaxddp.data.images.verify import verify
+from jaxddp.data.stream.decode import eval_image, train_image
+from jaxddp.data.stream.tensorflow_cpu import tf
+from jaxddp.data.stream.windows import Area
 
 MOST_GRAPHS = 16
+REFUSED, SOUND, STRAY = range(3)
+"""Verdicts of `looked_at`."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +67,36 @@ def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
         return tf.cond(verdict == REFUSED, black, lambda: pixels(image, key)), verdict
 
     return load
+
+
+def looked_at(data: Any, wanted: Any, digest: Any) -> tuple[Any, Any]:
+    """An encoded image and what `verify` says of it: `REFUSED`, `SOUND` or, without its stray bytes, `STRAY`; int32.
+
+    Args:
+        wanted: bool scalar; where it is not, the image is taken for sound.
+        digest: string scalar; the image is refused that has another SHA-256. Empty where it may have any.
+    """
+    held = tf.cond(
+        tf.strings.length(digest) > 0,
+        lambda: tf.ensure_shape(tf.numpy_function(_held, [data, digest], tf.int32), []),
+        lambda: tf.constant(SOUND),
+    )
+    image, verdict = tf.cond(
+        wanted & (held == SOUND),
+        lambda: tuple(tf.numpy_function(_looked_at, [data], (tf.string, tf.int32))),
+        lambda: (data, held),
+    )
+    return tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
+
+
+def _held(data: bytes, digest: bytes) -> np.int32:
+    return np.int32(SOUND if hashlib.sha256(data).digest() == digest else REFUSED)
+
+
+def _looked_at(data: bytes) -> tuple[bytes, np.int32]:
+    try:
+        left_over = verify(data).left_over
+    except InputError:
+        return data, np.int32(REFUSED)
+    image = without_stray_bytes(data, left_over)
+    return image, np.int32(SOUND if image is data else STRAY)

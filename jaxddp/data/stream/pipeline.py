@@ -19,15 +19,14 @@ import numpy as np
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.data.batch import Batch
 from jaxddp.data.columns import check_order, columns
-from jaxddp.data.images.decode import REFUSED, SOUND, decodes
-from jaxddp.data.images.graph import Pixels, pixel_graph
 from jaxddp.data.images.verify import verify
-from jaxddp.data.images.windows import example_keys
-from jaxddp.data.omissions import Omissions
 from jaxddp.data.order import Order, Shard
+from jaxddp.data.soundness.bad_images import Omissions, Substitutes
 from jaxddp.data.stored_table import StoredTable
-from jaxddp.data.substitutes import Substitutes
-from jaxddp.data.tensorflow_cpu import keep_freed_memory, tf
+from jaxddp.data.stream.decode import decodes
+from jaxddp.data.stream.graph import REFUSED, SOUND, Pixels, pixel_graph
+from jaxddp.data.stream.tensorflow_cpu import keep_freed_memory, tf
+from jaxddp.data.stream.windows import example_keys
 
 PREFETCH_BATCHES = 2
 """How many finished batches wait for the consumer, besides the one in preparation: it bounds the stream's memory."""

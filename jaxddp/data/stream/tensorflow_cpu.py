@@ -1,6 +1,6 @@
 """TensorFlow as this project uses it: on the CPU, and quiet. The one place that imports it (it takes seconds).
 
-from jaxddp.data.tensorflow_cpu import tf
+from jaxddp.data.stream.tensorflow_cpu import tf
 """
 
 import contextlib

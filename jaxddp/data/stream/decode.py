@@ -3,7 +3,6 @@
 Flipping and normalizing are not done here: they happen on the device.
 """
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -13,25 +12,22 @@ from typing import Any, get_args
 import numpy as np
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.images.center import around, center_box, resampled
-from jaxddp.data.images.colors import converted, decoded_channels, gray
 from jaxddp.data.images.header import JPEG_END, JPEG_START, parse_header
-from jaxddp.data.images.kinds import AGAIN, MAX_PIXELS, PillowKind
+from jaxddp.data.images.image_types import AGAIN, MAX_PIXELS, PillowKind, PixelFormat
 from jaxddp.data.images.pillow import decode_pillow
-from jaxddp.data.images.pixel_format import PixelFormat
-from jaxddp.data.images.stray import without_stray_bytes
-from jaxddp.data.images.verify import verify
-from jaxddp.data.images.windows import Area, random_area_window, resize
-from jaxddp.data.tensorflow_cpu import tf
+from jaxddp.data.stream.tensorflow_cpu import tf
+from jaxddp.data.stream.windows import Area, around, center_box, random_area_window, resampled, resize
 
 Window = Callable[[Any], Any]
 """From an image's size, int32[2] (height, width), to the part to keep, int32[4] (top, left, height, width)."""
 
 RGB = PixelFormat()
-REFUSED, SOUND, STRAY = range(3)
 _JPEG, _PNG, _OTHER = range(3)
 _log = logging.getLogger("jaxddp.data")
 _said = threading.Lock()
+
+# Of red, green and blue in gray, in 65536ths: Pillow's, of ITU-R BT.601, in integers.
+_LUMA = (19595, 38470, 7471)
 
 # Decoders can give a JPEG at a half, a quarter or an eighth of its size for less work.
 _SCALES = (8, 4, 2)
@@ -65,26 +61,6 @@ def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RG
     place = box - tf.cast(window[:2], tf.float64)
     center = tf.cond(tf.reduce_min(size) == resize, lambda: image, lambda: resampled(image, place, image_size))
     return tf.ensure_shape(center, [image_size, image_size, pixels.channels])
-
-
-def looked_at(data: Any, wanted: Any, digest: Any) -> tuple[Any, Any]:
-    """An encoded image and what `verify` says of it: `REFUSED`, `SOUND` or, without its stray bytes, `STRAY`; int32.
-
-    Args:
-        wanted: bool scalar; where it is not, the image is taken for sound.
-        digest: string scalar; the image is refused that has another SHA-256. Empty where it may have any.
-    """
-    held = tf.cond(
-        tf.strings.length(digest) > 0,
-        lambda: tf.ensure_shape(tf.numpy_function(_held, [data, digest], tf.int32), []),
-        lambda: tf.constant(SOUND),
-    )
-    image, verdict = tf.cond(
-        wanted & (held == SOUND),
-        lambda: tuple(tf.numpy_function(_looked_at, [data], (tf.string, tf.int32))),
-        lambda: (data, held),
-    )
-    return tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
 
 
 def fitted_window(data: Any, window: Window, image_size: int, *, exact: bool = True, pixels: PixelFormat = RGB) -> Any:
@@ -122,8 +98,8 @@ def decode_window(
     kind = _kind(data, pixels)
     image = tf.cond(
         kind == _JPEG,
-        lambda: converted(_decode_jpeg(data, _checked_window(data, window), least, exact), pixels),
-        lambda: gray(_cut(_decode_whole(data, kind, pixels), window), pixels),
+        lambda: _converted(_decode_jpeg(data, _checked_window(data, window), least, exact), pixels),
+        lambda: _gray(_cut(_decode_whole(data, kind, pixels), window), pixels),
     )
     return tf.ensure_shape(image, [None, None, pixels.channels])
 
@@ -185,20 +161,7 @@ def _parsed_size(data: bytes | np.ndarray) -> np.ndarray:
 def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
     data = _plain(data)
     kind: Any = parse_header(data).kind
-    return decode_pillow(data, kind, decoded_channels(pixels), pixels.bits)
-
-
-def _held(data: bytes, digest: bytes) -> np.int32:
-    return np.int32(SOUND if hashlib.sha256(data).digest() == digest else REFUSED)
-
-
-def _looked_at(data: bytes) -> tuple[bytes, np.int32]:
-    try:
-        left_over = verify(data).left_over
-    except InputError:
-        return data, np.int32(REFUSED)
-    image = without_stray_bytes(data, left_over)
-    return image, np.int32(SOUND if image is data else STRAY)
+    return decode_pillow(data, kind, _decoded_channels(pixels), pixels.bits)
 
 
 def _checked_window(data: Any, window: Window) -> Any:
@@ -242,7 +205,7 @@ def _decode(data: Any, part: Any, scale: int = 1, transform: str = _COARSE) -> A
 
 def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
     """A file that no decoder gives a part of, in RGB or RGBA: [H, W, 3 or 4], of the wanted bits."""
-    channels, dtype = decoded_channels(pixels), tf.as_dtype(pixels.dtype)
+    channels, dtype = _decoded_channels(pixels), tf.as_dtype(pixels.dtype)
 
     def other() -> Any:
         image = tf.numpy_function(partial(_pillow_pixels, pixels), [data], dtype)
@@ -254,3 +217,24 @@ def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
 def _cut(image: Any, window: Window) -> Any:
     top, left, height, width = tf.unstack(window(tf.shape(image)[:2]))
     return image[top : top + height, left : left + width]
+
+
+def _decoded_channels(pixels: PixelFormat) -> int:
+    """Of what a decoder is asked for: RGBA where alpha is wanted, else RGB."""
+    # TensorFlow's own gray of a PNG is a level off in places, so gray is made of RGB.
+    return 4 if pixels.channels == 4 else 3
+
+
+def _gray(image: Any, pixels: PixelFormat) -> Any:
+    """RGB as its luma, where gray is wanted; of gray that was repeated, the same values."""
+    if pixels.channels != 1:
+        return image
+    luma = tf.reduce_sum(tf.cast(image, tf.int64) * _LUMA, axis=-1, keepdims=True)
+    return tf.cast((luma + (1 << 15)) // (1 << 16), image.dtype)
+
+
+def _converted(image: Any, pixels: PixelFormat) -> Any:
+    """RGB of 8 bits in the wanted format."""
+    if pixels.channels == 4:
+        image = tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255)
+    return _gray(image if pixels.bits == 8 else tf.cast(image, tf.uint16) * 257, pixels)

@@ -1,0 +1,1 @@
+"""From encoded images to batches of pixels, with TensorFlow."""
